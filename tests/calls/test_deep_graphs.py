@@ -37,9 +37,6 @@ def in_small_thread(do):
 """
 
 
-SLOW = pytest.mark.slow("compiles thousands of operations")
-
-
 def test_the_limit_is_that_without_ranks(script):
     done = script(
         BEGIN
@@ -74,46 +71,30 @@ assert sys.getrecursionlimit() == before, sys.getrecursionlimit()
     assert done.stdout == ""
 
 
-@SLOW
-def test_a_deep_graph(script):
-    script(
-        BEGIN
-        + """
+DEEP = {
+    "function": """
 synk.fork(2)
 works(deep(4000), 4000)
-assert sys.getrecursionlimit() == before and threading.stack_size() == 0
 """,
-        timeout=300,
-    )
-
-
-@SLOW
-def test_a_training_step_of_a_deep_graph(script):
-    script(
-        BEGIN
-        + """
+    "training step": """
 synk.fork(2)
 w = theano.shared(np.ones(3), "w")
 loss = chain(w * x.sum(), 700).sum()
 options = {"mode": theano.Mode("py", None)}
 step = train.make_train_step([x], loss, [w], update_rules.sgd, learning_rate=0.1, options=options)
 assert np.isfinite(step(np.ones(4)))
-assert sys.getrecursionlimit() == before
 """,
-        timeout=300,
-    )
-
-
-@SLOW
-def test_a_deep_graph_from_a_thread_with_a_small_stack(script):
-    script(
-        BEGIN
-        + """
+    "thread with a small stack": """
 in_small_thread(lambda: synk.fork(2))
 works(in_small_thread(lambda: deep(1000)), 1000)
 f = deep(1001)
 in_small_thread(lambda: works(f, 1001) or True)
-assert sys.getrecursionlimit() == before and threading.stack_size() == 0
 """,
-        timeout=300,
-    )
+}
+
+
+@pytest.mark.slow("compiles thousands of operations")
+@pytest.mark.parametrize("what", DEEP)
+def test_a_deep_graph(script, what):
+    end = "assert sys.getrecursionlimit() == before and threading.stack_size() == 0"
+    script(BEGIN + DEEP[what] + end)

@@ -247,97 +247,75 @@ REFUSED = {
 }
 
 
-def of_integers(dtype, expression, values=(100, 90, 100, 7, 80)):
-    """Return an input, an expression of it, and values whose sums don't fit into their dtype."""
-    b = T.TensorType(dtype, (False,))("b")
-    return b, expression(b), np.array(values, dtype)
-
-
-def of_floats(expression, dtype="float64", factor=1):
-    """Return an input, an expression of it, and values of which each half adds up to a fraction."""
-    x = T.TensorType(dtype, (False, False))("x")
-    values = np.array([[0.5, 1], [3, 1], [3, 1], [1, 1], [0.5, 1], [3, 1]], dtype)
-    return x, expression(x), values * np.asarray(factor, dtype)
-
-
-def of_half_floats(expression):
-    """Return an input, an expression of it, and values of which only parts overflow."""
-    x = T.TensorType("float16", (False,))("x")
-    return x, expression(x), np.array([5e4, 5e4, 0, 0, -5e4, -4.9e4], "float16")
-
-
-def of_single_floats(expression):
-    """Return an input, an expression of it, and values: parts overflow, the whole is 0 or 1."""
-    x = T.fvector("x")
-    return x, expression(x), np.array([3e38, 3e38, 1e38, -1e38, -3e38, -3e38], "f4")
-
-
-def of_many_rows(expression):
-    """Return an input, an expression of it, and 300 rows: their number wraps around in 8 bits."""
-    x = T.dmatrix("x")
-    return x, expression(x), np.arange(600.0).reshape(300, 2)
-
-
-def of_zero(expression):
-    """Return an input, an expression of it and a variable, and values whose sums are 2 and 5."""
-    x, zero = T.dvector("x"), theano.shared(np.float64(0), "zero")
-    return x, expression(x, zero), np.array([3.0, 2.0, -3.0, 0.0, 0.0])
-
-
+# Numbers of which sums don't fit into their dtype, or parts of the sums overflow, or are fractions.
+NUMBERS = {
+    "int8": np.array([100, 90, 100, 7, 80], "int8"),
+    "uint8": np.array([100, 90, 100, 7, 80], "uint8"),
+    "int64": np.array([100, 90, 100, 7, 80]),
+    "int8, rounded": np.array([-9, -9, -8, -8, 1, 9], "int8"),
+    "halves": np.array([[0.5, 1], [3, 1], [3, 1], [1, 1], [0.5, 1], [3, 1]]),
+    "float16": np.array([5e4, 5e4, 0, 0, -5e4, -4.9e4], "float16"),
+    "float32": np.array([3e38, 3e38, 1e38, -1e38, -3e38, -3e38], "float32"),
+    "300 rows": np.arange(600.0).reshape(300, 2),  # their number wraps around in 8 bits
+    "2 and 5": np.array([3.0, 2.0, -3.0, 0.0, 0.0]),
+}
+NUMBERS["halves, single"] = 200 * NUMBERS["halves"].astype("float32")
+NUMBERS["halves, half"] = 200 * NUMBERS["halves"].astype("float16")
+ZERO = theano.shared(np.float64(0), "zero")
 UNUSUAL = {
-    "a small sum, cast": lambda: of_integers("int8", lambda b: b.sum(dtype="int8") + b.sum()),
-    "a small sum, divided": lambda: of_integers("uint8", lambda b: b.sum(dtype="uint8") / 2.0),
-    "an unsigned sum": lambda: of_integers("uint8", lambda b: T.cast(-b.sum(), "float64")),
-    "a small sum in a larger array": lambda: of_integers(
-        "int8", lambda b: T.inc_subtensor(T.zeros(3, "int64")[1], b.sum(dtype="int8"))
+    "a small sum, cast": ("int8", lambda b: b.sum(dtype="int8") + b.sum()),
+    "a small sum, divided": ("uint8", lambda b: b.sum(dtype="uint8") / 2.0),
+    "an unsigned sum": ("uint8", lambda b: T.cast(-b.sum(), "float64")),
+    "a small sum in a larger array": (
+        "int8",
+        lambda b: T.inc_subtensor(T.zeros(3, "int64")[1], b.sum(dtype="int8")),
     ),
-    "divided by 0": lambda: of_zero(lambda x, zero: x.sum() / zero),
-    "times infinity": lambda: of_zero(lambda x, zero: x.sum() * (1 / zero)),
-    "a small sum, added up": lambda: of_integers("int8", lambda b: b.sum(keepdims=True).sum()),
-    "small sums, joined": lambda: of_integers(
-        "int8", lambda b: T.stack([b.sum(dtype="int8"), T.cast(b.sum(dtype="int64"), "int32")])
+    "divided by 0": ("2 and 5", lambda x: x.sum() / ZERO),
+    "times infinity": ("2 and 5", lambda x: x.sum() * (1 / ZERO)),
+    "a small sum, added up": ("int8", lambda b: b.sum(keepdims=True).sum()),
+    "small sums, joined": (
+        "int8",
+        lambda b: T.stack([b.sum(dtype="int8"), T.cast(b.sum(dtype="int64"), "int32")]),
     ),
-    "floats added up as integers": lambda: of_floats(lambda x: T.sum(x, dtype="int64")),
-    "floats multiplied as integers": lambda: of_floats(lambda x: T.prod(x, axis=0, dtype="int8")),
-    "half floats": lambda: of_half_floats(lambda x: x.sum()),
-    "half floats, cast": lambda: of_half_floats(
-        lambda x: T.cast(x.sum(dtype="float32"), "float16")
+    "floats added up as integers": ("halves", lambda x: T.sum(x, dtype="int64")),
+    "floats multiplied as integers": ("halves", lambda x: T.prod(x, axis=0, dtype="int8")),
+    "half floats": ("float16", lambda x: x.sum()),
+    "half floats, cast": ("float16", lambda x: T.cast(x.sum(dtype="float32"), "float16")),
+    "single floats, halved": ("halves, single", lambda x: T.dot(x.T, x).sum(dtype="float16")),
+    "half floats, multiplied": ("halves, half", lambda x: T.dot(x.T, x)),
+    "bools": ("halves", lambda x: T.sum(x > 0, dtype="bool")),
+    "divided by another length": (
+        "halves",
+        lambda x: x.sum() / T.zeros((0, 2)).shape[0] + x.sum() / x[:, 2:].shape[1],
     ),
-    "single floats, halved": lambda: of_floats(
-        lambda x: T.dot(x.T, x).sum(dtype="float16"), "float32", 200
+    "rows of rows": ("300 rows", lambda x: x.reshape((-1, 1))[T.arange(x.shape[0])]),
+    "items of rows of rows": (
+        "300 rows",
+        lambda x: x.reshape((-1, 1))[T.arange(x.shape[0]), T.cast(x[:, 0] < 0, "int64")],
     ),
-    "half floats, multiplied": lambda: of_floats(lambda x: T.dot(x.T, x), "float16", 200),
-    "bools": lambda: of_floats(lambda x: T.sum(x > 0, dtype="bool")),
-    "divided by another length": lambda: of_floats(
-        lambda x: x.sum() / T.zeros((0, 2)).shape[0] + x.sum() / x[:, 2:].shape[1]
+    "a small length": ("300 rows", lambda x: T.ones((T.cast(x.shape[0], "uint8"),)).sum()),
+    "small numbers of rows": (
+        "300 rows",
+        lambda x: x[T.arange(x.shape[0], dtype="int8")] + x[T.cast(T.arange(x.shape[0]), "int8")],
     ),
-    "rows of rows": lambda: of_many_rows(lambda x: x.reshape((-1, 1))[T.arange(x.shape[0])]),
-    "items of rows of rows": lambda: of_many_rows(
-        lambda x: x.reshape((-1, 1))[T.arange(x.shape[0]), T.cast(x[:, 0] < 0, "int64")]
+    "bits": ("uint8", T.elemwise.CAReduce(theano.scalar.or_)),
+    "small products, added up": ("int8", lambda b: T.outer(b.dot(b), b).sum()),
+    "a large sum, divided": ("int64", lambda b: (b * 2**56).sum() / 2.0),
+    "a large mean": ("int64", lambda b: (b * 2**56).sum(dtype="float64")),
+    "a whole mean, whose parts are rounded": ("int8, rounded", lambda b: T.cast(b.mean(), "int8")),
+    "single sums": ("float32", lambda x: T.stack([x.sum(), x.mean(), x.sum() - x.mean() / 2])),
+    "single sums that all ranks need": ("float32", lambda x: T.sqr(x.sum())),
+    "double sums as single": (
+        "float32",
+        lambda x: T.cast(T.cast(x, "float64").sum(), "float32"),
     ),
-    "a small length": lambda: of_many_rows(lambda x: T.ones((T.cast(x.shape[0], "uint8"),)).sum()),
-    "small numbers of rows": lambda: of_many_rows(
-        lambda x: x[T.arange(x.shape[0], dtype="int8")] + x[T.cast(T.arange(x.shape[0]), "int8")]
+    "single sums in a larger array": (
+        "float32",
+        lambda x: T.inc_subtensor(T.zeros(3, "float32")[1], x.sum()),
     ),
-    "bits": lambda: of_integers("uint8", T.elemwise.CAReduce(theano.scalar.or_)),
-    "small products, added up": lambda: of_integers("int8", lambda b: T.outer(b.dot(b), b).sum()),
-    "a large sum, divided": lambda: of_integers("int64", lambda b: (b * 2**56).sum() / 2.0),
-    "a large mean": lambda: of_integers("int64", lambda b: (b * 2**56).sum(dtype="float64")),
-    "a whole mean, whose parts are rounded": lambda: of_integers(
-        "int8", lambda b: T.cast(b.mean(), "int8"), (-9, -9, -8, -8, 1, 9)
-    ),
-    "single sums": lambda: of_single_floats(
-        lambda x: T.stack([x.sum(), x.mean(), x.sum() - x.mean() / 2])
-    ),
-    "single sums that all ranks need": lambda: of_single_floats(lambda x: T.sqr(x.sum())),
-    "double sums as single": lambda: of_single_floats(
-        lambda x: T.cast(T.cast(x, "float64").sum(), "float32")
-    ),
-    "single sums in a larger array": lambda: of_single_floats(
-        lambda x: T.inc_subtensor(T.zeros(3, "float32")[1], x.sum())
-    ),
-    "single products": lambda: of_single_floats(
-        lambda x: T.cast(T.switch(x > 0, 1e30, 1e-30), "float32").prod()
+    "single products": (
+        "float32",
+        lambda x: T.cast(T.switch(x > 0, 1e30, 1e-30), "float32").prod(),
     ),
 }
 
@@ -345,7 +323,10 @@ UNUSUAL = {
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # divided by 0
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_unusual_numbers_are_serial_theanos(ranks, name):
-    variable, output, values = UNUSUAL[name]()
+    numbers, expression = UNUSUAL[name]
+    values = NUMBERS[numbers]
+    variable = T.TensorType(values.dtype.name, (False,) * values.ndim)("x")
+    output = expression(variable)
     expected = theano.function([variable], output)(values)
     with synk.parallel():
         result = theano.function([variable], output)(values)
@@ -650,14 +631,8 @@ def test_copies_of_theano_function_are_caught_and_others_are_not(ranks):
         assert x.sum().eval({x: [1, 2]}) == 3
         assert type(synk.function([x], x.sum())) is synk.functions.Function
     made.append(theano.function([x], x.sum()))
-    assert [type(each) is ParallelFunction for each in made] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-        False,
-    ]
+    kinds = [type(each) is ParallelFunction for each in made]
+    assert kinds == [True, True, False, True, True, False]
 
 
 @pytest.mark.layouts(Layout(2))
@@ -739,34 +714,6 @@ def test_arrays_that_a_script_has_too_are_followed(ranks, check):
             f = theano.function([x], output)
             everything.append(changed_in_place(f, np.ones((6, 3)), w, v, u, a))
     assert everything[0] == everything[1]
-
-
-def reset(step, x, total):
-    """Return the results of a step before which a script resets what it has borrowed."""
-    results = []
-    for _ in range(5):
-        mine = total.get_value(borrow=True)
-        mine[:] = 1
-        results.append(step(x).tolist())
-    return results
-
-
-@pytest.mark.layouts(Layout(2))
-def test_variables_without_borrowers_are_not_compared(ranks):
-    x, value = T.dmatrix("x"), np.ones((2, 3))
-    total, kept = theano.shared(np.ones(3)), theano.shared(value.reshape(6)[:3], borrow=True)
-    del value
-    with synk.parallel():
-        step = theano.function([x], total * 2, updates=[(total, total + (x * kept).sum(axis=0))])
-    step(np.ones((6, 3)))
-    pending = ranks.session.changes.pending
-    keys = ranks.session.registry.keys_of([total, kept])
-    assert pending.keys().isdisjoint(keys)
-    assert reset(step, np.ones((6, 3)), total) == [[2.0] * 3] * 5
-    kept.get_value(borrow=True)
-    for _ in range(3):
-        step(np.ones((6, 3)))
-    assert pending.keys().isdisjoint(keys)
 
 
 @pytest.mark.layouts(Layout(2))

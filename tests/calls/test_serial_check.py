@@ -1,9 +1,5 @@
 """check=True: what differs from serial Theano is told, with its cause; what doesn't is not."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import theano
@@ -259,29 +255,3 @@ def test_a_number_of_calls(ranks):
     for wrong, what in ((-1, "at least 0"), (2.5, "an integer"), ("yes", '"first", a bool')):
         with pytest.raises((TypeError, ValueError), match=f"check must be {what}"):
             synk.function([x], x.sum(), check=wrong)
-
-
-@pytest.mark.skipif(ON_DEVICES, reason="forks by itself")
-@pytest.mark.parametrize("how", ["fork", "environment", "off", "by default", "wrong"])
-@pytest.mark.slow("starts an interpreter")
-def test_it_is_asked_for_once_for_all(how):
-    program = (
-        "import theano.tensor as T, synkhronos as synk\n"
-        f"synk.fork(2{', check=True' if how == 'fork' else ''})\n"
-        "x = T.dvector()\n"
-        "f = synk.function([x], x.sum(), name='f', mode='FAST_COMPILE')\n"
-        "for _ in range(3):\n"
-        "    f([1, 2])\n"
-    )
-    value = {"environment": "1", "by default": "", "wrong": "often"}.get(how, "0")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "SYNKHRONOS_CHECK": value},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    told = done.stderr.count("PortingWarning: Output 0 of Function 'f'")
-    assert told == (how in ("fork", "environment", "by default"))
-    assert (done.returncode != 0) == (how == "wrong")
-    assert ("SYNKHRONOS_CHECK must be 0, 1, a number" in done.stderr) == (how == "wrong")

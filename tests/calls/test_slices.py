@@ -1,10 +1,13 @@
 """Batches, slices and implicit inputs: what serial Theano computes from the same rows."""
 
+import itertools
+
 import numpy as np
 import pytest
 import theano
 import theano.sparse
 import theano.tensor as T
+from support.expected import reduced, selected
 from support.helpers import MODE, Call, function, shares
 from support.layouts import ON_DEVICES, forked
 from support.replicas import put, replicas
@@ -13,6 +16,7 @@ import synkhronos as synk
 from synkhronos import WorkerError
 
 MODES = ["avg", "sum", "prod", "min", "max", "gather", None]
+IN_C = [f"c_{mode}" for mode in MODES if mode]
 
 
 @pytest.fixture(scope="module")
@@ -68,27 +72,18 @@ BATCHES = [
 ]
 BATCHES += [[9, 0, 5], (-1, 0, -10), [4] * 5, [], np.array([3, -1, 3]), MASK, MASK.tolist()]
 BATCHES += [np.zeros(10, bool), range(8, 1, -3), range(-2, 2)]
-
-
-def numpy_rows(x, batch):
-    """Return what a batch selects, in NumPy's words."""
-    if batch is None:
-        return x
-    if isinstance(batch, (int, np.integer)):
-        return x[:batch]
-    if isinstance(batch, range):
-        return x[list(batch)]
-    if isinstance(batch, (list, tuple)):
-        return x[np.array(batch, bool if batch and isinstance(batch[0], bool) else int)]
-    return x[batch]
+BATCHES += [slice(0, 0, -1), slice(2, 2, -1), slice(1, 3, -1)]
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=repr)
 def test_batch(ranks, batch):
-    expected = numpy_rows(X, batch)
+    expected = selected(X, batch)
     assert_scattered(ranks, ranks.rows(X, batch=batch), expected)
     assert_scattered(ranks, ranks.rows(synk.data(X), batch=batch), expected)
     assert_scattered(ranks, ranks.rows(X.tolist(), batch=batch), expected)
+    sliced, _ = ranks.rows(X, batch=batch, num_slices=2)
+    np.testing.assert_array_equal(sliced, expected)
+    assert sliced.dtype == X.dtype
 
 
 def test_batch_lets_inputs_differ_in_length(ranks):
@@ -96,7 +91,7 @@ def test_batch_lets_inputs_differ_in_length(ranks):
     for batch in (6, slice(1, 5), [5, 0, -1], [3]):
         first, second, _ = ranks.pairs(x, y, batch=batch)
         # Negative numbers count from the end of the shorter one, for both.
-        chosen = numpy_rows(np.arange(6), batch)
+        chosen = selected(np.arange(6), batch)
         np.testing.assert_array_equal(first, x[chosen])
         np.testing.assert_array_equal(second, y[chosen])
 
@@ -106,7 +101,7 @@ def test_batch_does_not_concern_inputs_that_are_not_scattered(ranks):
     f = function([x, factor], [(factor * x, "gather"), (whole, None)], bcast_inputs=[whole])
     for batch in (2, [3, 0], slice(1, 3)):
         rows, everything = f(np.arange(4.0), 3.0, np.arange(5.0), batch=batch)
-        np.testing.assert_array_equal(rows, 3 * numpy_rows(np.arange(4.0), batch))
+        np.testing.assert_array_equal(rows, 3 * selected(np.arange(4.0), batch))
         np.testing.assert_array_equal(everything, np.arange(5.0))
 
 
@@ -143,16 +138,16 @@ def test_no_rows_of_what_has_no_value_for_none(ranks):
 @pytest.mark.parametrize("kind", ["longer", "exact"])
 @pytest.mark.parametrize("batch", [4, slice(5, 8), [9, 2, 4], [3, 3, 3], slice(9, 1, -3), MASK])
 def test_minibatch_data_hold_the_rows_in_order(ranks, batch, kind):
-    selected = numpy_rows(X, batch)
-    own = 100.0 + np.arange(len(selected))
+    chosen = selected(X, batch)
+    own = 100.0 + np.arange(len(chosen))
     rest = [-1.0] * 3 if kind == "longer" else []
     w = synk.data(np.append(own, rest), minibatch=True)
     for inputs in ((X, w), (synk.data(X), w)):
         first, second, counts = ranks.pairs(*inputs, batch=batch)
-        assert_scattered(ranks, (first, counts), selected)
+        assert_scattered(ranks, (first, counts), chosen)
         np.testing.assert_array_equal(second, own)
     second, first, _ = ranks.pairs(w, X, batch=batch, num_slices=2)
-    np.testing.assert_array_equal(first, selected)
+    np.testing.assert_array_equal(first, chosen)
     np.testing.assert_array_equal(second, own)
 
 
@@ -171,8 +166,8 @@ def test_minibatch_data_alone_and_without_a_batch(ranks):
 
 def rows_of_each(ranks, batch_s):
     if isinstance(batch_s, list) and batch_s and not isinstance(batch_s[0], (int, np.integer)):
-        return [numpy_rows(part, rows) for part, rows in zip(ranks.parts, batch_s)]
-    return [numpy_rows(part, batch_s) for part in ranks.parts]
+        return [selected(part, rows) for part, rows in zip(ranks.parts, batch_s)]
+    return [selected(part, batch_s) for part in ranks.parts]
 
 
 def assert_picked(ranks, batch_s, f=None, **kwargs):
@@ -331,29 +326,17 @@ def test_sliceables_stay_as_they_are_after_calls_and_errors(own):
 SLICES = [1, 2, 3, 5, 100]
 
 
-def model(values, counts, mode):
-    """Reduce one value for each slice, or each rank, as documented."""
-    if mode == "avg":
-        return np.average(np.array(values, "float64"), axis=0, weights=counts)
-    if mode == "gather":
-        return np.stack(values) if values[0].ndim == 0 else np.concatenate(values)
-    if mode is None:
-        return values[-1]
-    ufunc = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[mode]
-    return ufunc.reduce(np.array(values), axis=0)
-
-
-def model_call(serial, x, mode, n, master, slices):
+def expected_of(serial, x, mode, n, master, slices):
     """Return what a call should: `serial` of every slice, reduced over slices and ranks."""
     results, counts = {}, {}
     for rank, share in enumerate(shares(x, n)):
         parts = [part for part in shares(share, slices) if len(part)]
         if parts:
-            results[rank] = model([serial(p) for p in parts], [len(p) for p in parts], mode)
+            results[rank] = reduced(mode, [serial(p) for p in parts], list(map(len, parts)))
             counts[rank] = len(share)
     if mode is None:
         return results[master if master in results else min(results)]
-    return model(list(results.values()), list(counts.values()), mode)
+    return reduced(mode, list(results.values()), list(counts.values()))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 11])
@@ -362,19 +345,20 @@ def model_call(serial, x, mode, n, master, slices):
 def test_all_modes_over_slices_and_ranks(modes, rows, slices, batch):
     ranks, f, serial = modes
     x = np.random.RandomState(rows).uniform(-2, 2, (rows, 2))
-    selected = x if batch is None else x[::-1]
+    chosen = x if batch is None else x[::-1]
     found = f(x, batch=None if batch is None else list(range(rows - 1, -1, -1)), num_slices=slices)
-    for position, mode in enumerate(MODES):
-        expected = model_call(serial, selected, mode, ranks.n, ranks.master, slices)
+    assert f.output_modes == MODES + MODES[:-1]
+    for position, mode in enumerate(f.output_modes):
+        expected = expected_of(serial, chosen, mode, ranks.n, ranks.master, slices)
         np.testing.assert_allclose(found[position], expected, rtol=1e-13, err_msg=f"{mode}")
-        assert found[position].dtype == np.float64
+        assert isinstance(found[position], np.ndarray) and found[position].dtype == np.float64
 
 
 @pytest.fixture(scope="module")
 def modes(ranks):
     x = T.dmatrix("x")
     expression = (x**2).sum(0) + x[0]
-    f = function([x], [(expression, mode) for mode in MODES])
+    f = function([x], [(expression, mode) for mode in MODES + IN_C])
     return ranks, f, theano.function([x], expression, mode=MODE)
 
 
@@ -392,7 +376,7 @@ def test_results_keep_their_dtype(ranks, dtype, slices):
         for mode, result in found.items():
             assert result.dtype == (averaged if mode == "avg" else dtype), mode
         np.testing.assert_array_equal(found["gather"], value[:batch])
-        firsts = model_call(lambda part: part[0], value[:batch], "avg", ranks.n, 0, slices)
+        firsts = expected_of(lambda part: part[0], value[:batch], "avg", ranks.n, 0, slices)
         tolerance = 2e-3 if dtype == "float16" else 1e-6
         np.testing.assert_allclose(found["avg"], firsts, rtol=tolerance)
     if dtype == "float16":  # whose sums over slices, and over ranks, are not finite
@@ -400,29 +384,8 @@ def test_results_keep_their_dtype(ranks, dtype, slices):
         assert average == [6e4]
 
 
-def test_slices_are_as_even_as_shares(ranks):
-    x = T.dvector("x")
-    f = function([x], (x.shape[0], "gather"))
-    for rows in (1, 5, 13):
-        for slices in (1, 2, 4, 20):
-            lengths = [
-                len(part)
-                for share in shares(np.arange(rows), ranks.n)
-                for part in shares(share, slices if len(share) else 1)
-                if len(part)
-            ]
-            found = f(np.zeros(rows), num_slices=slices)
-            # On each rank the numbers were gathered, and then over the ranks.
-            assert found.tolist() == lengths
-
-
-def test_num_slices_may_be_far_more_than_rows(ranks):
-    for slices in (10**12, 2**70):
-        assert_scattered(ranks, (ranks.rows(X, num_slices=slices)[0], ranks.rows(X)[1]), X)
-
-
 def test_num_slices_may_be_any_whole_number(ranks):
-    for slices in (2, 2.0, np.int64(2), np.float32(2), 1.0):
+    for slices in (10**12, 2**70, 2.0, np.int64(2), np.float32(2), 1.0):
         assert_scattered(ranks, (ranks.rows(X, num_slices=slices)[0], ranks.rows(X)[1]), X)
 
 
@@ -456,17 +419,18 @@ def test_results_that_are_no_tensors(ranks):
 def test_results_are_the_callers_own(ranks):
     x, s = T.dvector("x"), theano.shared(np.arange(6.0))
     f = function([x], [(x, None), (s, None), (x, "gather"), (x, None)])
-    d = synk.data(np.arange(6.0))
-    for call in ({}, {"num_slices": 2}, {"batch": 1}, {"batch": [0]}):
-        found = f(d, **call)
+    d, array = synk.data(np.arange(6.0)), np.arange(6.0)
+    calls = {}, {"num_slices": 2}, {"batch": 1}, {"batch": [0]}
+    for given, call in itertools.product((d, array), calls):
+        found = f(given, **call)
         kept = [part.copy() for part in found]
         f(np.full(6, 7.0), **call)
         for part, before in zip(found, kept):
             np.testing.assert_array_equal(part, before)
             part[:] = -1
-        assert d.data.tolist() == list(range(6))
+        assert d.data.tolist() == array.tolist() == list(range(6))
         assert all((part == np.arange(6.0)).all() for part in replicas(s))
-        for a, b in zip(f(d, **call), kept):
+        for a, b in zip(f(given, **call), kept):
             np.testing.assert_array_equal(a, b)
 
 
@@ -536,39 +500,10 @@ def test_consecutive_rows_are_used_where_they_are(ranks):
         (slice(8, 32), 8, 1),
         (slice(0, 40, 2), 0, 2),
     ):
-        rows = len(numpy_rows(d.data, batch))
+        rows = len(selected(d.data, batch))
         addresses, shared = f(d, batch=batch)
         assert shared.tolist() == [ranks.n > 1] * ranks.n  # one rank alone shares no memory
         share = rows * ranks.master // ranks.n
         assert addresses[ranks.master] == begin + 24 * (first + step * share)
     addresses, shared = f(d, batch=list(range(8, 32)))
     assert shared.tolist() == [0] * ranks.n
-
-
-@pytest.mark.one_machine
-def test_picked_rows_go_to_a_buffer_that_is_kept(ranks):
-    x, y = T.dmatrix("x"), T.dmatrix("y")
-    f = function([x, y], [of_all_ranks(address, x), of_all_ranks(address, y)])
-    d = synk.data(np.random.randn(40, 3))
-    first = f(d, d, batch=list(range(40)))
-    memory = ranks.session.comm.memory
-    segments = len(memory._own) if ranks.n > 1 else 0
-    assert (first[0] != first[1]).all()
-    for batch in (np.arange(40)[::-1], [3] * ranks.n, slice(None, None, -1), [0, 39] * ranks.n):
-        np.testing.assert_array_equal(f(d, d, batch=batch), first)
-    assert ranks.n == 1 or len(memory._own) == segments
-    sliced = f(d, d, batch=np.arange(40), num_slices=4)
-    np.testing.assert_array_equal(sliced, np.repeat(first, 4, axis=1))
-
-
-@pytest.mark.skipif(ON_DEVICES, reason="GpuFromHost and HostFromGpu hide where rows are")
-def test_rows_of_shared_variables_are_used_where_they_are_or_picked_into_a_buffer(own):
-    f = function([], of_all_ranks(address, own.s), sliceable_shareds=[own.s])
-    whole = f()
-    np.testing.assert_array_equal(f(batch_s=slice(2, 5)), whole + 16)
-    np.testing.assert_array_equal(f(batch_s=slice(1, 9, 3)), whole + 8)
-    buffers = f(batch_s=[5, 2, 2])
-    assert (np.abs(buffers - whole) >= 80).all()
-    np.testing.assert_array_equal(f(batch_s=[1, 0]), buffers)
-    np.testing.assert_array_equal(f(batch_s=[[1]] * own.n), buffers)
-    np.testing.assert_array_equal(f(), whole)

@@ -25,7 +25,7 @@ CASES = [
     (TWO, 1, ["collectives/test_ops", "collectives/test_bad_collectives"]),
     (TWO, 0, ["training/test_updates", "calls/test_functions"]),
     (TWO, 0, ["calls/test_slices", "calls/test_sliced_updates"]),
-    (TWO, 0, ["calls/test_distribute", "calls/test_replica"]),
+    (TWO, 0, ["calls/test_distribute"]),
     (TWO, 0, ["training/test_rules"]),
     (TWO, 0, ["calls/test_axes", "calls/test_rows", "calls/test_data", "calls/test_sparse"]),
     (TWO, 0, ["calls/test_theano_arguments", "session/test_checkpoints"]),

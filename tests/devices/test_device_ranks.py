@@ -7,8 +7,8 @@ import pytest
 import theano
 import theano.tensor as T
 from support.compiling import ON_HOST
-from support.helpers import on_ranks, worker
-from support.layouts import IS_MIXED, Layout
+from support.helpers import Call, on_ranks, worker
+from support.layouts import IS_MIXED, ON_CUDA, Layout
 from theano.tensor.sharedvar import tensor_constructor as tensor_shared
 
 import synkhronos as synk
@@ -218,6 +218,54 @@ def test_an_inner_graph_with_a_reduction(ranks):
 
 def is_master_on_device(ranks):
     return ranks.session.devices[ranks.master] != "cpu"
+
+
+def test_random_numbers_differ_between_ranks_and_repeat(ranks):
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+    draws = []
+    for _ in range(2):
+        numbers = MRG_RandomStreams(5).uniform((4,), dtype="float32")
+        f = synk.function([], (numbers.dimshuffle("x", 0), "gather"))
+        draws.append([f(), f()])
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert len({tuple(row) for row in np.concatenate(draws[0])}) == 2 * ranks.n
+
+
+def test_an_error_on_one_rank_leaves_the_session_usable(ranks):
+    s = theano.shared(np.ones(4, "float32"))
+    x = T.fvector()
+
+    def fail(values):
+        if worker().rank == ranks_failing:
+            raise ArithmeticError("on purpose")
+        return values
+
+    ranks_failing = ranks.n - 1
+    f = synk.function([x], (Call(fail, T.fvector)(x) + s.sum(), "gather"))
+    with pytest.raises(synk.WorkerError, match="on purpose") as caught:
+        f(np.ones(ranks.n, "float32"))
+    assert caught.value.rank == ranks_failing
+    synk.all_reduce(s, "sum")
+    assert synk.gather(s).tolist() == [[ranks.n] * 4] * ranks.n
+
+
+def test_large_variables(ranks):
+    values = RANDOM.rand(ranks.n, 1 << 24 if ON_CUDA else 1 << 20).astype("float32")
+    s = theano.shared(np.zeros(1, "float32"))
+    for rank, value in enumerate(values):
+        synk.set_value(rank, s, value)
+    np.testing.assert_array_equal(synk.gather(s), values)
+    total = values.sum(axis=0)
+    np.testing.assert_allclose(synk.reduce(s, "sum", in_place=False), total, rtol=1e-6)
+    synk.all_reduce(s, "sum")
+    for value in synk.gather(s):
+        np.testing.assert_allclose(value, total, rtol=1e-6)
+    synk.broadcast(s, values[-1])
+    synk.all_gather(s)
+    np.testing.assert_array_equal(synk.get_value(ranks.n - 1, s), np.tile(values[-1], ranks.n))
+    synk.scatter(s, values[0])
+    np.testing.assert_array_equal(synk.gather(s, nd_up=0), values[0])
 
 
 def test_a_second_session_is_refused(ranks):

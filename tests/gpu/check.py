@@ -129,7 +129,8 @@ def layouts_of(n_gpu):
 def environment():
     """Return the environment of the processes that compute; the user's own flags win."""
     flags = ",".join(filter(None, [FLAGS, os.environ.get("THEANO_FLAGS", "")]))
-    path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
+    folders = [str(CHECKOUT), str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, folders))
     return {**os.environ, "THEANO_FLAGS": flags, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 

@@ -11,16 +11,17 @@ DEBIAN="python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libpython3
     python3-pygpu libgpuarray3 libgpuarray-dev
     libexpat1 zlib1g libffi8 libbz2-1.0 liblzma5 libssl3 libuuid1 libcrypt1"
 # What setup.py asks for, but for setuptools; NumPy 1.23 and SciPy 1.10 are the last that Theano works with.
-WHEELS="Theano==1.0.5 numpy==1.23.5 scipy==1.10.1 six posix_ipc threadpoolctl cloudpickle"
+WHEELS="Theano==1.0.5 numpy==1.23.5 scipy==1.10.1 six posix_ipc threadpoolctl cloudpickle
+    pytest pluggy iniconfig packaging pygments psutil hypothesis sortedcontainers" # for the suites of tests/
 
 usage() {
     cat << END
 Usage: tests/gpu/make_kit.sh OUTDIR [PACKAGE ...]
 
-Writes OUTDIR/kit.tar.xz, about 36 MiB: Python 3.11, NumPy, SciPy, Theano and pygpu, for run_kit.sh. It needs
+Writes OUTDIR/kit.tar.xz, some 40 MiB: Python 3.11, NumPy, SciPy, Theano, pygpu, pytest, for run_kit.sh. It needs
 Debian 12 on x86-64 with its package archive, PyPI, and a $PYTHON with pip (or another: PYTHON=...).
 OUTDIR may be build/gpu-kit of the checkout, where git ignores it and run_kit.sh looks for it.
-Each PACKAGE is put into the kit too, without what it depends on: pytest pluggy iniconfig packaging
+Each PACKAGE is put into the kit too, without what it depends on: matplotlib
 END
 }
 

@@ -90,7 +90,7 @@ def test_cpu_ranks_pass(tmp_path):
     assert record["ok"]
     passed = collections.Counter(r["group"] for r in record["results"] if r["status"] == "ok")
     assert set(passed) == set(scenarios.GROUPS)
-    assert sum(passed.values()) > 40
+    assert sum(passed.values()) >= 25
 
 
 @pytest.mark.slow("runs the kit for GPUs on CPU cores")

@@ -20,7 +20,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos import PortingWarning, _host
+from synkhronos import PortingWarning
 from synkhronos import session as _session
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")
@@ -188,32 +188,6 @@ def test_two_variables_with_one_container(follow):
                     call()
 
 
-def test_other_functions_look_once_at_what_is_pending(monkeypatch):
-    looks, read = [], _host.variables_read
-    monkeypatch.setattr(_host, "variables_read", lambda f: looks.append(f.name) or read(f))
-    with forked(Layout(2)):
-        w, f = made()
-        v, g = made()
-        f(np.ones(2)), g(np.ones(2))
-        w.set_value([2.0, 3.0])
-        for _ in range(3):
-            g(np.ones(2))
-        assert len(looks) == 1
-        v.set_value([2.0, 3.0])
-        with pytest.warns(PortingWarning, match="set in the master"):
-            g(np.ones(2))
-        with pytest.warns(PortingWarning, match="set in the master"):
-            f(np.ones(2))
-        changes = _session._Current.session.changes
-        assert not changes.pending
-        w.set_value([4.0, 3.0])
-        del w, f
-        gc.collect()
-        for _ in range(2):
-            g(np.ones(2))
-        assert not changes.pending
-
-
 @LAYOUTS
 def test_equal_values_that_are_no_arrays_are_not_told_of(n, master):
     with forked(Layout(n, master)):
@@ -232,6 +206,26 @@ def test_equal_values_that_are_no_arrays_are_not_told_of(n, master):
         streams.seed(5)
         with pytest.warns(PortingWarning, match=r"Write synk.broadcast\(variable\)"):
             draw()
+
+
+def test_a_change_is_told_of_by_the_first_function_that_uses_it():
+    with forked(Layout(2)):
+        (w, f), (v, g) = made(), made()
+        f(np.ones(2)), g(np.ones(2))
+        w.set_value([2.0, 3.0])
+        for _ in range(3):
+            g(np.ones(2))
+        v.set_value([2.0, 3.0])
+        for h in (g, f):
+            with pytest.warns(PortingWarning, match="set in the master"):
+                h(np.ones(2))
+        changes = _session._Current.session.changes
+        assert not changes.pending
+        w.set_value([4.0, 3.0])
+        del w, f, h
+        gc.collect()
+        g(np.ones(2))
+        assert not changes.pending
 
 
 def test_a_warning_that_is_an_error_leaves_the_session_usable():

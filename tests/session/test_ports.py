@@ -159,6 +159,3 @@ def test_a_rank_takes_nothing_from_a_user_who_has_taken_the_name_of_its_carrier(
     os.waitpid(child, 0)
     os.close(reader), os.close(writer)
     assert not unpickled.exists()
-
-
-# What mpirun does, in its way: a port for other machines, and one for its own processes.

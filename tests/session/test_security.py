@@ -495,12 +495,6 @@ def test_commands_import_nothing_from_the_working_folder(tmp_path, name):
     assert "No module named" not in done.stderr
 
 
-def test_no_command_runs_a_module_of_the_working_folder():
-    """``python -m`` has it first on the path: `module_command` and `python_command` have not."""
-    for path in (ROOT / "synkhronos").rglob("*.py"):
-        assert "bench" in path.parts or '"-m", "synkhronos' not in path.read_text(), path
-
-
 def test_a_model_named_by_a_dotted_name_hides_no_module(tmp_path):
     """It is found in the working folder, which comes last: a `json.py` there is not imported."""
     (tmp_path / "json.py").write_text("raise AssertionError")

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+import warnings
 
 import numpy as np
 import psutil
@@ -15,7 +16,6 @@ import pytest
 import theano
 import theano.tensor as T
 from support.helpers import function, mapped_bytes, on_ranks
-from support.layouts import Layout, forked
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
@@ -81,6 +81,27 @@ def test_devices_and_the_variable_decide(monkeypatch):
     works(4)
 
 
+@pytest.mark.parametrize("given, value", [(True, "0"), (None, "1"), (None, ""), (None, "0")])
+def test_the_check_is_asked_for_once_for_all(monkeypatch, given, value):
+    monkeypatch.setenv("SYNKHRONOS_CHECK", value)
+    synk.fork(2, check=given)
+    x = T.dvector("x")
+    f = function([x], x.sum(), name="f")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):  # one of them is cheap
+            f([1, 2])
+    messages = [str(each.message) for each in told if each.category is synk.PortingWarning]
+    assert len(messages) == bool(given or value != "0")
+    assert all("Output 0 of Function 'f'" in message for message in messages)
+
+
+def test_a_wrong_check_is_refused(monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_CHECK", "often")
+    with pytest.raises(ValueError, match="SYNKHRONOS_CHECK must be 0, 1, a number"):
+        synk.fork(2)
+
+
 def test_a_device_that_can_not_be_opened():
     before = psutil.Process().children()
     # Without pygpu the first, and with it the second.
@@ -91,19 +112,14 @@ def test_a_device_that_can_not_be_opened():
     works(2)
 
 
-def test_close_without_a_session_only_says_so_in_the_log(caplog, capfd):
-    with caplog.at_level(logging.INFO, "synkhronos"):
-        synk.close()
-    assert "no session" in caplog.text
-    assert caplog.records[-1].levelname == "WARNING"
-    assert capfd.readouterr() == ("", "")
-
-
-def test_nothing_is_printed(capfd):
+def test_nothing_is_printed(caplog, capfd):
     synk.fork(2)
     works(2)
     synk.distribute()
     synk.close()
+    with caplog.at_level(logging.INFO, "synkhronos"):
+        synk.close()
+    assert "no session" in caplog.text and caplog.records[-1].levelname == "WARNING"
     assert capfd.readouterr() == ("", "")
 
 
@@ -338,13 +354,6 @@ def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
     thread.start()
     thread.join()
     assert taken == [handler]
-
-
-def test_the_current_session_is_the_only_module_level_state():
-    before = dict(vars(_session))
-    with forked(Layout(2)):
-        works(2)
-        assert {k for k in before if before[k] is not vars(_session)[k]} == set()
 
 
 def test_ops_defined_in_main_after_the_fork(script):

@@ -135,30 +135,21 @@ class Tables(html.parser.HTMLParser):
             self.cells[-1] += text
 
 
-def test_names_can_be_anything(ranks):
+def test_the_tables_say_what_the_attributes_say_whatever_the_names_are(ranks):
     name = "<script>alert('&')</script>"
-    data = synk.data(np.ones(3), name=name)
+    data, table = synk.data(np.ones(3), name=name), synk.data(np.ones((125, 1000)), name="table")
     f = function([], [], name=name)
     now = synk.status()
     assert named(now.data, name) and named(now.functions, name)
-    assert data is not None and f is not None
-    assert f"  {name}  " in repr(now)
-    tables = Tables(now._repr_html_())
-    assert "script" not in tables.tags
-    assert tables.cells.count(name) == 2
-
-
-def test_the_tables_say_what_the_attributes_say(ranks):
-    data = synk.data(np.ones((125, 1000)), name="table")
-    now = synk.status()
-    assert data is not None
-    lines = repr(now).splitlines()
+    assert data is not None and table is not None and f is not None
+    lines, tables = repr(now).splitlines(), Tables(now._repr_html_())
     assert lines[0].startswith(f"Synkhronos: open; {ranks.n} rank")
+    assert f"  {name}  " in repr(now) and "script" not in tables.tags
+    assert (tables.cells.count(name), tables.cells.count("table")) == (2, 1)
     [line] = [line for line in lines if line.startswith("  table ")]
     assert line.split() == ["table", "float64", "(125,", "1000)", "1.0", "MB", *home(ranks).split()]
     for rank in now.ranks:
         assert [line for line in lines if f"  {rank.pid}  " in line]
-    assert Tables(now._repr_html_()).cells.count("table") == 1
 
 
 def test_a_call_under_way_is_not_waited_for(ranks, tmp_path):

@@ -19,11 +19,20 @@ from synkhronos.profiling import status
 
 # Where it can, it leaves its error in a file, because there may be no standard error.
 TRY = """
-import os, sys, traceback
+import contextlib, os, sys, traceback
 def failed(kind, error, trace):
     with open("error", "w") as file:
         traceback.print_exception(kind, error, trace, file=file)
 sys.excepthook = failed
+
+@contextlib.contextmanager
+def refused(kind, *words):
+    try:
+        yield
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError("it was not refused")
 """
 
 WORK = """
@@ -152,59 +161,36 @@ def test_a_pid_namespace_that_kept_the_proc_of_another_one(tmp_path):
     run(tmp_path, WORK + NAMESPACE, "exec unshare --pid --fork {python} {script}")
 
 
-NO_PROC = """
+NOT_SHARED = """
 import synkhronos as synk
 for _ in range(2):
-    try:
+    with refused(synk.SessionError, *WORDS):
         synk.fork(2)
-    except synk.SessionError as error:
-        assert "fork() needs a /proc that shows this process" in str(error), error
-        assert "unshare --mount-proc" in str(error)
-    else:
-        raise AssertionError("it was not refused")
 assert synk.fork(1) == 1
 assert synk.data([1.0]).data.sum() == 1
 synk.close()
 """
-
-
-@pytest.mark.slow("starts an interpreter")
-def test_fork_is_refused_without_a_proc(tmp_path):
-    needs("--mount")
-    inner = "mount -t tmpfs none /proc && exec {python} {script}"
-    run(tmp_path, NO_PROC, unshared("--mount", inner))
-
-
-NO_MEMORY = """
-import synkhronos as synk
-for _ in range(2):
-    try:
-        synk.fork(2)
-    except synk.SessionError as error:
-        assert "fork() can't make shared memory" in str(error), error
-        assert "/dev/shm" in str(error) and "synkhronos info" in str(error), error
-    else:
-        raise AssertionError("it was not refused")
-assert synk.fork(1) == 1
-assert synk.data([1.0]).data.sum() == 1
-synk.close()
-"""
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "mount",
-    [
-        "mount -t tmpfs -o ro none /dev/shm",
-        "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3",
+NO_PROC = "fork() needs a /proc that shows this process", "unshare --mount-proc"
+NO_MEMORY = "fork() can't make shared memory", "/dev/shm", "synkhronos info"
+MOUNTS = {
+    "read-only": ("mount -t tmpfs -o ro none /dev/shm", NO_MEMORY),
+    "missing": ("mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3", NO_MEMORY),
+    "no open files in proc": (
         "mount -t tmpfs none /proc && mkdir /proc/7 && ln -s 7 /proc/self && touch /proc/7/maps "
         "&& echo 'CapEff: ffffffffffffffff' > /proc/7/status",
-    ],
-    ids=["read-only", "missing", "no open files in proc"],
-)
-def test_fork_is_refused_where_no_memory_can_be_made(tmp_path, mount):
+        NO_MEMORY,
+    ),
+    "no proc": ("mount -t tmpfs none /proc", NO_PROC),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("mount", MOUNTS)
+def test_fork_is_refused_where_no_memory_can_be_shared(tmp_path, mount):
     needs("--mount")
-    run(tmp_path, NO_MEMORY, unshared("--mount", mount + " && exec {python} {script}"))
+    line, words = MOUNTS[mount]
+    script = NOT_SHARED.replace("WORDS", repr(words))
+    run(tmp_path, script, unshared("--mount", line + " && exec {python} {script}"))
 
 
 def test_the_memory_of_systems_without_nameless_files_is_refused_in_words(monkeypatch):
@@ -238,96 +224,64 @@ if os.geteuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 else:
     assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0
-try:
+with refused(synk.SessionError, "has changed its user", "PR_SET_DUMPABLE, 1"):
     synk.fork(2)
-except synk.SessionError as error:
-    assert "has changed its user" in str(error) and "PR_SET_DUMPABLE, 1" in str(error), error
-else:
-    raise AssertionError("it was not refused")
 assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0
 works()
 """
 
 
 def test_fork_is_refused_where_ranks_may_not_open_the_memory_of_one_another(tmp_path):
-    run(tmp_path, TRY + CLOSED_TO_OTHERS, "exec {python} {script}")
+    run(tmp_path, CLOSED_TO_OTHERS, "exec {python} {script}")
 
 
-FEW_ADDRESSES = """
+FULL = """
 import resource
 import numpy as np
 import synkhronos as synk
 synk.fork(2)
 d = synk.data(np.ones(4))
+"""
+FEW_ADDRESSES = """
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
 before = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (used + (50 << 20), before[1]))
 for make in (lambda: synk.data(shape=(16 << 20,), dtype="float64"), lambda: d.set_length(16 << 20)):
-    try:
+    with refused(synk.SharedMemoryFull, "can't map more memory", "ulimit -v"):
         make()
-    except synk.SharedMemoryFull as error:
-        assert "can't map more memory" in str(error) and "ulimit -v" in str(error), error
-    else:
-        raise AssertionError("it was not refused")
 assert d.data.sum() == 4
 resource.setrlimit(resource.RLIMIT_AS, before)
 assert synk.data(shape=(16 << 20,), dtype="int8").data.sum() == 0
-synk.close()
 """
-
-
-@pytest.mark.slow("starts an interpreter")
-def test_a_lack_of_addresses_is_told_as_a_lack_of_memory(script):
-    script(FEW_ADDRESSES)
-
-
 SMALL_FILES = """
-import resource
-import numpy as np
-import synkhronos as synk
-synk.fork(2)
 before = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-try:
+with refused(synk.SharedMemoryFull, "files of at most 65,536 bytes", "ulimit -f"):
     synk.data(shape=(100_000,), dtype="float64")
-except synk.SharedMemoryFull as error:
-    assert "files of at most 65,536 bytes" in str(error) and "ulimit -f" in str(error), error
-else:
-    raise AssertionError("it was not refused")
 assert synk.data(np.ones(100)).data.sum() == 100
 resource.setrlimit(resource.RLIMIT_FSIZE, before)
 assert synk.data(np.ones(100_000)).data.sum() == 100_000
-synk.close()
 """
-
-
-def test_a_limit_of_the_size_of_files_is_named(script):
-    script(SMALL_FILES)
-
-
 FEW_FILES = """
-import numpy as np
-import synkhronos as synk
-synk.fork(2)
 several = []
-try:
+with refused(synk.SharedMemoryFull, "no file left that can be made (inodes)"):
     for _ in range(20):
         several.append(synk.data(np.ones(4)))
-except synk.SharedMemoryFull as error:
-    assert "no file left that can be made (inodes)" in str(error), error
-else:
-    raise AssertionError("it was not refused")
 several.clear()
 assert synk.data(np.ones(4)).data.sum() == 4
-synk.close()
 """
+
+
+@pytest.mark.parametrize("lack", [FEW_ADDRESSES, SMALL_FILES], ids=["addresses", "size of files"])
+def test_what_is_lacking_is_told_as_a_lack_of_memory(tmp_path, lack):
+    run(tmp_path, FULL + lack, "exec {python} {script}")
 
 
 def test_a_lack_of_inodes_is_told_as_a_lack_of_memory(tmp_path):
     needs("--mount")
     inner = "mount -t tmpfs -o size=64m,nr_inodes=12 none /dev/shm && exec {python} {script}"
-    run(tmp_path, TRY + FEW_FILES, unshared("--mount", inner))
+    run(tmp_path, FULL + FEW_FILES, unshared("--mount", inner))
 
 
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])

@@ -516,23 +516,13 @@ ANY_VALUE = {
     "minibatch": "its truth counts, but in build_inputs",
     "name": "its str() is shown in messages",
 }
+# Of a callable, of one of its arguments, or of an argument in a module.
 PASSED_ON = {
-    "train.StoredStep has_outputs": "make_train_step, which makes it",
-    "train.StoredStep batch_rows": "make_train_step, which makes it",
-    "train.StoredStep with_rows": "make_train_step, which makes it",
-    "train.StoredStep inputs": "make_train_step, which makes it",
-    "train.StoredStep functions": "make_train_step, which makes it",
-    "train.StoredStep exchange": "make_train_step, which makes it",
+    "train.StoredStep": "make_train_step, which makes it",
     "synk.function **kwargs": "theano.function",
     "Function.copy profile": "theano.function",
-    "train.make_train_step *args": "the rule",
-    "train.make_train_step **kwargs": "the rule",
-    "train.parallel_updates *args": "the rule",
-    "train.parallel_updates **kwargs": "the rule",
-    "train.make_train_function *args": "the rule",
-    "train.make_train_function **kwargs": "the rule",
-    "train.make_train_function_theano *args": "the rule",
-    "train.make_train_function_theano **kwargs": "the rule",
+    "train *args": "the rule",
+    "train **kwargs": "the rule",
 }
 EXCEPTIONS = ("PortingWarning", "SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError")
 

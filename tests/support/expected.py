@@ -42,8 +42,12 @@ def reduced(mode, values, counts):
 
 
 def selected(x, batch):
+    """Return what a batch selects, in NumPy's words."""
     if batch is None:
         return x
-    if isinstance(batch, int):
+    if isinstance(batch, (int, np.integer)):
         return x[:batch]
-    return x[np.array(batch, "int64")] if isinstance(batch, list) else x[batch]
+    if isinstance(batch, (list, tuple, range)):
+        batch = list(batch)
+        return x[np.array(batch, bool if batch and isinstance(batch[0], bool) else int)]
+    return x[batch]

@@ -114,10 +114,6 @@ def runs(pid):
         return False
 
 
-def is_stopped(pid):
-    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-
-
 def pids_by_rank():
     """Return the process id of each rank of the current session."""
     session = synk.session.current("a test")

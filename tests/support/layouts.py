@@ -53,7 +53,7 @@ class Layout:
     @property
     def is_on_devices(self):
         """Whether values of shared variables are on devices."""
-        return bool(self.devices)
+        return any(device != "cpu" for device in self.devices)
 
     @property
     def is_mixed(self):
@@ -95,7 +95,6 @@ def from_environment():
 
 
 ONLY = from_environment()
-ON_MACHINES = ONLY is not None and ONLY.machines > 1
 ON_DEVICES = ONLY is not None and ONLY.is_on_devices
 IS_MIXED = ONLY is not None and ONLY.is_mixed
 ON_CUDA = ONLY is not None and any(device.startswith("cuda") for device in ONLY.devices)

@@ -9,6 +9,15 @@ import psutil
 from support.waiting import wait_until
 
 
+def processes_with(variable):
+    """Yield the other processes whose environment has a variable, given as ``NAME=value``."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            given = {"=".join(each) for each in process.environ().items()}
+            if variable in given and process.pid != os.getpid():
+                yield process
+
+
 def descriptors():
     """Return {number: file} of the open descriptors of this process."""
     found = {}

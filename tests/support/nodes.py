@@ -1,12 +1,12 @@
 """Runs of scripts on servers and workers: ``synkhronos launch --servers S --workers W``."""
 
 import contextlib
-import os
 import sys
 
 import psutil
 
 from support import rules
+from support.leaks import processes_with
 
 needs_mpirun = rules.needs_mpirun
 
@@ -90,12 +90,10 @@ class Launched(rules.Launched):
 
     def left_over(self):
         """Return the processes of this run that have not ended."""
-        mark, found = f"SYNKHRONOS_TEST_RUN={self._mark}", []
-        for process in psutil.process_iter():
+        found = []
+        for process in processes_with(self.variable):
             with contextlib.suppress(psutil.Error, OSError):
-                variables = {"=".join(each) for each in process.environ().items()}
-                if mark in variables and process.pid != os.getpid():
-                    found.append((process.pid, process.cmdline()))
+                found.append((process.pid, process.cmdline()))
         return found
 
 

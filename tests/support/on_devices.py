@@ -22,18 +22,19 @@ def missing(kind):
     return "" if count else f"no {kind} device ({problem or 'it counts 0'})"
 
 
-def run(names, request, markers="", without=(), **variables):
-    """Run test files in a process of their own, on devices that the environment names.
+def outcome(devices, names, markers="", without=(), master=0, transport="shared", **variables):
+    """Run test files on ranks with these devices, but for the tests in `without`.
 
-    The tests in `without` are left out.
+    Return the process, which has ended.
     """
-    faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
     paths = []
     for name in names:
         file, *test = name.split("::")
         paths.append("::".join([str(HERE / f"{file}.py"), *test]))
     left_out = [f"--deselect=tests/{name.replace('::', '.py::')}" for name in without]
-    done = subprocess.run(
+    layout = {"DEVICES": devices, "MASTER": str(master), "TRANSPORT": transport}
+    variables.update({f"SYNKHRONOS_TEST_{name}": value for name, value in layout.items()})
+    return subprocess.run(
         [*PYTEST, "-m", markers, *left_out, *paths],
         cwd=HERE.parent,
         env={**os.environ, **variables},
@@ -41,27 +42,21 @@ def run(names, request, markers="", without=(), **variables):
         text=True,
         timeout=1200,
     )
-    summary = done.stdout.strip().splitlines()[-1]
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        request.config.pluginmanager.getplugin("terminalreporter").write_line(f" {summary}")
-    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
-    assert " passed" in summary
 
 
 def run_suites(devices, master, names, request, transport="shared", without=()):
-    """Run test files on ranks with these devices; skip if there are none.
+    """Check that test files pass on ranks with these devices; skip if there are none.
 
     On a mix of kinds of devices without the tests that are thorough, which one kind has.
     """
     kind = "cuda" if "cuda" in devices else "opencl"
     if missing(kind):
         pytest.skip(missing(kind))
-    run(
-        names,
-        request,
-        "not thorough" if len(set(devices.split(","))) > 1 else "",
-        without,
-        SYNKHRONOS_TEST_DEVICES=devices,
-        SYNKHRONOS_TEST_MASTER=str(master),
-        SYNKHRONOS_TEST_TRANSPORT=transport,
-    )
+    faulthandler.cancel_dump_traceback_later()  # what runs has its own, for each test
+    markers = "not thorough" if len(set(devices.split(","))) > 1 else ""
+    done = outcome(devices, names, markers, without, master, transport)
+    summary = done.stdout.strip().splitlines()[-1]
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        request.config.pluginmanager.getplugin("terminalreporter").write_line(f" {summary}")
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    assert " passed" in summary

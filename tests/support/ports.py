@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from support.leaks import processes_with
+
 PAGE = Path(__file__).parents[2] / "docs" / "security.rst"
 NOBODY = 65534
 _LISTENS = "0A"
@@ -30,7 +32,7 @@ def listening(variable):
     Of all processes that have a variable of the environment.
     """
     found = {}
-    for process in _processes(variable):
+    for process in processes_with(variable):
         with contextlib.suppress(psutil.Error, OSError):
             line = " ".join(process.cmdline())
             name = next((_NAMES[part] for part in _NAMES if part in line), "script")
@@ -45,19 +47,11 @@ def listening(variable):
 def memory_of_mpi(variable):
     """Return the paths of the memory that processes with a variable share by Open MPI."""
     found = set()
-    for process in _processes(variable):
+    for process in processes_with(variable):
         with contextlib.suppress(psutil.Error, OSError):
             lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
             found.update(line.split(maxsplit=5)[5] for line in lines if "/sm_segment." in line)
     return found
-
-
-def _processes(variable):
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            given = {"=".join(each) for each in process.environ().items()}
-            if variable in given and process.pid != os.getpid():
-                yield process
 
 
 def inodes(pid):

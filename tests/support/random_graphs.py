@@ -279,7 +279,6 @@ def _axis(variable, rng):
 
 
 def unary(g, rng):
-    """Return an operation on each item."""
     a = g.pick()
     return [lambda: -a, lambda: abs(a), lambda: T.sqr(a), lambda: T.tanh(a), lambda: T.exp(a / 8),
             lambda: T.sgn(a), lambda: a * 2, lambda: a / 4, lambda: 3 - a, lambda: T.floor(a),
@@ -288,7 +287,6 @@ def unary(g, rng):
 
 
 def binary(g, rng):
-    """Return an operation on the items of two values."""
     a, b = g.pick(), g.pick()
     return [T.add, T.sub, T.mul, T.true_div, T.maximum, T.minimum, T.lt, T.eq, T.and_, T.fill][
         rng.randint(10)
@@ -296,22 +294,18 @@ def binary(g, rng):
 
 
 def division(g, rng):
-    """Return quotients and remainders; compiled ones of integers end the process for 0."""
     return [T.int_div, T.mod, T.true_div][rng.randint(3)](g.pick(), g.pick())
 
 
 def cast(g, rng):
-    """Return a value in another dtype."""
     return T.cast(g.pick(), _dtype(rng))
 
 
 def switch(g, rng):
-    """Return items of one value or the other."""
     return T.switch(g.pick() > 0, g.pick(), g.pick())
 
 
 def add_up(g, rng):
-    """Return a sum or a product, accumulated in any dtype."""
     a = g.pick()
     kwargs = {"axis": _axis(a, rng), "keepdims": bool(rng.rand() < 0.2)}
     if rng.rand() < 0.4:
@@ -322,7 +316,6 @@ def add_up(g, rng):
 
 
 def mean(g, rng):
-    """Return a mean, or how far items are from it."""
     a = g.pick()
     axis = _axis(a, rng)
     m = T.mean(a, axis=axis, keepdims=True)
@@ -330,7 +323,6 @@ def mean(g, rng):
 
 
 def extreme(g, rng):
-    """Return a maximum or the like."""
     a = g.pick()
     how = [T.max, T.min, T.argmax, T.any, T.all, T.argmin][rng.randint(6)]
     if a.ndim == 0 and how in (T.argmax, T.argmin):
@@ -339,14 +331,12 @@ def extreme(g, rng):
 
 
 def bits(g, rng):
-    """Return a reduction by an operation of bits."""
     op = [theano.scalar.or_, theano.scalar.and_, theano.scalar.xor][rng.randint(3)]
     a = g.pick(dtypes=INTEGERS)
     return T.elemwise.CAReduce(op, axis=_axis(a, rng))(a)
 
 
 def length(g, rng):
-    """Return a length, or what is computed of one."""
     a = g.pick()
     n = a.shape[int(rng.randint(a.ndim))] if a.ndim else a.size
     return [n, n * 2, T.cast(n, _dtype(rng)), a.size, n - 1, n // 2, n * g.a, a.shape, n * n,
@@ -355,7 +345,6 @@ def length(g, rng):
 
 
 def of_length(g, rng):
-    """Return an array of a length of the graph; Theano takes none of uint64."""
     n = g.pick(0, [dtype for dtype in INTEGERS if dtype != "uint64"])
     return [lambda: T.arange(n, dtype=_dtype(rng)), lambda: T.arange(n), lambda: T.arange(1, n),
             lambda: T.zeros((n, 2), _dtype(rng)), lambda: T.alloc(g.pick(), n, COLUMNS),
@@ -364,7 +353,6 @@ def of_length(g, rng):
 
 
 def reshape(g, rng):
-    """Return a value in another shape."""
     a, n = g.pick(), g.x.shape[0]
     shapes = [(-1, 2), (-1, 4), (n, -1), (n * 2, -1), (2, n, -1), (1, n, -1), (-1,), (n, 2, 2),
               (6, -1), (6, 2, 2), (a.shape[0], -1), (-1, n), (3, -1), (a.size,), (4, n),
@@ -373,7 +361,6 @@ def reshape(g, rng):
 
 
 def axes(g, rng):
-    """Return a value with its axes in another order."""
     a = g.pick()
     order = list(rng.permutation(a.ndim))
     if rng.rand() < 0.4:
@@ -382,7 +369,6 @@ def axes(g, rng):
 
 
 def basic_index(g, rng):
-    """Return items at fixed or computed places."""
     a = g.pick()
     n = g.pick(0, INTEGERS) if rng.rand() < 0.3 else int(rng.randint(-2, 4))
     places = [
@@ -400,7 +386,6 @@ def basic_index(g, rng):
 
 
 def lookup(g, rng):
-    """Return items at computed indices."""
     a = g.pick()
     indices = g.pick(1, INTEGERS) if rng.rand() < 0.5 else g.index
     n = g.x.shape[0]
@@ -416,7 +401,6 @@ def lookup(g, rng):
 
 
 def change(g, rng):
-    """Return a value of which some items are replaced or increased."""
     a, b = g.pick(), g.pick()
     how = [T.set_subtensor, T.inc_subtensor][rng.randint(2)]
     target = [lambda: a[:, 1], lambda: a[g.index], lambda: a[T.arange(g.x.shape[0]), g.index],
@@ -427,7 +411,6 @@ def change(g, rng):
 
 
 def join(g, rng):
-    """Return values one after the other, or beside one another."""
     a = g.pick()
     b = g.pick(a.ndim)
     if rng.rand() < 0.3:
@@ -436,13 +419,11 @@ def join(g, rng):
 
 
 def split(g, rng):
-    """Return the parts of a value."""
     a = g.pick()
     return T.split(a, [1, 3], 2, axis=int(rng.randint(a.ndim)))
 
 
 def products(g, rng):
-    """Return products of matrices."""
     a, b = g.pick(), g.pick()
     return [lambda: T.dot(a, b), lambda: T.dot(a.T, b), lambda: T.batched_dot(a, b),
             lambda: T.tensordot(a, b, [[0], [0]]), lambda: T.outer(a, b),
@@ -450,7 +431,6 @@ def products(g, rng):
 
 
 def by_row(g, rng):
-    """Return what a network computes of each row."""
     a = g.pick(2, FLOATS)
     return [lambda: T.nnet.softmax(a), lambda: T.nnet.logsoftmax(a),
             lambda: T.nnet.categorical_crossentropy(T.nnet.softmax(a), g.index),
@@ -462,7 +442,6 @@ def by_row(g, rng):
 
 
 def repeated(g, rng):
-    """Return a value several times, or what a loop or a condition makes of it."""
     a, b = g.pick(), g.pick()
     rows = g.pick(2, FLOATS)
     return [lambda: T.tile(a, (1, 2)), lambda: T.repeat(a, 2, axis=int(rng.randint(a.ndim))),
@@ -473,7 +452,6 @@ def repeated(g, rng):
 
 
 def check(g, rng):
-    """Return a value that raises an AssertionError for some arguments."""
     condition = [T.ge(g.a, 1), T.all(g.index < COLUMNS), T.gt(g.x.shape[0], 2)][rng.randint(3)]
     return T.opt.Assert("checked")(g.pick(), condition)
 

@@ -17,6 +17,7 @@ import theano.tensor as T
 
 from support.compatible import restored
 from support.launching import FOR_ROOT, MPIRUN, needs_mpirun  # noqa: F401
+from support.leaks import processes_with
 from support.waiting import LONG, wait_until
 from synkhronos.rules import compatible
 
@@ -94,16 +95,12 @@ class Launched:
 
     def pid_of(self, rank):
         """Return the number of a rank's process, which a guard has started."""
-        wanted = {f"SYNKHRONOS_TEST_RUN={self._mark}"}
-        for process in psutil.process_iter():
+        for process in processes_with(self.variable):
             with contextlib.suppress(psutil.Error, OSError):
-                line = process.cmdline()
+                line, variables = process.cmdline(), process.environ()
                 if self.module in line and "synkhronos.launch.guard" not in line:
-                    variables = process.environ()
-                    environment = {"=".join(each) for each in variables.items()}
                     told = json.loads(variables.get("SYNKHRONOS_GROUP", "{}"))
-                    found = told.get("rank", variables.get("OMPI_COMM_WORLD_RANK"))
-                    if wanted <= environment and int(found) == rank:
+                    if int(told.get("rank", variables.get("OMPI_COMM_WORLD_RANK"))) == rank:
                         return process.pid
         raise AssertionError(f"rank {rank} has no process:\n{self.output}")
 

@@ -5,7 +5,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from benchmarks.programs.serving import Collectives, clock, serve
+from benchmarks.programs.serving import Collectives, seconds_of_each, serve
 
 
 class Rank(Collectives):
@@ -27,13 +27,7 @@ class Rank(Collectives):
 
     def times(self, collective, nbytes, count):
         """Return the seconds of each repetition, without the barrier before it."""
-        run, seconds = self.prepared(collective, nbytes), []
-        for _ in range(count):
-            dist.barrier()
-            begin = clock()
-            run()
-            seconds.append(clock() - begin)
-        return seconds
+        return seconds_of_each(self.prepared(collective, nbytes), count, dist.barrier)
 
     def _prepare(self, collective, mine, joined):
         mine, joined = torch.from_numpy(mine), torch.from_numpy(joined)

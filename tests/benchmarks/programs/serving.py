@@ -16,6 +16,18 @@ JOINED = ("all_gather", "gather")  # the result is the arrays of all ranks, join
 clock = time.perf_counter
 
 
+def seconds_of_each(run, count, before=None):
+    """Return the seconds of each of `count` runs, without what is done before each."""
+    seconds = []
+    for _ in range(count):
+        if before is not None:
+            before()
+        begin = clock()
+        run()
+        seconds.append(clock() - begin)
+    return seconds
+
+
 def serve(answers):
     """Answer the benchmark by methods of `answers`, until it says that this is all."""
     for line in sys.stdin:

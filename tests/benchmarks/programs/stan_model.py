@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from benchmarks.programs.serving import clock, serve
+from benchmarks.programs.serving import seconds_of_each, serve
 
 _SLICES = 8  # of the rows, for each thread: Stan's guide advises several
 
@@ -40,12 +40,8 @@ class Model:
 
     def times(self, count):
         """Return the seconds of each of `count` evaluations, where all parameters are 0.01."""
-        at, seconds = np.full(self._size, 0.01), []
-        for _ in range(count):
-            begin = clock()
-            self._evaluate(at)
-            seconds.append(clock() - begin)
-        return seconds
+        at = np.full(self._size, 0.01)
+        return seconds_of_each(lambda: self._evaluate(at), count)
 
 
 def _arguments(arrays, dtype):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.programs.serving import clock, serve
+from benchmarks.programs.serving import seconds_of_each, serve
 
 functional = torch.nn.functional
 
@@ -84,12 +84,7 @@ class Trainer:
 
     def times(self, count):
         """Return the seconds of so many steps."""
-        seconds = []
-        for _ in range(count):
-            begin = clock()
-            self._step()
-            seconds.append(clock() - begin)
-        return seconds
+        return seconds_of_each(self._step, count)
 
     def _step(self):
         chosen = self._random.randint(0, len(self._rows[0]), self._batch)

@@ -9,7 +9,7 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 
-GROUPS = ("versions", "operations", "collectives", "functions", "training", "figures", "failure")
+GROUPS = ("versions", "operations", "suites", "training", "figures", "failure")
 # They look at the device, not at the ranks: once is enough for all layouts of one device.
 ONCE = ("versions", "operations")
 

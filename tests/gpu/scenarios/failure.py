@@ -53,29 +53,6 @@ def in_the_last_row(run, value):
     return rows
 
 
-def raises_on_the_last_rank(run, f):
-    """Check that an error of the last rank is raised here, and that the next call works."""
-    error = refused(Exception, lambda: f(in_the_last_row(run, -1)), "a rank that raises")
-    true(MESSAGE in str(error), f"the message does not have the reason: {error}")
-    if run.n > 1:
-        true(isinstance(error, synk.WorkerError), f"it is a {type(error).__name__}")
-        same(error.rank, run.n - 1, "the rank of the error")
-    return in_the_last_row(run, 3)
-
-
-@scenario()
-def error_in_a_function(run):
-    """A rank raises while it computes; functions and collectives work afterwards."""
-    x = T.fmatrix("x")
-    f = synk.function([x], (2 * RefuseNegative()(T.exp(x) - 1), "gather"))
-    for _ in range(3):
-        rows = raises_on_the_last_rank(run, f)
-        close(f(rows), 2 * (np.exp(rows) - 1), "the next call")
-    s = theano.shared(np.arange(4, dtype="float32"))
-    synk.all_reduce(s, "sum")
-    close(s.get_value(), run.n * np.arange(4, dtype="float32"), "an all_reduce afterwards")
-
-
 @scenario()
 def error_before_a_reduction(run):
     """A rank raises while the others wait for it in a reduction of the same function."""
@@ -83,19 +60,14 @@ def error_before_a_reduction(run):
     f = synk.function([x], synk.ops.all_reduce(RefuseNegative()(2 * x).mean(axis=0)))
     for _ in range(3):
         began = time.perf_counter()
-        rows = raises_on_the_last_rank(run, f)
+        error = refused(Exception, lambda: f(in_the_last_row(run, -1)), "a rank that raises")
         seconds = time.perf_counter() - began
         true(seconds < SECONDS, f"the others came out of the reduction after {seconds:.1f} s")
+        true(MESSAGE in str(error), f"the message does not have the reason: {error}")
+        if run.n > 1:
+            same((type(error), error.rank), (synk.WorkerError, run.n - 1), "the error")
+        rows = in_the_last_row(run, 3)
         close(f(rows), 2 * rows.mean(axis=0), "the next call")
-
-
-@scenario()
-def wrong_arguments(run):
-    """What the master can know is refused before anything starts."""
-    s = theano.shared(np.zeros((2, 2), "float32"))
-    refused(TypeError, lambda: synk.broadcast(s, np.zeros(3, "float32")), "another ndim")
-    refused(ValueError, lambda: synk.all_reduce(s, "median"), "an unknown operation")
-    synk.all_reduce(s)
 
 
 def kill_while(run, repeat):

@@ -1,13 +1,15 @@
 """How long things take. Nothing is compared but the times, and no time is too long."""
 
-import time
-
 import numpy as np
 import theano
 import theano.tensor as T
 
 import synkhronos as synk
-from scenarios import Skip, networks, scenario
+from scenarios import Skip, scenario, training
+from synkhronos.extensions import update_rules
+from synkhronos.tools.bench import turns
+from synkhronos.tools.bench.collectives import bus_factor
+from synkhronos.tools.bench.networks import NETWORKS
 
 FORKS = True
 
@@ -22,35 +24,21 @@ def settle(*variables):
             value.sync()
 
 
-def interleaved(run, calls, seconds=2.0, before=None):
-    """Return the median seconds of each call, taking turns, as often as fits into `seconds`.
-
-    `before` is called before each of them, and its time does not count.
-    """
-    measured = [[] for _ in calls]
-
-    def turn():
-        for call, own in zip(calls, measured):
-            if before is not None:
-                before()
-            began = time.perf_counter()
-            call()
-            own.append(time.perf_counter() - began)
-
-    for _ in range(3):  # the first ones set things up
-        for own in measured:
-            own.clear()
-        began = time.perf_counter()
-        turn()
-    once = time.perf_counter() - began
-    for _ in range(4 if run.quick else int(min(max(seconds / once, 6), 1000))):
-        turn()
-    return [float(np.median(own)) for own in measured]
+def medians(run, calls, seconds=2.0):
+    """Return the median seconds of each call; they take turns."""
+    measured = turns.Turns(seconds, most=1 if run.quick else 300)
+    measured.add_calls(calls)
+    return {name: each["median"] for name, each in measured.take_all("calls").items()}
 
 
 def microseconds(seconds):
     """Return a time as text."""
     return f"{1e6 * seconds:,.1f} us"
+
+
+def tell_rate(run, name, size, seconds):
+    """Note a time, and how many bytes pass in it."""
+    run.figures[name] = f"{microseconds(seconds):>16}   {size / seconds / 1e9:8.3f} GB/s"
 
 
 @scenario(limit=240)
@@ -64,42 +52,30 @@ def calls(run):
     f = synk.function([x], T.dot(x, w).mean())
     plain = theano.function([x], T.dot(x, w).mean())
     plain_empty = theano.function([], [])
-    results = interleaved(
-        run, [empty, plain_empty, lambda: f(data), lambda: f(rows), lambda: plain(rows)]
+    ours, theirs = "dot of few rows of an array, synkhronos", "the same rows, plain Theano"
+    found = medians(
+        run,
+        {
+            "no input or output, synkhronos": empty,
+            "no input or output, plain Theano": plain_empty,
+            "dot of few rows of Data, synkhronos": lambda: f(data),
+            ours: lambda: f(rows),
+            theirs: lambda: plain(rows),
+        },
     )
-    for name, seconds in zip(
-        (
-            "no input or output, synkhronos",
-            "no input or output, plain Theano",
-            "dot of few rows of Data, synkhronos",
-            "dot of few rows of an array, synkhronos",
-            "the same rows on one device, plain Theano",
-        ),
-        results,
-    ):
-        run.figures[name] = microseconds(seconds)
-    return f"synkhronos adds {microseconds(results[3] - results[4])} to a call with an array"
+    run.figures.update({name: microseconds(seconds) for name, seconds in found.items()})
+    return f"synkhronos adds {microseconds(found[ours] - found[theirs])} to a call with an array"
 
 
 @scenario(limit=600)
 def collectives(run):
     """Time and bus bandwidth: bytes that pass each rank's link in the best algorithm, by time."""
-    n = run.n
-    shares = {
-        "all_reduce": 2 * (n - 1) / n,
-        "reduce": 1,
-        "broadcast": 1,
-        "scatter of Data": (n - 1) / n,
-        "all_gather": (n - 1) / n,
-    }
     for exponent in (10, 20) if run.quick else range(10, 29, 3):
         size = 2**exponent
-        for (name, share), seconds in zip(shares.items(), time_collectives(run, size)):
-            rate = (share if n > 1 else 1) * size / seconds / 1e9
-            run.figures[f"{name} of {readable(size)}"] = (
-                f"{microseconds(seconds):>16}   {rate:8.3f} GB/s"
-            )
-    return "GB/s on the bus" if n > 1 else "one rank: GB/s of its own bytes"
+        for name, seconds in time_collectives(run, size).items():
+            factor = bus_factor(name, run.n) if run.n > 1 else 1
+            tell_rate(run, f"{name} of {readable(size)}", factor * size, seconds)
+    return "GB/s on the bus" if run.n > 1 else "one rank: GB/s of its own bytes"
 
 
 def time_collectives(run, size):
@@ -111,21 +87,24 @@ def time_collectives(run, size):
         collective(*arguments)
         settle(arguments[0])
 
-    def scatter():
-        done(synk.scatter, part, data)
+    calls = {
+        "all_reduce": lambda: done(synk.all_reduce, s, "max"),
+        "reduce": lambda: done(synk.reduce, s, "max"),
+        "broadcast": lambda: done(synk.broadcast, s),
+        "scatter": lambda: done(synk.scatter, part, data),
+    }
 
-    calls = [
-        lambda: done(synk.all_reduce, s, "max"),
-        lambda: done(synk.reduce, s, "max"),
-        lambda: done(synk.broadcast, s),
-        scatter,
-    ]
-    # all_gather makes the variable longer: the scatter before it makes it short again.
-    all_gather = [lambda: done(synk.all_gather, part)]
-    return [
-        *interleaved(run, calls, seconds=1.5),
-        *interleaved(run, all_gather, seconds=0.5, before=scatter),
-    ]
+    def all_gather(count):
+        seconds = []
+        for _ in range(count):
+            calls["scatter"]()  # makes the variable short again
+            seconds.append(turns.seconds_of(done, synk.all_gather, part))
+        return seconds
+
+    measured = turns.Turns(1.5, most=1 if run.quick else 300)
+    measured.add("all_gather", all_gather)
+    measured.add_calls(calls)
+    return {name: each["median"] for name, each in measured.take_all("collectives").items()}
 
 
 def readable(size):
@@ -138,19 +117,11 @@ def step_of_a_network(run):
     """A training step on all ranks, beside plain Theano on the master's device alone."""
     kind, rows = ("mlp", 64) if run.quick else ("cnn", 512)
     rows *= run.n
-    [(x, y)] = networks.minibatches(kind, 1, rows)
-    parallel, serial = networks.Network(kind), networks.Network(kind)
-    grads = [synk.ops.all_reduce(grad) for grad in parallel.grads]
-    step = synk.function(
-        [parallel.x, parallel.y],
-        parallel.loss,
-        updates=networks.momentum(parallel.params, grads),
-    )
-    plain = theano.function(
-        [serial.x, serial.y],
-        serial.loss,
-        updates=networks.momentum(serial.params, serial.grads),
-    )
+    parallel, serial = NETWORKS[kind](), NETWORKS[kind]()
+    x, y = serial.rows(rows)
+    step = training.in_the_graph(parallel)
+    updates = update_rules.momentum(serial.loss, serial.params, **training.RATES)
+    plain = theano.function([serial.x, serial.y], serial.loss, updates=updates)
     data = synk.data(x), synk.data(y)
 
     def run_step():
@@ -161,9 +132,10 @@ def step_of_a_network(run):
         plain(x, y)
         settle(*serial.params)
 
-    ours, theirs = interleaved(run, [run_step, run_plain], seconds=6)
-    run.figures[f"{kind}, {rows} rows, synkhronos"] = microseconds(ours)
-    run.figures[f"{kind}, {rows} rows, plain Theano, one device"] = microseconds(theirs)
+    found = medians(run, {"synkhronos": run_step, "plain Theano, one device": run_plain}, 6)
+    for name, seconds in found.items():
+        run.figures[f"{kind}, {rows} rows, {name}"] = microseconds(seconds)
+    ours, theirs = found.values()
     return f"{theirs / ours:.2f} times the speed of plain Theano on one device"
 
 
@@ -201,5 +173,5 @@ def host_to_device(run):
         ),
         "NumPy's copy on the host": array.copy,
     }
-    for name, seconds in zip(calls, interleaved(run, list(calls.values()))):
-        run.figures[name] = f"{microseconds(seconds):>16}   {size / seconds / 1e9:8.3f} GB/s"
+    for name, seconds in medians(run, calls).items():
+        tell_rate(run, name, size, seconds)

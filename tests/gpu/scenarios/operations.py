@@ -152,7 +152,6 @@ def sums_in_half_precision():
 
 @operation()
 def products():
-    """Of numbers near 1."""
     x = T.fmatrix("x")
     return {x: 1 + signed(257, 100) / 100}, [x.prod(axis=0), x.prod(axis=1), x.prod()]
 
@@ -167,7 +166,6 @@ def maxima_and_minima():
 
 @operation()
 def any_and_all():
-    """Reductions of bools."""
     x = T.fmatrix("x")
     value = signed(50, 40)
     return {x: value}, [T.any(x > 1.9, axis=0), T.all(x < 1.9, axis=1), T.any(x > 5)]
@@ -198,7 +196,6 @@ def rectifiers():
 
 @operation()
 def elementwise_functions():
-    """What networks apply to each number."""
     x = T.fmatrix("x")
     return {x: positive(100, 70)}, [
         *(T.exp(x), T.log(x), T.sqrt(x), T.tanh(x), T.nnet.sigmoid(x), T.nnet.softplus(x)),
@@ -222,7 +219,6 @@ def integers():
 
 @operation()
 def half_precision():
-    """Element by element, reduced and converted."""
     x = HALF("x")
     outputs = [x + x, T.exp(x), T.cast(x, "float32") * 2, x.sum(), T.nnet.softmax(x), x.max(axis=0)]
     return {x: positive(40, 30)}, outputs
@@ -247,7 +243,6 @@ def softmax_of_few_and_many():
 
 @operation()
 def crossentropy():
-    """With integer targets, and its gradient."""
     x, labels = T.fmatrix("x"), T.ivector("labels")
     loss = T.nnet.categorical_crossentropy(T.nnet.softmax(x), labels)
     values = {x: signed(128, 10), labels: np.arange(128) % 10}
@@ -256,7 +251,6 @@ def crossentropy():
 
 @operation(quick=True)
 def argmax():
-    """Alone, and together with the maximum."""
     x = T.fmatrix("x")
     largest, where = T.max_and_argmax(x, axis=1)
     return {x: signed(200, 130)}, [x.argmax(axis=1), x.argmax(axis=0), largest, where]
@@ -299,7 +293,6 @@ def products_of_matrices():
 
 @operation()
 def products_in_double_precision():
-    """dgemm."""
     x, y = T.dmatrix("x"), T.dmatrix("y")
     return {x: signed(130, 70), y: signed(70, 50, seed=1)}, [T.dot(x, y), T.dot(y.T, x.T)]
 
@@ -314,14 +307,12 @@ def products_in_half_precision():
 
 @operation()
 def products_of_batches():
-    """A product for each of nine pairs."""
     x, y = T.ftensor3("x"), T.ftensor3("y")
     return {x: signed(9, 20, 30), y: signed(9, 30, 40, seed=1)}, [T.batched_dot(x, y)]
 
 
 @operation(reference=None)
 def convolution():
-    """valid, half, and with strides."""
     x, w = T.ftensor4("x"), T.ftensor4("w")
     conv = T.nnet.conv2d
     outputs = [conv(x, w), conv(x, w, border_mode="half"), conv(x, w, subsample=(2, 2))]
@@ -330,7 +321,6 @@ def convolution():
 
 @operation(reference=None)
 def gradients_of_convolution():
-    """By the images and by the filters."""
     x, w = T.ftensor4("x"), T.ftensor4("w")
     loss = T.sqr(T.nnet.conv2d(x, w, border_mode="half")).sum()
     return {x: signed(4, 3, 17, 15), w: signed(6, 3, 3, 3, seed=1)}, T.grad(loss, [x, w])
@@ -392,7 +382,6 @@ def random_uniform():
 
 @operation()
 def loop():
-    """scan, which loops in Python."""
     x = T.fmatrix("x")
     last, _ = theano.scan(
         lambda row, state: T.tanh(row + state), x, outputs_info=T.zeros_like(x[0])
