@@ -110,11 +110,16 @@ def rounded_to_16_bits(values: np.ndarray) -> tuple[np.ndarray, np.float32]:
     >>> half.dtype, (half.astype("f4") * scale).round(-3)
     (dtype('float16'), array([1000000., -300000.], dtype=float32))
     """
+    scale = scale_of_16_bits(values)
+    return (values / scale).astype(np.float16), scale
+
+
+def scale_of_16_bits(values: np.ndarray) -> np.float32:
+    """Return the scale of `rounded_to_16_bits`."""
     largest = float(np.abs(values).max(initial=0.0))
     if not np.isfinite(largest) or largest == 0.0:
-        return values.astype(np.float16), np.float32(1)
-    scale = np.float32(2.0 ** np.floor(np.log2(largest)))
-    return (values / scale).astype(np.float16), scale
+        return np.float32(1)
+    return np.float32(2.0 ** np.floor(np.log2(largest)))
 
 
 def round_to_16_bits(array: np.ndarray) -> None:

@@ -22,7 +22,6 @@ from synkhronos._machine.interrupts import handled, raised_here
 from synkhronos._machine.private_copies import none_made
 from synkhronos.errors import SessionError
 
-STARTED = "SYNKHRONOS_STARTED"  # the descriptor on which a rank tells its guard of MPI's start
 _PR_SET_PDEATHSIG = 1
 _PR_GET_DUMPABLE = 3
 _CAP_SYS_PTRACE = 19
@@ -388,12 +387,3 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:  # it has ended in between
             os._exit(1)
-
-
-def tell_guard_of_mpi() -> None:
-    """Tell the guard of this process that MPI has started: other ranks can survive its end now."""
-    fd = os.environ.pop(STARTED, None)
-    if fd is not None:
-        with contextlib.suppress(OSError):
-            os.write(int(fd), b"\0")
-            os.close(int(fd))

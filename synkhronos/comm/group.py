@@ -6,6 +6,7 @@
 ==============  ==================================================================================
 ``single``      one process
 ``shared``      processes of one machine: shared memory, and a socket for each pair; no MPI, no port
+``mpi``         processes of several machines: `shared` on each, and a carrier that speaks MPI
 ==============  ==================================================================================
 
 A rank that dies is in `losses` of the others. Collectives raise RankLost then;
@@ -14,10 +15,9 @@ A rank that dies is in `losses` of the others. Collectives raise RankLost then;
 
 from __future__ import annotations
 
-import contextlib
 import time
 from abc import ABC, abstractmethod
-from typing import Any, ContextManager, Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
@@ -38,6 +38,15 @@ class WaitedTooLong(RuntimeError):
             f"waited {seconds:.0f} s for {what}: is one of them stopped? The option patience lets "
             "a run wait longer."
         )
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Return ranks in words.
+
+    >>> named([0, 2])
+    'rank 0 and rank 2'
+    """
+    return " and ".join(f"rank {rank}" for rank in ranks)
 
 
 class Group(ABC):
@@ -188,20 +197,6 @@ class Group(ABC):
     @abstractmethod
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
         """Wait until `receive` has something, or a descriptor can be read, at most so long."""
-
-    def watch(self, ranks: Iterable[int]) -> None:  # noqa: B027 - where a death is always told
-        """Count these ranks as lost when their hosts are silent, and tell them that this one lives.
-
-        Both ranks of a pair call it, and then `wait` or `receive` at least each second. See
-        `heartbeats`.
-        """
-
-    def elsewhere(self) -> ContextManager[None]:
-        """Return a context of a block that may take long, and does not use the group.
-
-        A rank in it lives on for those that `watch` it.
-        """
-        return contextlib.nullcontext()
 
     @abstractmethod
     def abort(self) -> None:

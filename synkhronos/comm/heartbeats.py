@@ -7,11 +7,9 @@ are silent: for 8 seconds, or as many as ``SYNKHRONOS_LOST_AFTER`` says.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 import time
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable
 
 BEAT_SECONDS = 1.0
 
@@ -51,9 +49,6 @@ class Heartbeats:
     def __init__(self, ranks: Iterable[int], tell: Callable[[int], None]) -> None:
         self._tell, self._beaten = tell, time.monotonic()
         self._heard = dict.fromkeys(ranks, self._beaten)  # when each was heard of last
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # held but for blocks of `elsewhere`
-        self._is_over = threading.Event()
 
     def note(self, rank: int) -> None:
         """Take note that a process has been heard of."""
@@ -81,45 +76,6 @@ class Heartbeats:
         limit = time.monotonic() - LOST_SECONDS
         return [rank for rank, heard in self._heard.items() if heard < limit]
 
-    @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Let a thread beat during a block that may take long, and sends no message."""
-        if not self._heard:
-            yield
-            return
-        if self._thread is None:
-            self._lock.acquire()
-            self._thread = threading.Thread(
-                target=self._run, name="synkhronos-heartbeats", daemon=True
-            )
-            self._thread.start()
-        begun = time.monotonic()
-        self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()
-            now = time.monotonic()
-            if now - begun > BEAT_SECONDS:  # it has read no messages meanwhile
-                self._forget(now)
-
-    def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._is_over.set()
-            self._lock.release()
-            self._thread.join()
-            self._thread = None
-
     def _forget(self, now):
         """Count the silence of the others from now on."""
         self._heard = dict.fromkeys(self._heard, now)
-
-    def _run(self):
-        while not self._is_over.wait(BEAT_SECONDS / 2):
-            if self._lock.acquire(blocking=False):
-                try:
-                    if not self._is_over.is_set():
-                        self.beat()
-                finally:
-                    self._lock.release()

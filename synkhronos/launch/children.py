@@ -33,7 +33,7 @@ class Children(Watch):
 
     @contextlib.contextmanager
     def _begun(self):
-        founding = group.Founding(len(self._commands))
+        founding = self._founding()
         try:
             for rank, command in enumerate(self._commands):
                 value, descriptors = founding.place(rank)
@@ -57,6 +57,10 @@ class Children(Watch):
         finally:
             founding.close()
         yield
+
+    def _founding(self):
+        """Return what the ranks inherit of their group."""
+        return group.Founding(len(self._commands))
 
     def _take(self, stream, data, is_end=False):
         rank, number, lines = stream

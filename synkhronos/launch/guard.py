@@ -1,16 +1,7 @@
-"""The process of mpirun beside each other one: it passes signals on, and says how that one ended.
+"""The process of mpirun beside a script: it passes input and signals on, and says how it ended.
 
-    launcher ◀── start, status ── guard ── SIGUSR1, SIGTERM ──▶ rank
-    launcher ◀── more ─────────── guard ── stdin, signals ────▶ script
+    launcher ◀── start, more, status ── guard ── stdin, signals ────▶ script
              ─── frames of stdin and signals ──▶
-
-mpirun tells of the first process that failed, and of none if it is to tolerate faults. It ends a
-run in which a process ends with a status but 0, also while others still write a snapshot, and does
-not count an exit with a status as a fault that other ranks are told of. So the guard passes each
-status to the launcher as a mark in standard error, ends with 0 after a Ctrl-C, and kills itself
-after a failure that others are to survive. A rank that fails before MPI has started leaves the
-others waiting in MPI_Init for ever, even if mpirun hears of it. The mark then says "early", and the
-launcher ends the run.
 
 mpirun does not pass the end of its standard input on, stalls if much waits there, ends a script at
 a Ctrl-C, and prints a page about every exit status but 0. So the guard of a script asks the
@@ -21,20 +12,12 @@ the line of mpirun runs the script without a launcher, too.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import selectors
 import signal
 import socket
 import struct
-import subprocess
-import sys
-import time
-from typing import Sequence
 
-from synkhronos._machine.devices import module_command
-from synkhronos._machine.processes import STARTED, end_with_parent
-from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
 from synkhronos.launch.streams import SIZE, Writer
 
@@ -43,52 +26,7 @@ DATA, SIGNAL = 0, 1
 HEADER = struct.Struct(">BI")  # kind, number of bytes or of the signal
 FORWARDED = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _HEARD = {*FORWARDED, signal.SIGCHLD}
-_SECONDS = 2.0  # between two looks; what the first failure has to be told of
-
-
-def command(token: str, is_tolerant: bool, line: Sequence[str]) -> list[str]:
-    """Return the command that runs a rank's command under a guard."""
-    tolerance = "tolerant" if is_tolerant else "strict"
-    return module_command("synkhronos.launch.guard", token, tolerance, *line, unbuffered=True)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run a rank to its end; return the exit status of this process, or kill it."""
-    token, tolerance, *line = arguments
-    guard = _Guard(token)
-    started, told = os.pipe()
-    child = subprocess.Popen(
-        line,
-        env={**os.environ, STARTED: str(told)},
-        pass_fds=[told],
-        preexec_fn=functools.partial(_begin, os.getpid()),
-    )
-    os.close(told)
-    status = guard.watch(child.pid)
-    has_failed, is_tolerant = status not in (0, INTERRUPTED), tolerance == "tolerant"
-    is_early = has_failed and is_tolerant and not _has_told(started)
-    guard.mark("status", f"{status} early" if is_early else status)
-    if not has_failed:
-        return 0
-    if is_tolerant:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if status == FOLLOWS:  # mpirun would end the one that has failed before this could tell of it
-        time.sleep(_SECONDS)
-    return status if status > 0 else 128 - status
-
-
-def _begin(parent):
-    """Prepare the process that becomes the rank, which ends when the guard is killed."""
-    os.setpgid(0, 0)  # PRRTE signals the guard's group; a rank's own children are to hear nothing
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
-    end_with_parent(parent, signal.SIGKILL)
-
-
-def _has_told(started):
-    os.set_blocking(started, False)  # a child of the rank may hold the other end
-    with contextlib.suppress(BlockingIOError):
-        return bool(os.read(started, 1))
-    return False
+_SECONDS = 2.0  # between two looks
 
 
 def goes_on() -> bool:
@@ -99,7 +37,7 @@ def goes_on() -> bool:
     token = os.environ.pop(VARIABLE, None)
     if token is None:
         return True
-    guard = _Guard(token, only_of_first=True)
+    guard = _Guard(token)
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
@@ -116,10 +54,10 @@ def goes_on() -> bool:
 class _Guard:
     """A guard, which begins and ends with signals blocked: one that comes early waits."""
 
-    def __init__(self, token, only_of_first=False):
+    def __init__(self, token):
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         self._token, self._rank = token, os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-        self._tells = self._rank == "0" or not only_of_first
+        self._tells = self._rank == "0"
         self._owes_mark = False
         self._received = bytearray()
         self._selector = selectors.PollSelector()
@@ -184,8 +122,3 @@ class _Guard:
             else:
                 self._stdin.end()
         return None
-
-
-if __name__ == "__main__":
-    # At once: while Python shuts down it has no handlers, and a signal would kill it.
-    os._exit(main(sys.argv[1:]))

@@ -17,15 +17,13 @@ from typing import Any, Mapping, Sequence
 from synkhronos._host import pythons
 from synkhronos._machine.devices import python_command
 from synkhronos.comm.mpi import folders
-from synkhronos.launch import CannotLaunch, guard
+from synkhronos.launch import CannotLaunch, guard, machine
 from synkhronos.launch.where import Host, is_here
 
 _EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
 # Beside them, for processes without a script of ours: compilers and CUDA of other hosts need them.
 _OF_COMPILERS = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
 _ROOT = "ALLOW_RUN_AS_ROOT"
-# Of runs that mpirun is to end, in 6 to 14 seconds, when a machine is cut off.
-_KEEPALIVE = {"time": 8, "intvl": 2, "probes": 3}
 _PROBE_SECONDS = 10
 _ANSWER = "synkhronos-answer "  # begins the line with what a host tells
 _ANSWER_SECONDS = 120
@@ -46,26 +44,20 @@ def line(
     options: Any,
     command: Sequence[str],
     variables: Mapping[str, str],
-    counts: Sequence[int] | None = None,
-    keepalive: int | None = _KEEPALIVE["time"],
 ) -> list[str]:
-    """Return the command line that runs a command on each machine: once, or `counts` times.
+    """Return the command line that runs a command once on each machine.
 
-    `options` has what ``--agent`` and ``--mpirun-args`` say. After `keepalive` seconds of silence
-    mpirun and its daemons ask whether the other side is there, and end all if not. With None they
-    do as PRRTE does by default, 3 to 8 minutes after a cut.
+    `options` has what ``--agent`` and ``--mpirun-args`` say. mpirun notices a machine that is cut
+    off after 3 to 8 minutes only: carriers do before, and tell it, where mpirun would end all
+    without a word.
     """
-    each = [1] * len(hosts) if counts is None else counts
     arguments = _split_arguments(options.mpirun_args)
     _check_root(arguments)
     line = [find()]
-    line += ["--host", ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each))]
-    mapping = "ppr:1:node" if counts is None else "slot"
-    line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
+    line += ["--host", ",".join(f"{host.name}:1" for host in hosts), "-n", str(len(hosts))]
+    line += ["--map-by", "ppr:1:node", "--bind-to", "none"]
     if options.agent:
         line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
-    for name, value in {**_KEEPALIVE, "time": keepalive}.items() if keepalive else ():
-        line += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
     line += folders.daemon_arguments(Path(line[0]).with_name("prted"))
     for name in sorted(os.environ):
         is_own = name.startswith("SYNKHRONOS_") and name != guard.VARIABLE
@@ -82,24 +74,17 @@ def line_of_group(
     command: Sequence[str],
     variables: Mapping[str, str],
     token: str,
-    is_tolerant: bool,
-    yields: bool,
-    keepalive: int | None = _KEEPALIVE["time"],
 ) -> list[str]:
-    """Return the command line that runs the processes of a group, each under a guard.
+    """Return the command line that runs the ranks of a group, as many on each machine as it says.
 
-    Others go on after one has died if it `is_tolerant`; one that waits leaves its core to others if
-    it `yields`. The rest is as in `line`; `token` begins the marks of guards.
+    `token` begins the marks of machines. The rest is as in `line`.
     """
-    own = ["--output", "tag"]
-    own += ["--with-ft", "ulfm"] * is_tolerant
-    own += ["--mca", "mpi_yield_when_idle", "1"] * yields
     if [host.name for host in hosts] != ["localhost"]:
         found = {name: os.environ[name] for name in _OF_COMPILERS if name in os.environ}
         variables = {**found, **variables}
-    guarded = guard.command(token, is_tolerant, command)
     counts = [host.ranks or 0 for host in hosts]
-    return line(hosts, options, [*own, *guarded], variables, counts, keepalive)
+    own = ["--output", "tag", *machine.command(token, counts, command)]
+    return line(hosts, options, own, variables)
 
 
 def new_token() -> str:

@@ -27,6 +27,7 @@ import time
 from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent
+from synkhronos.comm.heartbeats import SILENT
 from synkhronos.comm.mpi import folders, secret
 from synkhronos.launch import guard, mpirun
 from synkhronos.launch.streams import Lines, Writer
@@ -39,7 +40,7 @@ _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULT
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 _TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>: ?")
 _EDGE = re.compile(rb"-{60,}\n?")
-_AFTER_EARLY = 3.0  # seconds for what others still print: mpirun would not end them
+_AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 _KILLING = 2.0  # seconds in which killed processes end
 _PATIENCE = 10.0  # seconds for a script to end after a Ctrl-C
 _FRAME = 2048  # bytes of input; PRRTE drops input above 4096 bytes a message
@@ -93,12 +94,12 @@ class Mpirun(Watch):
 
     def _end(self, number):
         if number == signal.SIGKILL:
-            _kill_session(self._mpirun.pid)
+            kill_session(self._mpirun.pid)
         else:
             self._mpirun.send_signal(number)
 
     def _end_all(self):
-        _kill_session(self._mpirun.pid)
+        kill_session(self._mpirun.pid)
         self._mpirun.wait()
         self._mpirun.stdout.close()
         self._mpirun.stderr.close()
@@ -109,10 +110,7 @@ class Mpirun(Watch):
             pid, known.host = text.split(" ", 1)
             known.pid = int(pid)
         elif kind == b"status":
-            status, _, early = text.partition(" ")
-            self._note_end(rank, int(status))
-            if early:
-                self._end_after(_AFTER_EARLY)
+            self._note_end(rank, int(text))
             if all(each.status is not None for each in self.ranks):
                 self._end_after(self.after_all)
 
@@ -142,17 +140,42 @@ class Ranks(Mpirun):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self._line_mark = re.compile(self._mark.pattern.split(b"([a-z]+)")[0] + b"line \0")
         self._lines = {1: Lines(), 2: Lines()}  # of mpirun's streams
         self._speaker: dict[int, int | None] = {1: None, 2: None}  # the rank of half a line
         self._edges: dict[int, bytes] = {}  # lines of dashes, by rank
         self._pages: set[int] = set()  # ranks in the midst of a page
         self._own = bytearray()  # what mpirun says by itself
+        self.lost: list[int] = []  # ranks of machines of which nothing is heard
 
     @property
     def own_words(self) -> str:
         """The lines that mpirun has printed by itself, but for those about ranks that failed."""
         text = _NOISE.sub(b"", bytes(self._own))
         return (_PAGE.sub(b"", text) if self.has_started else text).decode(errors="replace")
+
+    def _take_mark(self, rank, kind, text):
+        if kind != b"lost":
+            super()._take_mark(rank, kind, text)
+        elif rank not in self.lost and self.ranks[rank].status is None:
+            self.lost.append(rank)
+            self.say(f"{self.name(rank)} {SILENT}.")
+        if self.lost and all(
+            known.status is not None or at in self.lost for at, known in enumerate(self.ranks)
+        ):
+            self._ending = [signal.SIGKILL]  # mpirun would wait for its daemon there
+            self._end_after(_AFTER_LOST)
+
+    def _status(self):
+        status = super()._status()
+        return 1 if self.lost and not self.interrupted_by else status
+
+    def failure_summary(self) -> list[str]:
+        """Return sentences about a run that has not ended well."""
+        if not self.lost or self.interrupted_by:
+            return super().failure_summary()
+        lost = " and ".join(self.name(at) for at in self.lost)
+        return [f"{lost} can't be reached any more, which has ended the run."]
 
     def _take(self, stream, data, is_end=False):
         for line in self._lines[stream].take(data, is_end):
@@ -172,15 +195,19 @@ class Ranks(Mpirun):
                 at, rank = tag.end(), int(tag[1])
         self._speaker[stream] = None if line.endswith(b"\n") else rank
 
-    def _take_text(self, stream, rank, text):
-        if rank is None or rank >= len(self.ranks):
+    def _take_text(self, stream, machine, text):
+        if machine is None:
             self._own += text
-            return
-        if stream == 2:
+        elif line := self._line_mark.match(text):
+            text = text[line.end() :]
+            rank = int(line[1])
+            if stream == 2:
+                text = self._without_marks(text)
+            if text:
+                self._show(stream, rank, text if text.endswith(b"\n") else text + b"\n")
+        else:
             text = self._without_marks(text)
-            text = self._without_page(rank, text) if text else text
-        if text:  # a rank may end without a newline
-            self._show(stream, rank, text if text.endswith(b"\n") else text + b"\n")
+            self._own += self._without_page(machine, text) if text else text
 
     def _without_page(self, rank, line):
         """Return a line of errors, or nothing if it is of the page that MPI_Abort prints."""
@@ -315,7 +342,7 @@ class Script(Mpirun):
         return [] if self.ranks[0].status is not None else ["mpirun has ended before the script."]
 
 
-def _kill_session(number):
+def kill_session(number: int) -> None:
     """Kill all processes of a session: mpirun, its agents, and the ranks of this machine."""
     end = time.monotonic() + _KILLING
     while (left := _alive_in_session(number)) and time.monotonic() < end:

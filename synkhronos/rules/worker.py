@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     interrupted = _Flag(signal.SIGUSR1)
     rank, n_here = _place()
     _set_environment(job, rank, n_here)
-    group = membership.join(finalizes=job.rule == "BSP")
+    group = membership.join()
     if group.size != len(job.devices):
         sys.stderr.write(f"{group.size} processes were started for {len(job.devices)} ranks\n")
         return 1
@@ -49,21 +49,12 @@ def main(argv: Sequence[str]) -> int:
         if job.rule == "BSP":  # the others wait for this rank in the next exchange
             group.abort()
     group.close()
-    if job.rule != "BSP":
-        # MPI's own end may wait for ever for a process that has died.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
     return status
 
 
 def _place():
     """Return this process's rank, and the number of ranks on its machine."""
-    found = membership.place_of(os.environ)
-    if found is not None:
-        return found
-    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
-    return int(rank), int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    return membership.place_of(os.environ) or (0, 1)
 
 
 class _Flag:

@@ -59,8 +59,7 @@ def main(options: argparse.Namespace) -> int:
             check_script(options.script)
         if hosts is None or (len(hosts) == 1 and where.is_here(hosts[0].name)):
             return _run_here(options, variables)
-        # The script hears of a lost machine by its carrier; mpirun would end it without a word.
-        line = mpirun.line(hosts, options, run_line(options), variables, keepalive=None)
+        line = mpirun.line(hosts, options, run_line(options), variables)
         if options.dry_run:
             print(shlex.join(line))
             return 0

@@ -14,21 +14,16 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import sys
 from typing import Any
 
 from synkhronos import _wording
-from synkhronos._machine.devices import module_command, usable_cores
-from synkhronos.comm.heartbeats import SILENT
+from synkhronos._machine.devices import module_command
 from synkhronos.launch import children, mpirun, through, watch, where
 from synkhronos.parameter_server.remote.node import Job
 from synkhronos.tools import launch
 
 PATIENCE = 10.0  # seconds for the scripts to end, after a Ctrl-C
-_KEEPALIVE = 8 * 3600  # seconds until mpirun ends all because a host is cut off: others may go on
-_AFTER_LOST = 1.0  # seconds for mpirun after all processes that can be reached have ended
-_AFTER_HOST = 10.0  # if others on the host of a lost one have not been missed
 
 
 class _Nodes(watch.Watch):
@@ -42,7 +37,6 @@ class _Nodes(watch.Watch):
         given = {"token": job.token, "outlives": True, "patience": PATIENCE}
         super().__init__(*args, names=names, **given, **more)
         self._job = job
-        self.lost: list[int] = []  # processes of which nothing is heard
         self._following: set[int] = set()  # those that fail because others have died
 
     @property
@@ -65,32 +59,8 @@ class _Nodes(watch.Watch):
     def _take_mark(self, rank, kind, text):
         if kind == b"follows":
             self._following.add(rank)
-        elif kind != b"lost":
+        else:
             super()._take_mark(rank, kind, text)
-        elif int(text) not in self.lost and self.ranks[int(text)].status is None:
-            self.lost.append(int(text))
-            self.say(f"{self.name(int(text))} {SILENT}.")
-        if self.lost:
-            self._end_without_lost()
-
-    def _end_without_lost(self):
-        """End mpirun when all processes have ended but those that are lost, and their hosts'."""
-        hosts = {self.ranks[at].host for at in self.lost}
-        left = [at for at, rank in enumerate(self.ranks) if rank.status is None]
-        if all(self.ranks[at].host in hosts for at in left):
-            self._ending = [signal.SIGKILL]  # it would wait for its daemon there
-            self._end_after(_AFTER_LOST if set(left) <= set(self.lost) else _AFTER_HOST)
-
-    def _status(self):
-        status = super()._status()
-        return 1 if self.lost and not self.interrupted_by else status
-
-    def failure_summary(self) -> list[str]:
-        """Return sentences about a run that has not ended well."""
-        if self.lost and not self.interrupted_by:
-            lost = " and ".join(self.name(at) for at in self.lost)
-            return [f"{lost} can't be reached any more, which has ended the run."]
-        return super().failure_summary()
 
     def _about_cause(self, rank):
         # A killed guard reports no end, and no other process has failed by itself.
@@ -218,7 +188,4 @@ def _mpirun_line(hosts, options, job):
         _node(job),
         _threads(options),
         job.token,
-        is_tolerant=True,
-        yields=max(host.ranks for host in hosts) > usable_cores(),
-        keepalive=_KEEPALIVE,
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.devices import module_command, usable_cores
+from synkhronos._machine.devices import module_command
 from synkhronos.launch import children, cores, mpirun, through, watch, where
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
@@ -241,15 +241,12 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
 
 def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
     """Return the command line of mpirun that runs all ranks."""
-    hosts = _hosts(asked)
     return mpirun.line_of_group(
-        hosts,
+        _hosts(asked),
         asked,
         worker_command(asked, cores),
         _flags(),
         token,
-        is_tolerant=asked.outlives_ranks,
-        yields=sum(h.ranks for h in hosts if where.is_here(h.name)) > usable_cores(),
     )
 
 

@@ -18,7 +18,9 @@ class FakeRanks(through.Ranks):
 
 
 def test_output_is_taken_apart_in_pieces_of_any_size(tmp_path):
-    out = b"[1,0]<stdout>: a\n[1,1]<stdout>: \xff b\nof mpirun\n[1,1]<stdout>: c[1,0]<stdout>: d"
+    a, b, c, d = (b"\x0061ab %d line \0" % rank for rank in (0, 1, 1, 0))
+    out = b"[1,5]<stdout>: %sa\n[1,5]<stdout>: %s\xff b\nof mpirun\n" % (a, b)
+    out += b"[1,5]<stdout>: %sc[1,6]<stdout>: %sd" % (c, d)
     for size in (1, 3, 1000):
         fake = FakeRanks(tmp_path / str(size))
         for at in range(0, len(out), size):
@@ -36,9 +38,9 @@ def test_marks_are_taken_out_of_errors(tmp_path):
     fake._take(
         2, b"[1,1]<stderr>: \x0061ab 1 start 77 node1\0\n[1,1]<stderr>: half\x0061ab 1 status"
     )
-    fake._take(2, b" -9\0\n[1,0]<stderr>: \x0000 1 status 3\0\n")
+    fake._take(2, b" -9\0\n[1,0]<stderr>: \x0061ab 0 line \0\x0000 1 status 3\0\n")
     assert (fake.ranks[1].pid, fake.ranks[1].host, fake.ranks[1].status) == (77, "node1", -9)
-    assert fake.written[2] == b"half\n\x0000 1 status 3\0\n"
+    assert fake.written[2] == b"\x0000 1 status 3\0\n" and fake.own_words == "half\n"
     assert fake.failed == [1] and fake.cause == 1
     assert fake.failure_summary()[0] == (
         "rank 1 (cuda0 on node1) was killed by SIGKILL (signal 9), which has ended the run."
@@ -50,11 +52,10 @@ def test_the_page_of_an_abort_is_left_out(tmp_path):
     fake = FakeRanks(tmp_path)
     lines = [b"MPI_ABORT was invoked on rank 0", b"  Errorcode: 1", b"", b"NOTE: more"]
     page = edge + b"".join(b"[1,0]<stderr>: " + line + b"\n" for line in lines) + edge
-    fake._take(2, b"[1,0]<stderr>: ValueError: a\n" + page + b"[1,1]<stderr>: b\n")
-    fake._take(2, edge + b"[1,0]<stderr>: of the model\n" + edge + edge)
-    drawn = b"-" * 74 + b"\n"
-    assert fake.written[2] == b"ValueError: a\nb\n" + drawn + b"of the model\n" + drawn
-    assert fake.ranks[1].last_lines == ["b"]
+    fake._take(2, b"[1,0]<stderr>: node1: no secret\n" + page)
+    fake._take(2, edge + b"[1,0]<stderr>: more\n" + edge + edge)
+    drawn = "-" * 74 + "\n"
+    assert fake.own_words == f"node1: no secret\n{drawn}more\n{drawn}"
 
 
 def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):

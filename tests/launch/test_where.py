@@ -186,11 +186,14 @@ def test_launch_and_rule_name_the_hosts_of_an_allocation(
         line = shlex.split(capsys.readouterr().out)
         return line[line.index("--host") + 1], line[-1]
 
-    assert hosts_of("launch --devices cpu,cpu")[0] == "node1:1,node2:1"
-    assert hosts_of("launch --workers 3")[0] == "node1:2,node2:2"
-    named, job = hosts_of("rule BSP --devices cpu,cpu")
-    assert named == "node1:2,node2:2" and json.loads(job)["devices"] == ["cpu"] * 4
-    assert hosts_of("rule BSP --devices node3:cpu,cpu")[0] == "node3:2"
+    here = "node1:1,node2:1"
+    assert hosts_of("launch --devices cpu,cpu")[0] == here
+    named, told = hosts_of("launch --workers 3")
+    assert named == here and json.loads(told)["counts"] == [2, 2]
+    named, told = hosts_of("rule BSP --devices cpu,cpu")
+    assert named == here and json.loads(told)["counts"] == [2, 2]
+    assert json.loads(json.loads(told)["line"][-1])["devices"] == ["cpu"] * 4
+    assert hosts_of("rule BSP --devices node3:cpu,cpu")[0] == "node3:1"
     found = request.make("BSP", "cpu", "model.py", "Model")
     assert found.arguments()[1:5] == ["--devices", "node1:cpu", "--devices", "node2:cpu"]
     monkeypatch.setattr(where, "is_here", lambda name: name == "node1")

@@ -137,13 +137,12 @@ PROCESSES = """
 import numpy as np
 from synkhronos.comm.mpi.library import MPI
 MPI.Init()
-from synkhronos.comm.mpi.messages import complete
+from synkhronos.comm.mpi.messages import wait_until
 from synkhronos.comm.mpi.sealed import Sealed
 
 comm = MPI.COMM_WORLD
 sealed = Sealed(comm, b"secret")
 rank, size = sealed.rank, sealed.size
-ranks = np.arange(float(size))
 
 forged = []
 
@@ -153,46 +152,22 @@ def forge(nbytes):
 if rank == 0:
     for nbytes in (0, 100, 8000, 5 << 20):  # shorter, longer, and asked for before it is sent
         forge(nbytes)
-        sealed.Send(np.full(1 << 18, float(nbytes)), 1, 7)
-    sealed.Send(np.arange(3.0), 1, 8)
-    sealed.send({"an": "object"}, 1, 9)
+        sealed.Isend(np.full(1 << 18, float(nbytes)), 1, 7)
+    sealed.Isend(np.arange(3.0), 1, 8)
+    sealed.Isend(b"last", 1, 9)
 if rank == 1:
     status, large, small = MPI.Status(), np.zeros(1 << 18), np.zeros(3)
     sealed.Recv(small, 0, 8)
     for nbytes in (0, 100, 8000, 5 << 20):
         coming = sealed.Irecv(large, 0, 7)
-        complete(coming, "rank 0", 60)
+        wait_until(coming.Test, "rank 0", 60)
         assert (large == nbytes).all()
     while not sealed.Iprobe(MPI.ANY_SOURCE, 9, status):
         pass
     assert status.source == 0 and not sealed.Iprobe(0, 7)
-    assert list(small) == [0, 1, 2] and sealed.recv(0, 9) == {"an": "object"}
+    assert list(small) == [0, 1, 2] and status.Get_count(MPI.BYTE) == 4
 
-# Collectives give what MPI's own give.
-complete(sealed.Ibarrier(), "all", 60)
 assert sealed.allgather((rank, "x")) == [(each, "x") for each in range(size)]
-assert sealed.gather(rank) == (list(range(size)) if rank == 0 else None)
-assert sealed.scatter([str(each) for each in range(size)] if rank == 0 else None) == str(rank)
-assert sealed.bcast(rank, 1) == 1
-array = np.arange(7.0) + rank
-sealed.Allreduce(MPI.IN_PLACE, array)
-assert (array == size * np.arange(7.0) + ranks.sum()).all()
-everyone = np.empty((size, 2))
-sealed.Allgather(np.full(2, float(rank)), everyone)
-assert (everyone == ranks[:, None]).all()
-sealed.Bcast(array, size - 1)
-partner = {0: 1, 1: 0}.get(rank)
-if partner is not None:
-    swapped = np.full(5, float(rank))
-    sealed.Sendrecv_replace(swapped, partner, 70, partner, 70)
-    assert (swapped == partner).all()
-here = sealed.Split_type(MPI.COMM_TYPE_SHARED, rank)
-assert here.allgather(rank) == list(range(size))
-assert (sealed.Split(0 if rank == 0 else MPI.UNDEFINED, rank) is None) == (rank > 0)
-if rank == 1:
-    complete(sealed.issend("last", 0, 11), "rank 0", 60)
-if rank == 0:
-    assert sealed.recv(1, 11) == "last"
 print("right", flush=True)
 MPI.Finalize()
 """

@@ -30,8 +30,8 @@ def dry_run(capsys, *arguments):
 @pytest.mark.parametrize("hosts", [[], ["--hosts", "a:2,b:3"]])
 def test_the_command_line(script, capsys, hosts):
     line = dry_run(capsys, "--servers", "2", "--workers", "3", *hosts, script, "--rate", "1")
-    assert ("--with-ft" in line) == bool(hosts)
-    job = node.Job(**json.loads(line[-1]))
+    told = json.loads(line[-1])
+    job = node.Job(**(json.loads(told["line"][-1]) if hosts else told))
     assert (job.n_servers, job.n_workers) == (2, 3)
     assert job.command[1:] == ["-u", script, "--rate", "1"]
 
@@ -39,11 +39,14 @@ def test_the_command_line(script, capsys, hosts):
 @needs_mpirun
 @pytest.mark.parametrize(
     ("hosts", "expected"),
-    [("a,b", "a:2,b:1"), ("a:1,b:2", "a:1,b:2"), ("a,b,c,d", "a:1,b:1,c:1"), ("a", "a:3")],
+    [("a,b", [2, 1]), ("a:1,b:2", [1, 2]), ("a,b,c,d", [1, 1, 1]), ("a", [3])],
 )
 def test_processes_fill_hosts_in_order(script, capsys, hosts, expected):
     line = dry_run(capsys, "--workers", "2", "--hosts", hosts, script)
-    assert line[line.index("--host") + 1] == expected
+    assert json.loads(line[-1])["counts"] == expected
+    assert line[line.index("--host") + 1] == ",".join(
+        f"{name}:1" for name in "abc"[: len(expected)]
+    )
 
 
 @pytest.mark.parametrize(

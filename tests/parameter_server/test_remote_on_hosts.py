@@ -70,13 +70,13 @@ class Launched:
         wait_until(lambda: len(self.said("begun ")) == 2 or self.process.poll() is not None)
         assert len(self.said("begun ")) == 2, self.output
 
-    def kill(self, host, part, rank=None):
-        """Kill the process of a host that has a text in its command line, and no guard of it."""
+    def kill(self, host, part, rank=0):
+        """Kill the process of a host that has a text in its command line, and a rank there."""
         found = []
         for pid, line in self.hosts.programs(host).items():
-            if part in line and not re.search(r"synkhronos\.launch\.guard|mpirun| launch ", line):
-                variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                if rank is None or f"OMPI_COMM_WORLD_RANK={rank}" in variables:
+            if part in line and not re.search(r"synkhronos\.launch\.machine|mpirun| launch ", line):
+                place = f'"rank": {rank}, "size"'
+                if part != "remote.node" or place in Path(f"/proc/{pid}/environ").read_text():
                     found.append(pid)
         [pid] = found
         os.kill(pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_server_whose_cable_is_cut(two_hosts, tmp_path):
     host = f"synk{two_hosts.net}-1"
     how = f"server 0 on {host} has not been heard of for 4 s"
     assert launched.said(f"told 1 ServerLost 0 {host} {how}")
-    assert f"server 0 on {host} can't be reached any more" in launched.output
+    assert f"server 0 on {host} and worker 0 on {host} can't be reached" in launched.output
 
 
 def test_a_server_with_an_updater_that_takes_long_is_not_lost(two_hosts, tmp_path):

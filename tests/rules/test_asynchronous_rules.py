@@ -1,16 +1,13 @@
 """EASGD, ASGD and GOSGD in processes of their own; one worker compared with plain Theano."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import hosts, rules
 from support.compatible import restored
-from support.rules import Serial, needs_mpirun
+from support.rules import Serial
 
 from synkhronos.rules import compatible
 
@@ -187,68 +184,3 @@ def test_an_interrupt_writes_a_snapshot_from_which_the_run_goes_on(tmp_path, rul
     of_first = [line for line in both if line.startswith(f"adjusts rank {int(rule != 'GOSGD')} ")]
     epochs = [int(line.split()[-1]) for line in of_first]
     assert epochs == sorted(set(epochs))  # the worker that wrote the file may have been ahead
-
-
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.parametrize("rule", ["EASGD", "GOSGD", "BSP"])
-def test_forged_messages_are_dropped(tmp_path, rule, monkeypatch):
-    """Each rank sends some before each right one; with btl/tcp any user of a host could."""
-    monkeypatch.setenv("PYTHONPATH", FORGING, prepend=os.pathsep)
-    monkeypatch.setenv("FORGED", str(tmp_path))
-    ports = "--mca btl self,tcp --mca btl_tcp_if_include lo"
-    launched = rules.run(rule, 3, tmp_path, settings=SETTINGS, mpirun_args=ports)
-    assert len(list(tmp_path.glob("forger-*"))) == 3
-    n_told = launched.output.count("dropped a message in the name of process ")
-    assert n_told == (6 if rule == "BSP" else 3)  # once for each communicator of a rank
-    assert not (tmp_path / "unpickled").exists()
-    assert np.isfinite(launched.params(rank=2)).all()
-
-
-DIES = """
-import os, signal
-import numpy as np
-from synkhronos.comm.mpi import group
-from synkhronos.comm.mpi.library import MPI
-from synkhronos.rules import gosgd
-
-signal.alarm(60)  # so that nothing is left behind if it fails
-MPI.Init()
-comm = MPI.COMM_WORLD
-comm.Set_errhandler(MPI.ERRORS_RETURN)
-gossip = gosgd.Gossip(group.MpiGroup(comm), [np.full(2, float(comm.rank))])
-if comm.rank == 1:
-    gossip.push(0)
-    comm.Recv(np.empty(1, np.uint8), 0, 9)
-    os.kill(os.getpid(), 9)
-if comm.rank == 2:
-    comm.Recv(np.empty(1, np.uint8), 0, 9)
-    gossip.push(0)
-    while gossip._group.under_way(0):
-        gossip.take()
-else:
-    while not comm.Iprobe(1, group._TAG):
-        pass
-    comm.Send(np.zeros(1, np.uint8), 1, 9)
-    try:
-        while True:
-            comm.Iprobe(1, 9)
-    except MPI.Exception:
-        comm.Send(np.zeros(1, np.uint8), 2, 9)
-    while gossip.weight < 0.4:
-        gossip.take()
-    print(min(gossip.dead), gossip._arrays[0].round(2))
-os._exit(0)
-"""
-
-
-@needs_mpirun
-@pytest.mark.mpi
-@pytest.mark.slow("starts mpirun")
-def test_a_worker_that_dies_after_its_message_was_seen_keeps_back_no_other(tmp_path):
-    """MPI shows its message for ever, and raises if it is to be received."""
-    line = [hosts.mpirun(), "--with-ft", "ulfm", "--oversubscribe", "-n", "3"]
-    line += [sys.executable, "-u", "-c", DIES]
-    env = {**os.environ, **rules.FOR_ROOT}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=100)
-    assert done.stdout == "1 [0.67 0.67]\n", done.stderr

@@ -17,7 +17,6 @@ from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
 from synkhronos._machine.devices import module_command
-from synkhronos.launch import mpirun
 from synkhronos.launch.where import Place, parse_devices
 from synkhronos.rules import options, request
 from synkhronos.tools import rule
@@ -95,7 +94,8 @@ def dry_run(folder, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert status == 0, err
         line = shlex.split(out)
-        return line, json.loads(line[-1]), err
+        told = json.loads(line[-1])
+        return line, json.loads(told["line"][-1]) if "line" in told else told, err
 
     return run
 
@@ -111,20 +111,19 @@ def test_the_line_of_mpirun(dry_run):
         LD_LIBRARY_PATH="/lib",
     )
     assert line[0].endswith("mpirun")
-    assert line[1:5] == ["--host", "node0:2,node1:1", "-n", "3"]
-    assert line[5:9] == ["--map-by", "slot", "--bind-to", "none"]
+    assert line[1:5] == ["--host", "node0:1,node1:1", "-n", "2"]
+    assert line[5:9] == ["--map-by", "ppr:1:node", "--bind-to", "none"]
     assert line[line.index("plm_rsh_agent") + 1] == "my ssh"
     assert line[line.index("btl") + 1] == "a,b"
     exported = {line[number + 1] for number, word in enumerate(line) if word == "-x"}
     assert {"SYNKHRONOS_SHOWN", "THEANO_FLAGS=mode=FAST_COMPILE", "LD_LIBRARY_PATH=/lib"} < exported
     assert err.startswith("synkhronos rule: device=cuda0 in THEANO_FLAGS is left out")
-    assert "--with-ft" not in line
     assert job["devices"] == ["cpu", "cpu", "cuda0"] and job["cores"] == []
     assert job["settings"] == {"n_epochs": 3, "data.n_batch_train": 10}
     assert job["options"]["sync_type"] == "avg" and job["options"]["resume"] is True
     assert job["options"]["scale_lr"] is False and job["options"]["seed"] == 23455
-    at = line.index("synkhronos.launch.guard")
-    assert line[at + 2] == "strict" and len(line[at + 1]) == 32
+    told = json.loads(line[-1])
+    assert told["counts"] == [2, 1] and len(told["token"]) == 32
 
 
 def test_the_ranks_run_the_worker():
@@ -132,15 +131,6 @@ def test_the_ranks_run_the_worker():
     line = rule.worker_command(asked, [])
     assert line[:-1] == module_command("synkhronos.rules.worker", unbuffered=True)
     assert json.loads(line[-1])["modelclass"] == "M"
-
-
-@needs_mpirun
-@pytest.mark.parametrize("name", ["EASGD", "GOSGD", "ASGD"])
-def test_asynchronous_rules_tolerate_faults(name, monkeypatch):
-    monkeypatch.setattr(mpirun, "_check_root", lambda arguments: None)
-    given = (name, parse_devices("cpu,cpu"), "m", "M")
-    line = rule.mpirun_line(request.Request(*given), [], "token")
-    assert line[line.index("--with-ft") + 1] == "ulfm" and "tolerant" in line
 
 
 def test_a_server_without_a_device(dry_run):
@@ -156,15 +146,6 @@ def test_ranks_are_bound_without_a_gpu_or_ssh(dry_run):
     _, job, _ = dry_run("BSP", "--devices", "cpu,cpu", "model.py", "Model", "--bind", **none)
     first, second = job["cores"]
     assert first and second and {*first, *second} <= os.sched_getaffinity(0)
-
-
-@needs_mpirun
-def test_more_ranks_than_cores_yield(monkeypatch):
-    monkeypatch.setattr(mpirun, "_check_root", lambda arguments: None)
-    monkeypatch.setattr(rule, "usable_cores", lambda: 2)
-    for devices, yields in (("cpu,cpu", False), ("cpu,cpu,cpu", True), ("a:cpu,cpu,cpu", False)):
-        asked = request.Request("BSP", parse_devices(devices), "m", "M")
-        assert ("mpi_yield_when_idle" in rule.mpirun_line(asked, [], "token")) == yields
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from support.watched import WATCHED
 import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
-from synkhronos.launch import guard
+from synkhronos.launch import machine
 from synkhronos.launch.where import Place
 from synkhronos.rules import loading, plain_pickles, request, session
 from synkhronos.tools import info, launch, rule
@@ -224,7 +224,9 @@ UNPICKLED = {
     ("comm.mpi.leader_gate", "next_command"): "commands of another machine",
     ("comm.reports", "raised_by_rank"): "answers",
     ("comm.channel", "receive"): "messages on a socket",
-    ("comm.mpi.sealed", "recv"): "messages of a group",
+    ("comm.mpi.sealed", "allgather"): "messages of another machine",
+    ("comm.mpi.machines", "_unframed"): "messages of another machine",
+    ("comm.mpi.group", "_of_carrier"): "messages of a group",
     ("comm.shared.group", "_read"): "messages of a group",
     ("comm.shared.parcels", "unpack"): "messages of a group",
     ("comm.mpi.carrier", "_serve_machines"): "messages of another machine",
@@ -482,11 +484,11 @@ def _commands():
         "rule": [*session._LAUNCHER, "--help"],
         "rank of a rule": [*rule.worker_command(asked, [])[:-1], "{"],
         "run": launch.run_line(options.parse_args(["none.py"])),
-        "guard": guard.command("token", False, nothing),
+        "machine": machine.command("token", [1], nothing),
     }
 
 
-@pytest.mark.parametrize("name", ["loader", "rule", "rank of a rule", "run", "guard"])
+@pytest.mark.parametrize("name", ["loader", "rule", "rank of a rule", "run", "machine"])
 def test_commands_import_nothing_from_the_working_folder(tmp_path, name):
     for module in ("json", "logging", "numpy", "socket", "argparse", "random", "runpy", "pickle"):
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")

@@ -1,15 +1,25 @@
-"""Groups whose ranks are forked processes of a test."""
+"""Groups whose ranks are processes of a test: of one machine, or of several that are this one."""
 
+import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
 
+import cloudpickle
+import psutil
+
+from support.waiting import wait_until
 from synkhronos.comm.shared import group as shared
 from synkhronos.comm.single_group import SingleGroup
+from synkhronos.launch.through import kill_session
 
-SECONDS = 60.0
+SECONDS = 120.0
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class Crew:
@@ -46,7 +56,7 @@ class Crew:
                         os.close(descriptor)
             for reader in self._ends:
                 os.close(reader)
-            group = shared.join(value)
+            group = shared.join(json.loads(value))
             try:
                 found = function(group)
             except BaseException as error:
@@ -85,6 +95,81 @@ class Crew:
                 time.sleep(0.002)
 
 
+class Machines(int):
+    """A size of a group: the ranks on each machine, all of which are this one.
+
+    >>> Machines([[0, 2], [1]]) + 0
+    3
+    """
+
+    def __new__(cls, ranks):
+        size = super().__new__(cls, sum(map(len, ranks)))
+        size.ranks = ranks
+        return size
+
+    def __reduce__(self):
+        return Machines, (self.ranks,)
+
+    def __repr__(self):
+        return "+".join("".join(map(str, each)) for each in self.ranks)
+
+
+class CrewOnMachines:
+    """Ranks of a `MachinesGroup`, as `Crew` has them; each machine has a process of mpirun."""
+
+    def __init__(self, size, function):
+        self._size, self._folder = size, tempfile.TemporaryDirectory()
+        with open(f"{self._folder.name}/work", "wb") as file:
+            cloudpickle.dump((size.ranks, function), file)
+        line = ["mpirun", "--oversubscribe", "-n", str(len(size.ranks)), sys.executable, "-m"]
+        self._mpirun = subprocess.Popen(
+            [*line, "support.group_on_machines", self._folder.name],
+            env={**os.environ, **AS_ROOT, "PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,
+        )
+
+    @property
+    def pids(self):
+        """The process of each rank."""
+        paths = [f"{self._folder.name}/pid{rank}" for rank in range(self._size)]
+        wait_until(lambda: all(map(os.path.exists, paths)))
+        return [int(open(path).read()) for path in paths]
+
+    def results(self):
+        """Return what each rank has returned or raised; None of one that was killed."""
+        self._mpirun.wait(SECONDS)
+        found = []
+        for rank in range(self._size):
+            try:
+                with open(f"{self._folder.name}/result{rank}", "rb") as file:
+                    found.append(cloudpickle.load(file))
+            except FileNotFoundError:
+                found.append(None)
+        return found
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self._mpirun.poll() is None:
+            kill_session(self._mpirun.pid)
+        self._mpirun.wait()
+        self._folder.cleanup()
+
+
+def has_ended(pid):
+    """Return whether a process has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def crew_of(size, function):
+    """Return the ranks of a group, which run a function."""
+    return (CrewOnMachines if isinstance(size, Machines) else Crew)(size, function)
+
+
 def _is_open(descriptor):
     try:
         os.fstat(descriptor)
@@ -97,7 +182,7 @@ def run(size, function):
     """Return what a function of the group returns on each rank; raise what a rank raises."""
     if size == 1:
         return [function(SingleGroup())]
-    with Crew(size, function) as crew:
+    with crew_of(size, function) as crew:
         results = crew.results()
     for each in results:
         if isinstance(each, BaseException):

@@ -20,7 +20,7 @@ _NAMES = {
     "prted": "mpirun",
     "prterun": "mpirun",
     "comm.mpi.carrier": "carrier",
-    "synkhronos.launch.guard": "guard",
+    "synkhronos.launch.machine": "machine",
     "synkhronos.rules.worker": "rank",
     "parameter_server.remote.node": "rank",
 }

@@ -1,7 +1,6 @@
 """Runs of rules in processes of mpirun, with the model of ``support.rule_model``."""
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -19,6 +18,7 @@ from support.compatible import restored
 from support.launching import FOR_ROOT, MPIRUN, needs_mpirun  # noqa: F401
 from support.leaks import processes_with
 from support.waiting import LONG, wait_until
+from synkhronos.comm import membership
 from synkhronos.rules import compatible
 
 MODEL = str(Path(__file__).with_name("rule_model.py"))
@@ -94,14 +94,12 @@ class Launched:
     module = "synkhronos.rules.worker"
 
     def pid_of(self, rank):
-        """Return the number of a rank's process, which a guard has started."""
+        """Return the number of a rank's process, which its launcher has started."""
         for process in processes_with(self.variable):
             with contextlib.suppress(psutil.Error, OSError):
-                line, variables = process.cmdline(), process.environ()
-                if self.module in line and "synkhronos.launch.guard" not in line:
-                    told = json.loads(variables.get("SYNKHRONOS_GROUP", "{}"))
-                    if int(told.get("rank", variables.get("OMPI_COMM_WORLD_RANK"))) == rank:
-                        return process.pid
+                is_one = self.module in process.cmdline()
+                if is_one and membership.place_of(process.environ())[0] == rank:
+                    return process.pid
         raise AssertionError(f"rank {rank} has no process:\n{self.output}")
 
     def send(self, rank, number=signal.SIGKILL):

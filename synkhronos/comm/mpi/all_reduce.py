@@ -40,11 +40,25 @@ class AllReduce:
         This one and the next are used.
     compress : bool
         Whether floats cross the network in half precision.
+    compress_results : bool
+        Whether the results do, too.
     """
 
-    def __init__(self, wire, machine, n_machines, arrays, ops, divisor, tag, compress=False):
+    def __init__(
+        self,
+        wire,
+        machine,
+        n_machines,
+        arrays,
+        ops,
+        divisor,
+        tag,
+        compress=False,
+        compress_results=True,
+    ):
         self._wire, self._machine, self._n_machines = wire, machine, n_machines
-        self._ops, self._divisor, self._compress = ops, divisor, compress
+        self._ops, self._divisor = ops, divisor
+        self._compress, self._compress_results = compress, compress and compress_results
         self._flat = [array.reshape(-1) for array in arrays]
         self._chunk_list = list(self._chunks())
         numbers = range(len(self._chunk_list))
@@ -99,10 +113,10 @@ class AllReduce:
         if pieces:
             yield pieces
 
-    def _dtype(self, pieces):
+    def _dtype(self, pieces, compress):
         """Return the dtype in which a chunk crosses the network."""
         dtype = self._flat[pieces[0][0]].dtype
-        return np.dtype(np.float16) if self._compress and dtype.kind == "f" else dtype
+        return np.dtype(np.float16) if compress and dtype.kind == "f" else dtype
 
     def _values(self, pieces):
         """Return this machine's values of a chunk, as they are sent: a view if that is possible."""
@@ -111,17 +125,17 @@ class AllReduce:
             values = self._flat[position][begin:end]
         else:
             values = np.concatenate([self._flat[p][begin:end] for p, begin, end in pieces])
-        return values.astype(self._dtype(pieces), copy=False)
+        return values.astype(self._dtype(pieces, self._compress), copy=False)
 
-    def _empty(self, pieces):
-        return np.empty(sum(end - begin for _, begin, end in pieces), self._dtype(pieces))
+    def _empty(self, pieces, compress):
+        return np.empty(sum(end - begin for _, begin, end in pieces), self._dtype(pieces, compress))
 
     def _send_values(self, chunk, machine, tag):
         values = self._values(self._chunk_list[chunk])
         return self._wire.send(machine, values, tag), values
 
     def _receive_values(self, chunk, machine, tag):
-        buffer = self._empty(self._chunk_list[chunk])
+        buffer = self._empty(self._chunk_list[chunk], self._compress)
         return self._wire.receive(machine, buffer, tag), buffer
 
     def _send_result(self, chunk, machine, tag):
@@ -132,8 +146,9 @@ class AllReduce:
         pieces = self._chunk_list[chunk]
         position, begin, end = pieces[0]
         place = self._flat[position][begin:end]
-        in_place = len(pieces) == 1 and self._dtype(pieces) == place.dtype
-        buffer = place if in_place else self._empty(pieces)
+        buffer = place
+        if len(pieces) > 1 or self._dtype(pieces, self._compress_results) != place.dtype:
+            buffer = self._empty(pieces, self._compress_results)
         return self._wire.receive(machine, buffer, tag + 1), buffer
 
     def _take(self, chunk, machine, values):
@@ -144,8 +159,10 @@ class AllReduce:
         if len(sources) < self._n_machines:
             return
         del self._sources[chunk]
-        result = self._results[chunk] = self._empty(pieces)
-        ordered = [sources[machine] for machine in range(self._n_machines)]
+        result = self._results[chunk] = self._empty(pieces, self._compress_results)
+        ordered = [
+            sources[machine].astype(result.dtype, copy=False) for machine in range(self._n_machines)
+        ]
         reduce_block(self._ops[pieces[0][0]], ordered, result, self._divisor)
         self._keep(chunk, self._machine, result)
         for stream in self._spreading:

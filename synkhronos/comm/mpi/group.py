@@ -1,272 +1,301 @@
-"""A group of processes of mpirun, each of which speaks MPI itself.
+"""A group over several machines: each rank is in the group of its machine, and has a carrier.
 
-    all_reduce   in shared memory within each machine (`machine_sums`), by MPI between machines
-    send         a pickled message, which MPI takes over
-    receive      what has come from a rank that is alive, and the deaths of the others
+    all_gather, all_reduce   on the machine; its first rank asks the carrier; on the machine
+    send, receive            between ranks of one machine as there; else through both carriers
 
-Under ``mpirun --with-ft ulfm`` the death of a process is an error in the calls that name it, and
-the others go on; elsewhere mpirun ends all.
+The carriers are the only processes that speak MPI: see `group_carrier`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import copy
-import os
 import pickle
-import socket
 import time
-from typing import Any, ContextManager, Iterable, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from synkhronos._arithmetic.operations import rounded_to_16_bits
-from synkhronos.comm.group import Group, WaitedTooLong
-from synkhronos.comm.heartbeats import SILENT, Heartbeats
-from synkhronos.comm.mpi.library import MPI
-from synkhronos.comm.mpi.machine_sums import MachineSums
-from synkhronos.comm.mpi.messages import complete, dead_ranks, is_death, wait_until
-from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos._arithmetic.blocks import plan as plan_of
+from synkhronos._arithmetic.operations import (
+    OPERATIONS,
+    reciprocal,
+    round_to_16_bits,
+    scale_of_16_bits,
+)
+from synkhronos.comm import Aborted
+from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
+from synkhronos.comm.shared import group as shared
+from synkhronos.comm.shared.meetings import HEARTBEAT_MS
+from synkhronos.comm.shared.parcels import pickled
+from synkhronos.errors import SharedMemoryFull
 
-_TAG = 700
-_SMALL = 1 << 15  # bytes of a message that does not count as under way
-_FIND_SECONDS = 0.25  # between two looks for sockets that MPI has opened
-_LEFT = ("synkhronos: a rank leaves",)
-_ALIVE = ("synkhronos: a rank is alive",)
+
+def join(told: Mapping[str, Any]) -> MachinesGroup:
+    """Return the group that this process was started for by a `GroupCarrier`."""
+    return MachinesGroup(shared.join(told, _Here), **told["machines"])
 
 
-class MpiGroup(Group):
+class _Here(shared.SharedGroup):
+    """The ranks of this machine, whose numbers in the whole group are others, and the carrier."""
+
+    whole: MachinesGroup
+    _looks_elsewhere = True
+
+    def barrier_here(self) -> None:
+        """Wait until all ranks of this machine are here, whatever happens to those elsewhere."""
+        self._looks_elsewhere = False
+        try:
+            self.barrier()
+        finally:
+            self._looks_elsewhere = True
+
+    @property
+    def patience(self):  # type: ignore[override]
+        return self.whole.patience
+
+    def _on_notice(self, rank, notice):
+        self.whole.note(*notice)
+
+    def _on_end(self, rank):
+        if rank == self.size:
+            self.whole.losses.update(self.whole.without_carrier())
+        elif not self.has_left(rank):
+            self.losses[rank] = self.whole.losses[self.whole.here[rank]] = "has died"
+
+    def _raise_loss(self):
+        if self._looks_elsewhere:
+            self.whole._raise_loss()
+        else:
+            super()._raise_loss()
+
+    def _raise_left(self, rank):
+        raise _left(self.whole.here[rank])
+
+    def _named(self, ranks):
+        return named(self.whole.here[rank] for rank in ranks)
+
+
+class MachinesGroup(Group):
     """One rank's end; see `Group`.
 
     Parameters
     ----------
-    comm : MPI.Comm or Sealed
+    local : SharedGroup
+        Of the ranks of this machine.
+    machine : int
+    ranks : list of list of int
+        The ranks on each machine.
+    hosts : list of str
+        The name of each machine.
     """
 
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
-        self.rank, self.size = comm.rank, comm.size
+    def __init__(
+        self,
+        local: _Here,
+        machine: int,
+        ranks: Sequence[Sequence[int]],
+        hosts: Sequence[str],
+    ) -> None:
+        self._local, self.here = local, ranks[machine]
+        local.whole = self
+        self.rank, self.size = self.here[local.rank], sum(map(len, ranks))
+        self._number_here = {rank: number for number, rank in enumerate(self.here)}
+        machine_of = {rank: m for m, each in enumerate(ranks) for rank in each}
+        self.hosts = tuple(hosts[machine_of[rank]] for rank in range(self.size))
+        self._order = [rank for each in ranks for rank in each]
         self.losses = {}
-        self.hosts = tuple(comm.allgather(socket.gethostname()))
-        self._sums = None  # made when it is needed: all ranks need it then
-        self._under_way: list[tuple[Any, int, bytes]] = []  # request, receiver, its memory
-        self._waiting: Waiting | None = None
-        self._own: list[tuple] = []
-        self._spare = os.pipe()  # of which nothing ever comes
-        self._has_left: set[int] = set()
-        self._untold: list[int] = []  # ranks of which `receive` has not told that they are gone
-        self._heartbeats = Heartbeats((), self._tell_alive)
+        self._own: collections.deque[tuple] = collections.deque()  # messages to itself
+        self._left: set[int] = set()  # ranks elsewhere
+        self._n_asked = 0
+        self._answers: dict[int, Any] = {}
+        self._under_way: collections.Counter[int] = collections.Counter()  # by receiver elsewhere
+        self._taken: int | None = None  # the sender elsewhere whose arrays `receive` has returned
+        self._plans: dict[tuple[int, str], list] = {}
+
+    @property
+    def _carrier(self):
+        return self._local.size
+
+    def note(self, name: str, *rest: Any) -> None:
+        """Take note of what the carrier tells."""
+        if name == "answer":
+            number, answer = rest
+            self._answers = {number: answer}
+        elif name == "taken":
+            self._under_way[rest[0]] -= 1
+        elif name == "ended":
+            rank, why = rest
+            del self._under_way[rank]
+            if why is None:
+                self._left.add(rank)
+            else:
+                self.losses[rank] = why
+        elif name == "abort":
+            self._local.abort()
+
+    def without_carrier(self) -> dict[int, str]:
+        """Return the losses when the carrier has ended: the ranks of all other machines."""
+        why = "is lost: the process of this machine that speaks MPI has ended"
+        elsewhere = {*range(self.size)} - {*self.here}
+        return dict.fromkeys(elsewhere, why)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        self._raise_loss()
-        complete(self._comm.Ibarrier(), "the other ranks", self.patience)
+        self._local.barrier()
+        self._answer_to(("gather", None))
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order."""
-        self.barrier()  # a blocking call is not to wait for one of them
-        return self._comm.allgather(value)
+        found = self._answer_to(("gather", self._local.all_gather(value)))
+        everyone = dict(zip(self._order, (value for each in found for value in each)))
+        return [everyone[rank] for rank in range(self.size)]
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
         """Return the values of all ranks on rank `root`, and None on the others."""
-        if root:
-            everyone = self.all_gather(value)
-            return everyone if self.rank == root else None
-        self.barrier()
-        return self._comm.gather(value)
+        everyone = self.all_gather(value)
+        return everyone if self.rank == root else None
 
-    def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """Return the value of rank `root`."""
-        self.barrier()
-        return self._comm.bcast(value, root)
+    def _answer_to(self, question, place=None):
+        """Return the carriers' answer, when the first ranks of all machines have asked."""
+        local = self._local
+        self._n_asked += 1
+        if local.rank == 0:
+            local.tell(self._carrier, "ask", self._n_asked, question, place)
+        end = time.monotonic() + self.patience
+        while self._n_asked not in self._answers:
+            if local.is_aborted:
+                raise Aborted
+            self._raise_loss()
+            if time.monotonic() > end:
+                elsewhere = [rank for rank in self._order if rank not in self._number_here]
+                raise WaitedTooLong(self.patience, named(elsewhere))
+            local.look(min(HEARTBEAT_MS / 1000, self.patience))
+        return self._answers.pop(self._n_asked)
+
+    def _raise_loss(self):
+        super()._raise_loss()
+        if not self._left:
+            return
+        self._local.look(0)  # one may have left because of an end that can be seen here by now
+        super()._raise_loss()
+        if self._local.is_aborted:
+            raise Aborted
+        raise _left(min(self._left))
 
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
         """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks."""
-        asked = self.all_gather((size, np.dtype(dtype).str))
+        dtype = np.dtype(dtype)
+        asked = self.all_gather((size, dtype.str))
         if any(each != asked[0] for each in asked):
             raise ValueError(f"allocate() got other arguments on other ranks: {asked}.")
-        if self._sums is None:
-            self._sums = MachineSums(self._comm, self.patience)
-        return self._sums.allocate(size, dtype)
+        problem = array = None
+        try:
+            array = self._local.allocate(size, dtype)
+        except SharedMemoryFull as error:
+            problem = str(error)
+        problems = [each for each in self.all_gather(problem) if each]
+        if problems or array is None:
+            raise SharedMemoryFull(problems[0])
+        return array
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
         """Replace the values of an array of `allocate` with the reduction over all ranks."""
-        if op != "sum":
-            raise NotImplementedError(f"{op} of ranks that speak MPI")
+        number, arrays = self._local.arrays_of(array)
+        if OPERATIONS[op].divides:
+            reciprocal(array.dtype, 1)  # raises if there is no average of this dtype
         if sixteen_bits:
-            self._sum_in_16_bits(array)
-        else:
-            self._sums(array)
-
-    def _sum_in_16_bits(self, array):
-        """Send shares to the ranks that sum them, and the sums to all, each in one message."""
-        comm, size = self._comm, self.size
-        counts = [len(part) for part in np.array_split(np.empty(array.size, "i1"), size)]
-        begins = [0, *np.cumsum(counts)[:-1].tolist()]
-        half, scale = rounded_to_16_bits(array)
-        scales = np.ones(size, np.float32)
-        comm.Allgather(np.array([scale]), scales)
-        own = counts[self.rank]
-        received = np.empty((size, own), np.uint16)
-        comm.Alltoallv((half.view(np.uint16), (counts, begins)), (received, ([own] * size, None)))
-        share = array[begins[self.rank] :][:own]
-        share[:] = 0
-        for part, each in zip(received.view(np.float16), scales):
-            share += part.astype(array.dtype, copy=False) * array.dtype.type(each)
-        comm.Allgatherv(MPI.IN_PLACE, (array, (counts, begins)))
+            round_to_16_bits(array)
+        if not self._local.agree(number):
+            number = 0
+        elif number:
+            key = number, op
+            if key not in self._plans:
+                parts = "sum" if OPERATIONS[op].divides else op
+                self._plans[key] = plan_of(parts, [arrays], len(arrays), self._local.rank)
+            for reduce, _, _ in self._plans[key]:
+                reduce()
+        self._local.barrier()
+        first = arrays[0]
+        scale = float(scale_of_16_bits(first)) if sixteen_bits and self._local.rank == 0 else 0.0
+        question = "reduce", number, op, self.size, sixteen_bits, scale
+        if not self._answer_to(question, (self._local.place_of(array), array.dtype)) or not number:
+            raise ValueError("all_reduce() got another array on other ranks.")
+        if array is not first:
+            array[...] = first
+        self._local.barrier_here()  # the others have copied it
 
     def send(self, rank: int, *message: Any) -> None:
         """Send a message; don't wait for its receiver."""
+        self._local.check_open()
         if rank == self.rank:
             self._own.append(copy.deepcopy(message))
-        elif rank not in self.losses and rank not in self._has_left:
-            self._post(rank, message)
-
-    def _post(self, rank, message):
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        with self._deaths_noted():
-            # Complete when its receiver has begun to take it.
-            request = self._comm.Issend([data, MPI.BYTE], rank, _TAG)
-            self._under_way.append((request, rank, data))
+        elif rank in self._number_here:
+            self._local.send(self._number_here[rank], *message)
+        elif rank not in self.losses:
+            data, buffers = pickled(message)
+            self._under_way[rank] += bool(buffers)
+            self._local.send(self._carrier, rank, bool(buffers), data, *buffers)
 
     def under_way(self, rank: int) -> int:
-        """Return how many large messages a rank has not begun to take."""
-        self._reap()
-        return sum(to == rank and len(data) > _SMALL for _, to, data in self._under_way)
+        """Return how many messages with large arrays a rank has not taken."""
+        if rank in self._number_here:
+            return self._local.under_way(self._number_here[rank])
+        return self._under_way[rank]
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank."""
-        self._look_for_silent()
-        found: list[tuple[int, Any]] = []
+        self._acknowledge()
+        if self._own:
+            return self.rank, self._own.popleft()
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            came = self._local.receive(None if end is None else max(0.0, end - time.monotonic()))
+            if came is None:
+                return None
+            number, message = came
+            if number != self._carrier:
+                return self.here[number], message
+            if message is not None:
+                return self._of_carrier(*message)
 
-        def has_come():
-            self._reap()
-            if self._own:
-                found.append((self.rank, self._own.pop(0)))
-                return True
-            status = MPI.Status()
-            with self._deaths_noted():
-                # Not of any source: what a dead rank has sent can be seen, but not received.
-                for rank in self._others:
-                    if self._comm.Iprobe(rank, _TAG, status):
-                        self._heartbeats.note(rank)
-                        message = self._comm.recv(source=rank, tag=_TAG)
-                        if message != _ALIVE:
-                            found.append((rank, message))
-                            return True
-            if self._untold:
-                found.append((self._untold.pop(0), None))
-            return bool(found)
+    def _of_carrier(self, name, rank, *rest):
+        """Return a message of a rank elsewhere, or its end."""
+        if name == "gone":
+            return rank, None
+        is_large, data, *buffers = rest
+        if is_large:
+            self._taken = rank
+        return rank, pickle.loads(data, buffers=buffers)
 
-        if not self._waits(has_come, seconds):
-            return None
-        rank, message = found[0]
-        if message == _LEFT:
-            self._has_left.add(rank)
-            self._heartbeats.drop(rank)
-            message = None
-        return rank, message
-
-    def watch(self, ranks: Iterable[int]) -> None:
-        """Count these ranks as lost when their hosts are silent, and tell them of this one."""
-        others = [rank for rank in ranks if self.hosts[rank] != self.hosts[self.rank]]
-        self._heartbeats = Heartbeats(others, self._tell_alive)
-
-    def elsewhere(self) -> ContextManager[None]:
-        """Return a context of a block that may take long, and does not use the group."""
-        return self._heartbeats.elsewhere()
-
-    def _tell_alive(self, rank):
-        self.send(rank, *_ALIVE)
-
-    def _look_for_silent(self):
-        if self._heartbeats.beat():
-            for rank in self._heartbeats.silent():
-                self._lose(rank, SILENT)
-
-    def _lose(self, rank, how):
-        self._heartbeats.drop(rank)
-        self.losses[rank] = how
-        self._untold.append(rank)
+    def _acknowledge(self):
+        """Tell the sender of the last arrays that they are not needed any more."""
+        if self._taken is not None:
+            self._local.tell(self._carrier, "taken", self._taken)
+            self._taken = None
 
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
         """Wait until `receive` has something, or a descriptor can be read."""
-        if self._waiting is None:
-            self._waiting = Waiting()
-            self._waiting.add_descriptor(self._spare[0])  # it waits for one at least
-            self._found_at = 0.0
-        self._look_for_silent()
-        waiting, end = self._waiting, time.monotonic() + seconds
-        for descriptor in also:
-            waiting.add_descriptor(descriptor)
-        try:
-            while True:
-                n_under_way = len(self._under_way)
-                ready = waiting.for_ranks(is_busy=bool(n_under_way))
-                has_come = bool(self._own or self._untold) or self._is_there()
-                self._reap()
-                waiting.note(bool(ready) or len(self._under_way) < n_under_way, has_come)
-                now = time.monotonic()
-                if now - self._found_at > _FIND_SECONDS:
-                    self._found_at = now
-                    waiting.find_sockets()
-                if ready or has_come or now > end or len(self._under_way) < n_under_way:
-                    return
-        finally:
-            for descriptor in also:
-                waiting.remove_descriptor(descriptor)
-
-    def _is_there(self):
-        with self._deaths_noted():
-            return any(self._comm.Iprobe(rank, _TAG) for rank in self._others)
-        return True  # a death
-
-    @property
-    def _others(self):
-        gone = {self.rank, *self.losses, *self._has_left}
-        return [rank for rank in range(self.size) if rank not in gone]
-
-    @staticmethod
-    def _waits(is_ready, seconds):
-        if seconds is None:
-            wait_until(is_ready, "a message", float("inf"))
-            return True
-        end = time.monotonic() + seconds
-        with contextlib.suppress(WaitedTooLong):
-            wait_until(is_ready, "a message", max(0.0, end - time.monotonic()))
-            return True
-        return False
-
-    def _reap(self):
-        """Forget the messages that were sent, and those to ranks that were lost."""
-        left = []
-        for each in self._under_way:
-            request, rank, _ = each
-            with self._deaths_noted():
-                if rank not in self.losses and not request.Test():
-                    left.append(each)
-        self._under_way = left
-
-    @contextlib.contextmanager
-    def _deaths_noted(self):
-        try:
-            yield
-        except MPI.Exception as error:
-            if not is_death(error):
-                raise
-            for rank in sorted(dead_ranks(self._comm) - {*self.losses} - self._has_left):
-                self._lose(rank, "has died")
+        self._acknowledge()
+        if not self._own:
+            self._local.wait(seconds, also)
 
     def abort(self) -> None:
-        """End all ranks: mpirun does."""
-        self._comm.Abort(1)
+        """End the collectives of all ranks."""
+        self._local.abort()
+        self._local.tell(self._carrier, "abort")
 
     def close(self, seconds: float = 10.0) -> None:
-        """Leave the group, when others have begun to take what was sent to them."""
-        self._heartbeats.close()
-        for rank in self._others:
-            self._post(rank, _LEFT)
+        """Leave the group, when others have taken what was sent to them."""
+        if self._local.is_closed:
+            return
+        self._acknowledge()
         end = time.monotonic() + seconds
-        while self._under_way and time.monotonic() < end:
-            self._reap()
-            time.sleep(0.001)
+        while any(self._under_way.values()) and (left := end - time.monotonic()) > 0:
+            self._local.look(left)
+        self._local.tell(self._carrier, "leave")
+        self._local.close(max(0.0, end - time.monotonic()))
+
+
+def _left(rank):
+    return RankLost(f"rank {rank} has left the group", rank)

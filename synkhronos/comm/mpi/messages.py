@@ -1,22 +1,16 @@
-"""Messages between the processes of mpirun: waits that have an end, and the deaths of processes.
+"""Waits for messages of MPI, which have an end.
 
 A process that waits looks at MPI for a moment, then sleeps between looks, because ranks share cores
-with one another. Under ``mpirun --with-ft ulfm`` the death of a process is an error in the calls
-that name it, and the others go on; elsewhere mpirun ends all.
-
-References
-----------
-MPI Forum, ULFM (User Level Failure Mitigation), in MPI 5.0 and Open MPI 5.
+with one another.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Callable
 
 from synkhronos._machine.log import log
-from synkhronos.comm.group import RankLost, WaitedTooLong
-from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.group import WaitedTooLong
 
 _LOOKS = 2000  # without a sleep: some hundred microseconds
 _SHORTEST, _LONGEST = 2e-5, 2e-3  # seconds of a sleep
@@ -44,48 +38,3 @@ def wait_until(is_ready: Callable[[], bool], waits_for: str, patience: float) ->
             warn_at *= 2
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST)
-
-
-def complete(request: Any, waits_for: str, patience: float) -> None:
-    """Wait until a request of MPI is complete; the errors are those of `wait_until` and `lost`."""
-    with lost():
-        wait_until(request.Test, waits_for, patience)
-
-
-class lost:
-    """A context that turns MPI's errors about a dead process into `RankLost`."""
-
-    def __init__(self, rank: int | None = None) -> None:
-        self._rank = rank
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, MPI.Exception) and is_death(error):
-            name = "another rank" if self._rank is None else f"rank {self._rank}"
-            raise RankLost(f"{name} has died", self._rank) from error
-
-
-def is_death(error: MPI.Exception) -> bool:
-    """Return whether an error of MPI says that a process has died."""
-    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-    kinds = {getattr(MPI, name, None) for name in names} - {None}
-    return error.Get_error_class() in kinds
-
-
-def dead_ranks(comm: Any) -> set[int]:
-    """Return the ranks of processes that have died, and acknowledge them.
-
-    After that, receiving from any source works again.
-    """
-    comm = getattr(comm, "comm", comm)  # of `Sealed`
-    if not hasattr(comm, "Get_failed"):
-        return set()
-    try:
-        failed = comm.Get_failed()
-        ranks = MPI.Group.Translate_ranks(failed, None, comm.Get_group())
-        comm.Ack_failed()
-    except (MPI.Exception, NotImplementedError):  # an MPI without fault tolerance
-        return set()
-    return set(ranks)

@@ -26,20 +26,20 @@ import math
 import os
 import pickle
 import struct
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
 from synkhronos._machine.log import log
 from synkhronos.comm.mpi.library import MPI
-from synkhronos.comm.mpi.messages import is_death, wait_until
+from synkhronos.comm.mpi.messages import wait_until
 
 _HEADER = struct.Struct(">4q")  # sender, receiver, tag, number
 _MAC = 32
 TRAILER = _HEADER.size + _MAC  # bytes that a message is longer than its payload
 _HELLO = b"synkhronos: this process of a job has the secret"
 _OUTGOING = 16  # requests that are kept before it is asked which have ended
-_COLLECTIVE = 30_000  # the tag of collectives: all ranks call them in the same order
+_COLLECTIVE = 30_000  # the tag of `allgather`
 
 
 class SecretsDiffer(RuntimeError):
@@ -107,8 +107,7 @@ class Seal:
 class Sealed:
     """A communicator in place of MPI's, with the methods of it that the package uses.
 
-    They are called as those of mpi4py, and those that begin with a small letter pickle. What
-    sends nothing is asked of `comm`.
+    They are called as those of mpi4py. What sends nothing is asked of `comm`.
 
     Parameters
     ----------
@@ -123,7 +122,7 @@ class Sealed:
     """
 
     def __init__(self, comm: Any, secret: bytes) -> None:
-        self.comm = self._comm = comm
+        self._comm = comm
         self._secret = secret
         self.rank, self.size = comm.rank, comm.size
         self._seal = Seal(self._agree(), comm.rank, comm.size)
@@ -153,12 +152,9 @@ class Sealed:
 
     def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Any:
         """Begin to send a copy of an array or of bytes; return a request."""
-        return self._send(self._comm.Isend, buffer, dest, tag)
-
-    def _send(self, begin, buffer, dest, tag):
-        request = begin([self._seal.close(dest, tag, buffer), MPI.BYTE], dest, tag)
+        request = self._comm.Isend([self._seal.close(dest, tag, buffer), MPI.BYTE], dest, tag)
         if len(self._outgoing) > self._most_outgoing:
-            self._outgoing = [each for each in self._outgoing if not _has_ended(each)]
+            self._outgoing = [each for each in self._outgoing if not each.Test()]
             self._most_outgoing = max(_OUTGOING, 2 * len(self._outgoing))
         self._outgoing.append(request)
         return request
@@ -201,8 +197,6 @@ class Sealed:
                     continue
                 opened = self._seal.open(sender, tag, frame)
             except MPI.Exception as error:
-                if is_death(error):
-                    continue
                 if error.Get_error_class() != MPI.ERR_TRUNCATE:
                     raise
                 opened = None
@@ -239,128 +233,25 @@ class Sealed:
                 source,
             )
 
-    def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
-        """Send a copy of an array; return when MPI has it."""
-        _wait_for([self.Isend(buffer, dest, tag)], f"rank {dest}")
-
     def Recv(self, buffer: Any, source: int, tag: int = 0) -> None:
         """Wait for a message, into an array."""
-        _wait_for([self.Irecv(buffer, source, tag)], f"rank {source}")
-
-    def send(self, value: Any, dest: int, tag: int = 0) -> None:
-        """Send an object."""
-        self.Send(_pickled(value), dest, tag)
-
-    def issend(self, value: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send an object; the request ends when its receiver has begun to take it."""
-        return self._send(self._comm.Issend, _pickled(value), dest, tag)
-
-    def Issend(self, buffer: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send a copy of an array; as `issend`."""
-        return self._send(self._comm.Issend, buffer, dest, tag)
-
-    def recv(self, source: int, tag: int = 0) -> Any:
-        """Wait for an object."""
-        wait_until(lambda: self.Iprobe(source, tag), f"rank {source}", math.inf)
-        payload = self._arrived[source, tag].popleft()
-        self._match(source, tag)
-        return pickle.loads(payload)
-
-    def Sendrecv_replace(self, array, dest, sendtag, source, recvtag) -> None:
-        """Exchange an array with another process."""
-        sent = self.Isend(array, dest, sendtag)  # first: the other array may be here already
-        _wait_for([sent, self.Irecv(array, source, recvtag)], f"rank {source}")
-
-    def Ibarrier(self) -> _All:
-        """Begin to wait for all processes."""
-        return self.Iallgather(np.zeros(1, np.uint8), np.zeros(self.size, np.uint8))
-
-    def Iallgather(self, own: np.ndarray, everyone: np.ndarray) -> _All:
-        """Begin to give all processes the arrays of all."""
-        everyone = everyone.reshape(self.size, -1)
-        everyone[self.rank] = own.reshape(-1)
-        return self._begin_all([own] * self.size, list(everyone))
-
-    def Allgather(self, own: np.ndarray, everyone: np.ndarray) -> None:
-        """Give all processes the arrays of all."""
-        _wait_for([self.Iallgather(own, everyone)], "all ranks")
-
-    def Allgatherv(self, in_place: Any, gathered: tuple) -> None:
-        """Give all processes the parts of all of an array, of which each has its own."""
-        parts = list(_parts(*gathered))
-        _wait_for([self._begin_all([parts[self.rank]] * self.size, parts)], "all ranks")
-
-    def Alltoallv(self, sent: tuple, received: tuple) -> None:
-        """Give each process its part of the arrays of all."""
-        theirs, mine = list(_parts(*sent)), list(_parts(*received))
-        mine[self.rank][...] = theirs[self.rank]
-        _wait_for([self._begin_all(theirs, mine)], "all ranks")
-
-    def Allreduce(self, in_place: Any, array: np.ndarray, op: Any = MPI.SUM) -> None:
-        """Sum an array over all processes, in the order of the ranks."""
-        flat, size = array.reshape(-1), self.size
-        shares = np.array_split(flat, size)
-        counts = [len(share) for share in shares]
-        begins = [sum(counts[:rank]) for rank in range(size)]
-        own = counts[self.rank]
-        received = np.empty((size, own), array.dtype)
-        self.Alltoallv((flat, (counts, begins)), (received, ([own] * size, None)))
-        total = received[0]
-        for part in received[1:]:
-            total += part
-        shares[self.rank][...] = total
-        self.Allgatherv(MPI.IN_PLACE, (flat, (counts, begins)))
-
-    def Bcast(self, array: np.ndarray, root: int = 0) -> None:
-        """Give all processes the array of one."""
-        if self.rank != root:
-            self.Recv(array, root, _COLLECTIVE)
-            return
-        others = [rank for rank in range(self.size) if rank != root]
-        _wait_for([self.Isend(array, rank, _COLLECTIVE) for rank in others], "all ranks")
-
-    def bcast(self, value: Any, root: int = 0) -> Any:
-        """Give all processes the object of one."""
-        if self.rank != root:
-            return self.recv(root, _COLLECTIVE)
-        self.Bcast(_pickled(value), root)
-        return value
+        wait_until(self.Irecv(buffer, source, tag).Test, f"process {source}", math.inf)
 
     def allgather(self, value: Any) -> list:
-        """Give all processes the objects of all."""
-        return [self.bcast(value, root) for root in range(self.size)]
-
-    def gather(self, value: Any) -> list | None:
-        """Return the objects of all processes in rank 0."""
-        if self.rank:
-            return self.send(value, 0, _COLLECTIVE)
-        return [value, *(self.recv(source, _COLLECTIVE) for source in range(1, self.size))]
-
-    def scatter(self, values: Sequence[Any] | None) -> Any:
-        """Give each process its own of the objects of rank 0."""
-        if self.rank:
-            return self.recv(0, _COLLECTIVE)
-        assert values is not None
-        for rank in range(1, self.size):
-            self.send(values[rank], rank, _COLLECTIVE)
-        return values[0]
-
-    def Split(self, color: int, key: int) -> Sealed | None:
-        """Return the communicator of the processes with the same color."""
-        return self._with(self._comm.Split(color, key))
-
-    def Split_type(self, kind: int, key: int) -> Sealed:
-        """Return the communicator of the processes that share memory."""
-        return self._with(self._comm.Split_type(kind, key))
-
-    def _with(self, comm):
-        return None if comm == MPI.COMM_NULL else Sealed(comm, self._secret)
-
-    def _begin_all(self, sent, received):
-        """Begin to send an array to each other process, and to receive one from each."""
+        """Give all processes the objects of all, which are pickled."""
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         others = [rank for rank in range(self.size) if rank != self.rank]
-        requests = [self.Isend(sent[rank], rank, _COLLECTIVE) for rank in others]
-        return _All(requests + [self.Irecv(received[rank], rank, _COLLECTIVE) for rank in others])
+        for rank in others:
+            self.Isend(data, rank, _COLLECTIVE)
+        found = {self.rank: value}
+        for rank in others:
+            wait_until(
+                lambda rank=rank: self.Iprobe(rank, _COLLECTIVE), f"process {rank}", math.inf
+            )
+            payload = self._arrived[rank, _COLLECTIVE].popleft()
+            self._match(rank, _COLLECTIVE)
+            found[rank] = pickle.loads(payload)
+        return [found[rank] for rank in range(self.size)]
 
     def Abort(self, status: int) -> None:
         """End all processes."""
@@ -388,18 +279,6 @@ class _Coming:
         return self._has_come
 
 
-class _All:
-    """A request that ends when some others have ended."""
-
-    def __init__(self, requests):
-        self._requests = requests
-
-    def Test(self):
-        """Return whether all have ended."""
-        self._requests = [each for each in self._requests if not each.Test()]
-        return not self._requests
-
-
 def bytes_of(buffer: Any) -> np.ndarray:
     """Return the memory of an array, or of bytes, perhaps with their type of MPI, as bytes."""
     if isinstance(buffer, (list, tuple)):
@@ -409,30 +288,3 @@ def bytes_of(buffer: Any) -> np.ndarray:
     if not buffer.flags.c_contiguous:
         raise ValueError("arrays that are sent must be contiguous")
     return buffer.reshape(-1).view(np.uint8)
-
-
-def _has_ended(request):
-    """Return whether MPI reads the memory of a request no more: after a death it may."""
-    try:
-        return request.Test()
-    except MPI.Exception as error:
-        if not is_death(error):
-            raise
-        return False
-
-
-def _pickled(value):
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-
-
-def _parts(array: np.ndarray, bounds: tuple) -> Iterator[np.ndarray]:
-    """Yield parts of an array, of these counts, and begins if they don't follow one another."""
-    counts, begins = bounds
-    flat = array.reshape(-1)
-    begins = [sum(counts[:i]) for i in range(len(counts))] if begins is None else begins
-    for begin, count in zip(begins, counts):
-        yield flat[begin : begin + count]
-
-
-def _wait_for(requests, what):
-    wait_until(_All(requests).Test, what, math.inf)

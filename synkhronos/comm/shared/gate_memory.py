@@ -113,6 +113,10 @@ class Notices:
         """Return the number that a rank has published."""
         return self._cells[self._line(rank) + VOTE]
 
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank has finished the present call, or has left its group."""
+        return self._cells[self._line(rank) + DONE] >= self._cells[SEQUENCE]
+
     def hindmost(self, ranks, kind: int, value: int) -> list:
         """Return those of `ranks` that hold up the others in a wait for cells to reach a value.
 

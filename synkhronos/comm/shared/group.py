@@ -20,8 +20,7 @@ import resource
 import select
 import socket
 import time
-import weakref
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -30,12 +29,11 @@ from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
-from synkhronos.comm.channel import Channel, Closed, WithDescriptors
-from synkhronos.comm.group import Group, RankLost, WaitedTooLong
+from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
-from synkhronos.comm.shared.gate_memory import DONE, MET, SEQUENCE, Memory, make_pipes
+from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, Memory, make_pipes
+from synkhronos.comm.shared.mail import Mail
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
-from synkhronos.comm.shared.parcels import Parcels
 from synkhronos.errors import SharedMemoryFull
 
 _WARN_SECONDS = 30.0
@@ -47,9 +45,17 @@ class Founding:
 
     The process that makes it starts each rank with the descriptors and the variable that `place`
     returns, and closes it when all are started.
+
+    Parameters
+    ----------
+    size : int
+    host : str, optional
+        The name of this machine.
+    has_carrier : bool, optional
+        Whether one more process, with the number `size`, exchanges messages with each rank.
     """
 
-    def __init__(self, size: int, host: str = ""):
+    def __init__(self, size: int, host: str = "", has_carrier: bool = False):
         self._size, self._host = size, host or socket.gethostname()
         allow_descriptors(size)
         self._memory = os.memfd_create("synkhronos", os.MFD_CLOEXEC)
@@ -58,15 +64,21 @@ class Founding:
         self._wake_pipes = make_pipes(size)
         for end in (end for pipe in self._wake_pipes for end in pipe):
             os.set_blocking(end, False)
-        self._sockets: list[dict[int, socket.socket]] = [{} for _ in range(size)]
-        for rank in range(size):
+        members = range(size + has_carrier)
+        self._sockets: list[dict[int, socket.socket]] = [{} for _ in members]
+        for rank in members:
             for other in range(rank):
                 self._sockets[rank][other], self._sockets[other][rank] = socket.socketpair()
 
-    def place(self, rank: int) -> tuple[str, list[int]]:
+    def sockets_of_carrier(self) -> dict[int, socket.socket]:
+        """Return the sockets of the carrier, which are its own from now on."""
+        return self._sockets.pop()
+
+    def place(self, rank: int, **more: Any) -> tuple[str, list[int]]:
         """Return what to tell a rank, as JSON, and the descriptors that it inherits."""
         peers = {other: each.fileno() for other, each in self._sockets[rank].items()}
         told = {
+            **more,
             "rank": rank,
             "size": self._size,
             "host": self._host,
@@ -101,9 +113,8 @@ def allow_descriptors(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def join(place: str) -> SharedGroup:
+def join(told: Mapping[str, Any], kind: type[SharedGroup] | None = None) -> SharedGroup:
     """Return the group that this process was started for, told its `Founding.place`."""
-    told = json.loads(place)
     rank, size = told["rank"], told["size"]
     memory = Memory(size, told["memory"])
     os.close(told["memory"])
@@ -113,7 +124,7 @@ def join(place: str) -> SharedGroup:
         os.set_inheritable(end, False)
     for each in peers.values():
         each.set_inheritable(False)
-    return SharedGroup(rank, memory, pipes, peers, told["host"])
+    return (kind or SharedGroup)(rank, memory, pipes, peers, told["host"])
 
 
 class SharedGroup(Meetings, Group):
@@ -130,40 +141,35 @@ class SharedGroup(Meetings, Group):
         self.size = size = len(pipes)
         self.hosts = (host,) * size
         self.losses = {}
-        self._channels = {other: Channel(each) for other, each in peers.items()}
-        self._ranks = {channel.fileno(): other for other, channel in self._channels.items()}
-        self._ended: collections.deque[int] = collections.deque()  # ranks to tell of in `receive`
-        self._came: collections.deque[tuple[int, Any]] = collections.deque()
+        self._own: collections.deque[tuple] = collections.deque()  # messages to itself
         self._segments = Segments()
-        self._parcels = Parcels(self._segments)
+        self._mail = Mail(peers, self._segments, self._on_notice, self._on_end)
         # id of an own array -> its number, those of all ranks
         self._arrays: dict[int, tuple[int, list[np.ndarray]]] = {}
         self._boards: dict[int, Any] = {}  # segments of values that are too large for a board
-        self._is_closed = False
+        self.is_closed = False
         self._plans: dict[tuple[int, str], list] = {}
         self._n_gathered = 0
         self._waiting_since = 0.0
         Meetings.__init__(self, memory, pipes, rank, size, spin=size <= usable_cores())
-        # A process that this one forks must not hide its end.
-        channels = weakref.WeakSet(self._channels.values())
-        os.register_at_fork(after_in_child=lambda: [each.close() for each in channels])
 
     def _take_place(self):
         super()._take_place()
-        for channel in self._channels.values():
-            self._poll.register(channel, select.POLLIN)
+        for descriptor in self._mail.peers:
+            self._poll.register(descriptor, select.POLLIN)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        self._check_open()
+        self.check_open()
         self._raise_loss()
         if self.is_aborted:
             raise Aborted
         self._waiting_since = time.monotonic()
         self._meet()
 
-    def _check_open(self):
-        if self._is_closed:
+    def check_open(self) -> None:
+        """Raise RuntimeError if this rank has left the group."""
+        if self.is_closed:
             raise RuntimeError("the group is closed.")
 
     def _check_not_left(self, cell, value, abort):
@@ -172,7 +178,7 @@ class SharedGroup(Meetings, Group):
         super()._check_not_left(cell, value, abort)
 
     def _sleep(self):
-        happened = self._look(HEARTBEAT_MS / 1000)
+        happened = self.look(HEARTBEAT_MS / 1000)
         if happened and time.monotonic() - self._waiting_since > self.patience:
             return False  # messages come, but not the rank
         return happened
@@ -183,11 +189,14 @@ class SharedGroup(Meetings, Group):
     def _warn(self, patience, kind, value):
         waited, everyone = time.monotonic() - self._waiting_since, range(self.size)
         if waited > self.patience:
-            raise WaitedTooLong(self.patience, _named(self.hindmost(everyone, MET, value)))
+            raise WaitedTooLong(self.patience, self._named(self.hindmost(everyone, MET, value)))
         if patience is None:
             patience = Patience(_WARN_SECONDS, HEARTBEAT_MS / 1000)
-        patience.wait_for_others(_named(self.hindmost(everyone, MET, value)))
+        patience.wait_for_others(self._named(self.hindmost(everyone, MET, value)))
         return patience
+
+    def _named(self, ranks):
+        return named(ranks)
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order."""
@@ -254,15 +263,13 @@ class SharedGroup(Meetings, Group):
         ]
         own = arrays[self.rank]
         self._arrays[id(own)] = len(self._arrays) + 1, arrays
-        self._parcels.note(own, segment.ref)
+        self._mail.parcels.note(own, segment.ref)
         self.barrier()  # until all have opened all
         return own
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
         """Replace the values of an array of `allocate` with the reduction over all ranks."""
-        number, arrays = self._arrays.get(id(array), (0, ()))
-        if not number:
-            raise ValueError("all_reduce() takes arrays of allocate(), not views or others.")
+        number, arrays = self.arrays_of(array)
         if sixteen_bits:
             round_to_16_bits(array)
         key = id(array), op
@@ -278,127 +285,98 @@ class SharedGroup(Meetings, Group):
                 each[...] = out
         self.barrier()
 
+    def arrays_of(self, array: np.ndarray) -> tuple[int, list[np.ndarray]]:
+        """Return the number of an array of `allocate`, and those of all ranks."""
+        if id(array) not in self._arrays:
+            raise ValueError("all_reduce() takes arrays of allocate(), not views or others.")
+        return self._arrays[id(array)]
+
+    def place_of(self, array: np.ndarray) -> tuple:
+        """Return where an array of `allocate` lies: its segment, offset and bytes."""
+        return self._mail.parcels.place_of(array)
+
     def meet(self):
         """Wait until all ranks are here."""
         self.barrier()
 
     def send(self, rank: int, *message: Any) -> None:
         """Send a message; don't wait for its receiver."""
-        self._check_open()
+        self.check_open()
         if rank == self.rank:
-            self._came.append((rank, copy.deepcopy(message)))
-        elif rank in self._channels:
-            self._post(rank, *self._parcels.pack(rank, message))
+            self._own.append(copy.deepcopy(message))
+        else:
+            self._mail.send(rank, message)
 
-    def _post(self, rank, packed, descriptors=()):
-        try:
-            self._channels[rank].post(packed, descriptors)
-        except Closed:  # what it has sent before is still to be received
-            self._channels[rank].discard()
+    def tell(self, rank: int, *notice: Any) -> None:
+        """Send a small thing, which the receiver notes when it comes; see `Mail.tell`."""
+        self._mail.tell(rank, *notice)
 
     def under_way(self, rank: int) -> int:
         """Return how many messages with large arrays a rank has not taken."""
-        return self._parcels.under_way(rank)
+        return self._mail.parcels.under_way(rank)
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank."""
-        self._check_open()
-        self._give_back()
+        self.check_open()
+        self._mail.give_back()
         end = None if seconds is None else time.monotonic() + seconds
         while True:
-            if self._came:
-                rank, packed = self._came.popleft()
-                if rank == self.rank:
-                    return rank, packed
-                descriptors = ()
-                if isinstance(packed, WithDescriptors):
-                    packed, descriptors = packed
-                return rank, self._parcels.unpack(rank, packed, descriptors)
-            if self._ended:
-                return self._ended.popleft(), None
+            if self._own:
+                return self.rank, self._own.popleft()
+            if self._mail.has_come:
+                return self._mail.take()
             left = None if end is None else max(0.0, end - time.monotonic())
-            if not self._look(left) and left is not None and left <= 0:
+            if not self.look(left) and left is not None and left <= 0:
                 return None
 
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
         """Wait until `receive` has something, or a descriptor can be read."""
-        self._give_back()
-        if not self._came and not self._ended:
-            self._look(seconds, also)
+        self._mail.give_back()
+        if not self._own and not self._mail.has_come:
+            self.look(seconds, also)
 
-    def _give_back(self):
-        """Tell the senders of arrays that this rank needs them no more."""
-        for rank, answer in self._parcels.give_back():
-            if rank in self._channels:
-                self._post(rank, answer)
-
-    def _look(self, seconds, also=()):
-        """Take what has come on sockets within a time; return whether there was something."""
-        unsent = [channel for channel in self._channels.values() if channel.has_unsent]
-        for channel in unsent:
-            self._poll.modify(channel, select.POLLIN | select.POLLOUT)
+    def look(self, seconds: float | None, also: Sequence[int] = ()) -> bool:
+        """Read what comes on sockets within a time; return whether there was something."""
+        unsent = self._mail.unsent
+        for descriptor in unsent:
+            self._poll.modify(descriptor, select.POLLIN | select.POLLOUT)
         for descriptor in also:
             self._poll.register(descriptor, select.POLLIN)
         happened = self._poll.poll(None if seconds is None else 1000 * seconds)
-        for channel in unsent:
-            self._poll.modify(channel, select.POLLIN)
+        for descriptor in unsent:
+            self._poll.modify(descriptor, select.POLLIN)
         for descriptor in also:
             self._poll.unregister(descriptor)
         wake = self._wake_pipes[self.rank][0]
-        for fd, _ in happened:
-            if fd == wake:
+        for descriptor, _ in happened:
+            if descriptor == wake:
                 self._drain()
-            elif fd in self._ranks:
-                self._take(self._ranks[fd])
+            elif descriptor in self._mail.peers:
+                self._mail.read(descriptor)
+                if descriptor not in self._mail.peers:
+                    self._poll.unregister(descriptor)
         return bool(happened)
 
-    def _take(self, rank):
-        """Take what a rank has sent; note its end."""
-        channel = self._channels.get(rank)
-        if channel is None:
-            return
-        try:
-            messages = channel.receive()
-        except Closed:
-            self._note_end(rank, channel)
-            return
-        for packed in messages:
-            if not self._parcels.take_back(packed):
-                self._came.append((rank, packed))
-        try:
-            channel.flush()
-        except Closed:
-            channel.discard()
+    def _on_notice(self, rank, notice):
+        raise NotImplementedError(f"rank {rank} has told {notice!r}")
 
-    def _note_end(self, rank, channel):
-        self._poll.unregister(channel)
-        del self._channels[rank], self._ranks[channel.fileno()]
-        channel.close()
-        self._parcels.drop(rank)
-        self._ended.append(rank)
-        if self._cells[self._line(rank) + DONE] < self._cells[SEQUENCE]:
+    def _on_end(self, rank):
+        if not self.has_left(rank):
             self.losses[rank] = "has died"
 
     def close(self, seconds: float = 10.0) -> None:
         """Leave the group, when others have taken what was sent to them."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._give_back()
+        self._mail.give_back()
         end = time.monotonic() + seconds
-        while self._channels and (left := end - time.monotonic()) > 0:
-            if not any(
-                channel.has_unsent or self._parcels.under_way(rank)
-                for rank, channel in self._channels.items()
-            ):
-                break
-            self._look(left)
-        self._is_closed = True
+        while self._mail.is_under_way and (left := end - time.monotonic()) > 0:
+            self.look(left)
+        self.is_closed = True
         self._cells[self._done] = self._cells[SEQUENCE]
         self._wake_all()
         self._segments.leave()  # others may use what is left
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        self._mail.close()
         self._arrays.clear()
         self._plans.clear()
         self._segments.forget_all()
@@ -409,7 +387,3 @@ class SharedGroup(Meetings, Group):
 def _half(board, number):
     middle = len(board) // 2
     return board[middle:] if number % 2 else board[:middle]
-
-
-def _named(ranks):
-    return " and ".join(f"rank {rank}" for rank in ranks)

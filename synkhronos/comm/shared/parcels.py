@@ -24,7 +24,9 @@ _FREE_SEGMENTS = 4  # that are kept to be filled again
 _ALIGN = 64
 
 
-class _Packed(NamedTuple):
+class Packed(NamedTuple):
+    """What `pack` makes of a message."""
+
     data: bytes
     number: int = 0  # of the answer that the sender waits for; 0 for none
     places: tuple = ()  # (segment, offset, bytes) of each large array
@@ -32,6 +34,20 @@ class _Packed(NamedTuple):
 
 class _Taken(NamedTuple):
     number: int
+
+
+def pickled(message: tuple) -> tuple[bytes, list[np.ndarray]]:
+    """Return a message as pickle has it, and the memory of its large arrays, as bytes."""
+    large: list[np.ndarray] = []
+
+    def is_small(buffer):
+        raw = buffer.raw()
+        if raw.nbytes <= _SMALL:
+            return True
+        large.append(np.frombuffer(raw, np.uint8))
+        return False
+
+    return pickle.dumps(message, 5, buffer_callback=is_small), large
 
 
 class Parcels:
@@ -59,23 +75,14 @@ class Parcels:
         begin = array.__array_interface__["data"][0]
         self._shared.append((begin, begin + array.nbytes, segment))
 
-    def pack(self, rank: int, message: tuple) -> tuple[_Packed, list[int]]:
+    def pack(self, rank: int, message: tuple) -> tuple[Packed, list[int]]:
         """Return what to send to a rank, and the descriptors that go with it."""
-        large: list[np.ndarray] = []
-
-        def is_small(buffer):
-            raw = buffer.raw()
-            if raw.nbytes <= _SMALL:
-                return True
-            large.append(np.frombuffer(raw, np.uint8))
-            return False
-
-        data = pickle.dumps(message, 5, buffer_callback=is_small)
+        data, large = pickled(message)
         if not large:
-            return _Packed(data), []
+            return Packed(data), []
         places, copied = [], []
         for array in large:
-            place = self._place_of(array)
+            place = self.place_of(array)
             places.append(place)
             if place is None:
                 copied.append(array)
@@ -86,9 +93,10 @@ class Parcels:
             places = [place or next(filled) for place in places]
         self._under_way[number] = rank, segment
         segments = list(dict.fromkeys(place[0] for place in places))
-        return _Packed(data, number, tuple(places)), [each.fd for each in segments]
+        return Packed(data, number, tuple(places)), [each.fd for each in segments]
 
-    def _place_of(self, array):
+    def place_of(self, array: np.ndarray) -> tuple[SegmentRef, int, int] | None:
+        """Return where an array lies in memory that all ranks share; None if it does not."""
         begin = array.__array_interface__["data"][0]
         for first, end, segment in self._shared:
             if first <= begin and begin + array.nbytes <= end:
@@ -111,7 +119,7 @@ class Parcels:
             yield segment.ref, offset, array.nbytes
             offset += _round_up(array.nbytes)
 
-    def unpack(self, rank: int, packed: _Packed, descriptors: Sequence[int] = ()) -> tuple:
+    def unpack(self, rank: int, packed: Packed, descriptors: Sequence[int] = ()) -> tuple:
         """Return the message of a rank; its large arrays are views until `give_back` is called."""
         views = []
         if packed.number:

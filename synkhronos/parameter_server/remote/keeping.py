@@ -23,10 +23,9 @@ dist_async is level 2 of mshadow-ps; dist_sync and the initial values are those 
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, Callable, ContextManager
+from typing import Any, Callable
 
 import cloudpickle
 import numpy as np
@@ -101,8 +100,7 @@ class Keeper:
 
     ``send(worker, number, version, begin, array, priority)`` answers a pull, and ``fail(worker,
     number, version, error)`` refuses one, or with version None a key: `error` is the name of an
-    exception, its text, and its attributes. An updater, which may take long, is called in a context
-    that `elsewhere` returns.
+    exception, its text, and its attributes.
     """
 
     def __init__(
@@ -112,9 +110,7 @@ class Keeper:
         n_workers: int,
         send: Callable[..., None],
         fail: Callable[..., None],
-        elsewhere: Callable[[], ContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self._elsewhere = elsewhere
         self._server, self._n_servers, self._n_workers = server, n_servers, n_workers
         self._send, self._fail = send, fail
         self.mode: str | None = None
@@ -213,9 +209,8 @@ class Keeper:
             self._refuse(("OutOfTurn", text, {}))
             return
         try:
-            with self._elsewhere():
-                updater = cloudpickle.loads(blob)
-                updater.init_updater(self._server, parameters)
+            updater = cloudpickle.loads(blob)
+            updater.init_updater(self._server, parameters)
         except Exception as error:
             updater = _Broken(self._reason(error, "init_updater")[1])
         self._updater = updater
@@ -266,15 +261,13 @@ class Keeper:
         """Return the state of the updater, as `saving.dump` does."""
         if self._updater is None:
             raise RuntimeError("there is no updater, and so no state of one.")
-        with self._elsewhere():
-            return saving.dump(self._updater)
+        return saving.dump(self._updater)
 
     def set_states(self, states: bytes) -> None:
         """Set the state of the updater to that of `states`."""
         if self._updater is None:
             raise RuntimeError("there is no updater of which the state could be set.")
-        with self._elsewhere():
-            saving.restore(self._updater, states)
+        saving.restore(self._updater, states)
 
     def _initialize(self, key):
         """Give a key its first value, if it is known."""
@@ -297,8 +290,7 @@ class Keeper:
             return
         key.is_known_to_updater = True
         try:
-            with self._elsewhere():
-                updaters.introduce(self._updater, key.name, key.weight, key.is_given_weight)
+            updaters.introduce(self._updater, key.name, key.weight, key.is_given_weight)
         except Exception as error:
             key.failed = 0, self._reason(error, f"init_model of key {key.name!r}")
         key.snapshot = None
@@ -365,8 +357,7 @@ class Keeper:
             return "ParameterServerError", text, {}
         key.snapshot = None
         try:
-            with self._elsewhere():
-                updaters.update(self._updater, key.name, gradient, key.weight)
+            updaters.update(self._updater, key.name, gradient, key.weight)
         except Exception as error:
             return self._reason(error, f"update of key {key.name!r} ({source})")
         return None

@@ -20,7 +20,6 @@ from typing import Any, Callable, Sequence
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
-from synkhronos.comm.heartbeats import SILENT
 from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.remote.memory import Buffers
@@ -84,7 +83,6 @@ class Mover:
         mark: Callable[[str, int], None] = lambda name, rank: None,
     ) -> None:
         self._group, self._post, self._mark = group, Post(group), mark
-        group.watch(range(n_servers))
         self._n_servers, self._hosts = n_servers, hosts
         self._worker = group.rank - n_servers
         self._segments = Segments()
@@ -340,12 +338,9 @@ class Mover:
 
     def _from_server_ended(self, server):
         """Tell the script of a server that has died, or whose host is silent."""
-        is_silent = self._group.losses.get(server) == SILENT
-        if is_silent:
-            self._mark("lost", server)
         if not self._has_left:  # else servers end
             self._has_told_of_death = True
-            how = SILENT if is_silent else "has died"
+            how = self._group.losses.get(server, "has died")
             self._reply("lost", "server", server, self._hosts[server], how)
         self._settle_questions()
 

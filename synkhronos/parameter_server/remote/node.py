@@ -53,13 +53,13 @@ def main(argv: Sequence[str]) -> int:
     job = Job(**json.loads(argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers a Ctrl-C
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and asks so for the end of scripts
-    here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", job.n_servers + job.n_workers)
+    _, n_here = membership.place_of(os.environ) or (0, job.n_servers + job.n_workers)
     for name in _THREADS:
-        os.environ.setdefault(name, str(default_threads(int(here))))
+        os.environ.setdefault(name, str(default_threads(n_here)))
     from synkhronos.parameter_server.remote import protocol
 
     protocol.prepare()
-    group = membership.join(with_threads=True)  # heartbeats have a thread in servers
+    group = membership.join()
     if group.size != job.n_servers + job.n_workers:
         wanted = f"{job.n_servers} servers and {job.n_workers} workers"
         sys.stderr.write(f"{group.size} processes were started for {wanted}\n")

@@ -14,7 +14,6 @@ from typing import Callable, Sequence
 
 from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
-from synkhronos.comm.heartbeats import SILENT
 from synkhronos.parameter_server.remote.keeping import Gone, Keeper
 from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer
@@ -39,10 +38,7 @@ class Server:
         self._n_servers, self._n_workers = n_servers, group.size - n_servers
         self._rank, self._hosts = group.rank, hosts
         self._mark = mark
-        group.watch(range(n_servers, group.size))
-        self._keeper = Keeper(
-            group.rank, n_servers, self._n_workers, self._send, self._fail, group.elsewhere
-        )
+        self._keeper = Keeper(group.rank, n_servers, self._n_workers, self._send, self._fail)
         self._at_barrier: dict[int, int] = {}  # worker -> the number of its question
         self._mode: str | None = None
 
@@ -155,12 +151,10 @@ class Server:
     def _on_ended(self, worker):
         """Count a worker out of which the mover has died, or the host is silent."""
         rank = worker + self._n_servers
-        is_silent = self._group.losses.get(rank) == SILENT
+        how = self._group.losses.get(rank, "has died")
         if worker >= 0:
-            how = SILENT if is_silent else "has died with its mover"
+            how = "has died with its mover" if how == "has died" else how
             self._count_out(Gone(worker, self._hosts[rank], how, True))
-        if is_silent:
-            self._mark("lost", rank)
 
     def _open_barrier(self):
         """Answer the workers at a barrier, if it is complete or can't be."""

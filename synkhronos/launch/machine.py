@@ -1,0 +1,160 @@
+"""The process of mpirun on each machine of a group: it starts the ranks, and carries for them.
+
+    launcher ◀── start, line, status ── machine ◀── stdout, stderr, exit status ── rank
+             ─── SIGUSR1, SIGTERM ────▶         ─── SIGUSR1, SIGTERM ───────────▶
+
+A thread of it speaks MPI (`comm.mpi.group_carrier`). It ends with status 0 whatever its ranks do,
+so that mpirun ends none of them: the launcher does, which is told of each end by a mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Mapping, Sequence
+
+from synkhronos._machine.devices import module_command
+from synkhronos.launch.children import Children
+
+_OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+
+
+def command(token: str, counts: Sequence[int], line: Sequence[str]) -> list[str]:
+    """Return the command of each machine of a run.
+
+    Parameters
+    ----------
+    token : str
+        Begins the marks for the launcher.
+    counts : list of int
+        How many ranks each machine has; their numbers go on from one machine to the next.
+    line : list of str
+        The command of each rank.
+    """
+    told = json.dumps({"token": token, "counts": list(counts), "line": list(line)})
+    return module_command("synkhronos.launch.machine", told, unbuffered=True)
+
+
+def main(argument: str) -> None:
+    """Run the ranks of this machine to their end, and this process."""
+    told = json.loads(argument)
+    ends = [sum(told["counts"][: number + 1]) for number in range(len(told["counts"]))]
+    ranks = [list(range(end - count, end)) for end, count in zip(ends, told["counts"])]
+    carrying = _Carrying(ranks)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)
+    }
+    here = ranks[carrying.carrier.machine]
+    machine = _Machine(carrying, here, [told["line"]] * len(here), environment, told["token"])
+    carrying.carrier.on_lost = machine.tell_lost
+    machine.run()
+    carrying.end()
+
+
+class _Carrying(threading.Thread):
+    """The thread that speaks MPI, from its start to its end."""
+
+    def __init__(self, ranks: Sequence[Sequence[int]]) -> None:
+        super().__init__(daemon=True)
+        self._ranks, self._has_begun, self.carrier = ranks, threading.Event(), None
+        self.start()
+        self._has_begun.wait()
+        if self.carrier is None:
+            os._exit(1)
+
+    def run(self) -> None:
+        from synkhronos.comm.mpi import folders, secret
+
+        given = secret.take()  # not for what this process starts
+        from synkhronos.comm.mpi.group_carrier import GroupCarrier
+        from synkhronos.comm.mpi.library import MPI
+
+        try:
+            with folders.of_segment():
+                MPI.Init_thread(MPI.THREAD_FUNNELED)
+            MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+            self.carrier = GroupCarrier(secret.checked(MPI.COMM_WORLD, given), self._ranks)
+            self._has_begun.set()
+            self.carrier.run()
+        except secret.NoSecret as error:
+            sys.stderr.write(f"{socket.gethostname()}: {error}\n")
+            sys.stderr.flush()
+            MPI.COMM_WORLD.Abort(1)
+        except BaseException:
+            traceback.print_exc()
+            if self.carrier is not None:
+                self.carrier.fail()
+        finally:
+            self._has_begun.set()
+        if self.carrier is not None and not self.carrier.has_lost:
+            MPI.Finalize()
+
+    def end(self) -> None:
+        """End this process when all ranks have ended, also on other machines."""
+        self.join()
+        os._exit(0)  # after a loss MPI's end would wait for others
+
+
+class _Machine(Children):
+    """The ranks of this machine, whose numbers in the run are `numbers`."""
+
+    def __init__(
+        self,
+        carrying: _Carrying,
+        numbers: Sequence[int],
+        commands: Sequence[Sequence[str]],
+        environment: Mapping[str, str],
+        token: str,
+    ) -> None:
+        super().__init__(commands, names=[""] * len(numbers), environment=environment, token=token)
+        self._carrier, self._numbers, self._token = carrying.carrier, numbers, token
+        self._daemon = os.getppid()
+
+    def _founding(self):
+        return self._carrier
+
+    @contextlib.contextmanager
+    def _begun(self):
+        with super()._begun():
+            for rank, known in enumerate(self.ranks):
+                self._tell(rank, "start", f"{known.pid} {known.host}")
+            yield
+
+    def _tell(self, rank, kind, text):
+        """Write a mark for the launcher, with newlines: PRRTE keeps the rest of a line."""
+        self._write(2, f"\0{self._token} {self._numbers[rank]} {kind} {text}\0\n".encode())
+
+    def tell_lost(self, number: int) -> None:
+        """Tell the launcher of a rank of a machine that is silent."""
+        self._write(2, f"\0{self._token} {number} lost \0\n".encode())
+
+    def _show(self, stream, rank, text):
+        self._write(stream, f"\0{self._token} {self._numbers[rank]} line \0".encode() + text)
+
+    def _without_marks(self, text):
+        return text  # they are for the launcher
+
+    def _note_end(self, rank, status):
+        self.ranks[rank].status = status
+        self._tell(rank, "status", status)
+
+    def _interrupt(self, number):
+        self._end(number)
+
+    def _is_over(self):
+        if os.getppid() != self._daemon:  # without it nothing reaches the launcher
+            self._end(signal.SIGKILL)
+        return super()._is_over()
+
+    def say(self, sentence: str) -> None:
+        """Say nothing: the launcher does."""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
