@@ -238,7 +238,9 @@ class Garbage:
         """Run `Forget` on all ranks, for at most AT_A_TIME references that were released."""
         if gate.is_open:
             gate.drain()
-        released = list(itertools.islice(self.released, AT_A_TIME))
+        # By number: finalizers that run now may add some, and an iterator would raise then.
+        n_released = min(len(self.released), AT_A_TIME)
+        released = [self.released[number] for number in range(n_released)]
         kinds = "references", "functions", "variables"
         forget = commands.Forget(
             **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}

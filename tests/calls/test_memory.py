@@ -1,5 +1,6 @@
 """Data is in memory once for all ranks, and what is released is released everywhere."""
 
+import collections
 import gc
 import os
 import resource
@@ -208,3 +209,23 @@ def test_ranks_keep_the_memory_of_the_arrays_of_a_step(monkeypatch):
     assert allocator.keep_freed_memory()
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")  # the user's own setting stays
     assert not allocator.keep_freed_memory()
+
+
+def test_what_is_released_while_others_are_collected_waits(ranks):
+    """A garbage collection at that moment made the call raise RuntimeError."""
+
+    class Growing(collections.deque):
+        def __iter__(self):
+            for each in super().__iter__():
+                self.append(("functions", -2))
+                yield each
+
+        def __getitem__(self, number):
+            self.append(("functions", -2))
+            return super().__getitem__(number)
+
+    garbage = ranks.session.garbage
+    garbage.released, before = Growing([("functions", -1)] * 3), garbage.released
+    garbage.collect(ranks.session.gate, ranks.session.worker)
+    assert len(garbage.released) == 3
+    garbage.released = before

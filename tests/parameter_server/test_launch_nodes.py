@@ -121,7 +121,7 @@ def test_a_process_that_is_silent_is_named():
     found = nodes.NodesOfMpirun(node.Job(1, 2, []), [], environment={})
     for rank in range(3):
         found._take_mark(rank, b"start", f"77 node{rank}")
-    found._take_mark(0, b"lost", "2")
+    found._take_mark(2, b"lost", "")
     found._take_mark(1, b"status", "0")
     assert found._deadline == float("inf")  # the server has not ended
     found._take_mark(0, b"status", "0")

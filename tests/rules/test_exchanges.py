@@ -42,8 +42,8 @@ def device_sums(group):
             assert op == "+" and value.dtype == out.dtype
             out[...] = sum(group.all_gather(value))
 
-    nccl._clique = lambda number=b"new": SimpleNamespace(comm_id=bytearray(number))
-    nccl._member = lambda clique, size, rank: Member() if clique.comm_id == b"new" else None
+    nccl._id = lambda number=b"new": SimpleNamespace(comm_id=bytearray(number))
+    nccl._member = lambda group_id, size, rank: Member() if group_id.comm_id == b"new" else None
     _host.empty_like, _host.to_device = np.empty_like, np.asarray
     _host.scale_on_device = lambda value, weight: np.multiply(value, weight, out=value)
     own = np.float32([1e5 * (1 + group.rank), 0.5, 0])
