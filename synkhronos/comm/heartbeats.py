@@ -1,8 +1,7 @@
-"""Signs of life between processes of different hosts: a host that is cut off tells nothing.
+"""Signs of life between the carriers of machines: one that is cut off tells of no death.
 
-The deaths of processes are told by mpirun, but its daemon on a host that is cut off can't. So each
-process tells those of other hosts each second that it is alive, and takes them for lost when they
-are silent: for 8 seconds, or as many as ``SYNKHRONOS_LOST_AFTER`` says.
+A carrier tells others each second that it is alive, and takes them for lost when they are silent:
+for 8 seconds, or as many as ``SYNKHRONOS_LOST_AFTER`` says.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ BEAT_SECONDS = 1.0
 
 
 def _limit(given):
-    """Return the seconds after which a silent process is lost.
+    """Return the seconds after which a silent machine is lost.
 
     >>> _limit(""), _limit("inf")
     (8.0, inf)
@@ -36,45 +35,44 @@ SILENT = f"has not been heard of for {LOST_SECONDS:g} s"
 
 
 class Heartbeats:
-    """The signs of life of this process, and of those on other hosts.
+    """The signs of life of this carrier, and of those of other machines.
 
     Parameters
     ----------
-    ranks : iterable of int
-        Of the processes on other hosts.
+    machines : iterable of int
     tell : callable
-        ``tell(rank)`` sends one of them a sign of life.
+        ``tell(machine)`` sends one of them a sign of life.
     """
 
-    def __init__(self, ranks: Iterable[int], tell: Callable[[int], None]) -> None:
+    def __init__(self, machines: Iterable[int], tell: Callable[[int], None]) -> None:
         self._tell, self._beaten = tell, time.monotonic()
-        self._heard = dict.fromkeys(ranks, self._beaten)  # when each was heard of last
+        self._heard = dict.fromkeys(machines, self._beaten)  # when each was heard of last
 
-    def note(self, rank: int) -> None:
-        """Take note that a process has been heard of."""
-        if rank in self._heard:
-            self._heard[rank] = time.monotonic()
+    def note(self, machine: int) -> None:
+        """Take note that a machine has been heard of."""
+        if machine in self._heard:
+            self._heard[machine] = time.monotonic()
 
-    def drop(self, rank: int) -> None:
-        """Expect no signs of a process any more, and send it none."""
-        self._heard.pop(rank, None)
+    def drop(self, machine: int) -> None:
+        """Expect no signs of a machine any more, and send it none."""
+        self._heard.pop(machine, None)
 
     def beat(self) -> bool:
-        """Tell the others that this process is alive, each second; return whether it was time."""
+        """Tell the others that this machine is alive, each second; return whether it was time."""
         now = time.monotonic()
         if now - self._beaten < BEAT_SECONDS:
             return False
         if now - self._beaten > LOST_SECONDS / 2:  # this process has been stopped itself
             self._forget(now)
         self._beaten = now
-        for rank in list(self._heard):
-            self._tell(rank)
+        for machine in list(self._heard):
+            self._tell(machine)
         return True
 
     def silent(self) -> list[int]:
-        """Return the processes that are lost."""
+        """Return the machines that are lost."""
         limit = time.monotonic() - LOST_SECONDS
-        return [rank for rank, heard in self._heard.items() if heard < limit]
+        return [machine for machine, heard in self._heard.items() if heard < limit]
 
     def _forget(self, now):
         """Count the silence of the others from now on."""

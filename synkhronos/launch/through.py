@@ -1,9 +1,9 @@
 """Processes that a command starts through mpirun, on several machines.
 
-    launcher             mpirun                         guard               rank
-    SIGUSR1     ───────▶ SIGUSR1 ─────────────────────▶ SIGUSR1 ──────────▶ writes a snapshot, ends
-    stdout      ◀─────── stdout, a tag before each line ◀──────────────────  stdout
-    stderr      ◀─────── stderr, a tag before each line ◀── start, status ── stderr
+    launcher      mpirun                              machine                 ranks there
+    SIGUSR1  ───▶ SIGUSR1 ──────────────────────────▶ SIGUSR1 ──────────────▶ write a snapshot, end
+    stdout   ◀─── stdout, a tag before each line ◀─── lines with marks ◀────── stdout
+    stderr   ◀─── stderr, a tag before each line ◀─── lines, start, status ◀── stderr
 
                                                   guard of the first machine       script
     stdin, signals ── frames ──▶ stdin ── frames ──▶ takes them apart ── stdin, signals ──▶

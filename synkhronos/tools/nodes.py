@@ -3,7 +3,7 @@
     launcher ──▶ a server                  ranks 0 to S - 1
              ──▶ a mover ──▶ the script    ranks S to S + W - 1
 
-Where some are on other machines, mpirun starts a guard for each, and the guard the process.
+Where some are on other machines, mpirun starts a process on each, which starts those there.
 
 With hosts, servers and then workers fill them in order: ``--hosts a:2,b:2`` has the first two
 processes on a. Without numbers the processes are divided evenly.
