@@ -70,8 +70,7 @@ class Mover:
     """The loop of a mover, in a group of the servers and then the movers.
 
     ``start(socket)`` starts the script with this end of a connection, and returns its Popen.
-    ``mark("lost", rank)`` tells the launcher of a process that is silent, and ``mark("follows",
-    rank)`` that this one fails because others have died.
+    ``on_following()`` tells the launcher that this one fails because others have died.
     """
 
     def __init__(
@@ -80,9 +79,9 @@ class Mover:
         n_servers: int,
         hosts: Sequence[str],
         start: Any,
-        mark: Callable[[str, int], None] = lambda name, rank: None,
+        on_following: Callable[[], None] = lambda: None,
     ) -> None:
-        self._group, self._post, self._mark = group, Post(group), mark
+        self._group, self._post, self._on_following = group, Post(group), on_following
         self._n_servers, self._hosts = n_servers, hosts
         self._worker = group.rank - n_servers
         self._segments = Segments()
@@ -110,7 +109,7 @@ class Mover:
                 self._script.send_signal(signal.SIGINT)
             self._step()
         if self._script.returncode and self._has_told_of_death:
-            self._mark("follows", self._n_servers + self._worker)
+            self._on_following()
         self._end(self._script.returncode)
         if was_interrupted:
             return INTERRUPTED

@@ -76,16 +76,7 @@ def _serve(group, job):
 
     logging.basicConfig(format=f"server {group.rank}: %(message)s")
     os.environ["THEANO_FLAGS"] = _on_host(os.environ.get("THEANO_FLAGS", ""))
-    mark = functools.partial(_mark, job, group.rank)
-    return Server(group, job.n_servers, group.hosts, mark).run()
-
-
-def _mark(job, own, name, rank):
-    """Tell the launcher what mpirun does not.
-
-    "lost" is a process that is silent, "follows" one that fails because another one has died.
-    """
-    os.write(2, f"\0{job.token} {own} {name} {rank}\0\n".encode())
+    return Server(group, job.n_servers, group.hosts).run()
 
 
 def _on_host(flags):
@@ -119,8 +110,10 @@ def _move(group, job):
             preexec_fn=functools.partial(_begin, os.getpid()),
         )
 
-    mark = functools.partial(_mark, job, group.rank)
-    return mover.Mover(group, job.n_servers, group.hosts, start, mark).run()
+    def tell_that_it_follows():
+        os.write(2, f"\0{job.token} {group.rank} follows \0\n".encode())
+
+    return mover.Mover(group, job.n_servers, group.hosts, start, tell_that_it_follows).run()
 
 
 def _begin(parent):

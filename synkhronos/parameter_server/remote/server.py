@@ -10,7 +10,7 @@ Server 0 answers what needs one answer: the mode of the store, and barriers.
 from __future__ import annotations
 
 import time
-from typing import Callable, Sequence
+from typing import Sequence
 
 from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
@@ -22,22 +22,17 @@ LOOK_SECONDS = 0.25  # between looks for processes that have died
 
 
 class Server:
-    """The loop of a server, in a group of the servers and then the movers.
-
-    ``mark("lost", rank)`` tells the launcher of a process that is silent.
-    """
+    """The loop of a server, in a group of the servers and then the movers."""
 
     def __init__(
         self,
         group: Group,
         n_servers: int,
         hosts: Sequence[str],
-        mark: Callable[[str, int], None] = lambda name, rank: None,
     ) -> None:
         self._group, self._post = group, Post(group)
         self._n_servers, self._n_workers = n_servers, group.size - n_servers
         self._rank, self._hosts = group.rank, hosts
-        self._mark = mark
         self._keeper = Keeper(group.rank, n_servers, self._n_workers, self._send, self._fail)
         self._at_barrier: dict[int, int] = {}  # worker -> the number of its question
         self._mode: str | None = None
