@@ -44,8 +44,9 @@ def line(
     options: Any,
     command: Sequence[str],
     variables: Mapping[str, str],
+    counts: Sequence[int] | None = None,
 ) -> list[str]:
-    """Return the command line that runs a command once on each machine.
+    """Return the command line that runs a command on each machine: once, or `counts` times.
 
     `options` has what ``--agent`` and ``--mpirun-args`` say. mpirun notices a machine that is cut
     off after 3 to 8 minutes only: carriers do before, and tell it, where mpirun would end all
@@ -54,8 +55,10 @@ def line(
     arguments = _split_arguments(options.mpirun_args)
     _check_root(arguments)
     line = [find()]
-    line += ["--host", ",".join(f"{host.name}:1" for host in hosts), "-n", str(len(hosts))]
-    line += ["--map-by", "ppr:1:node", "--bind-to", "none"]
+    each = [1] * len(hosts) if counts is None else counts
+    line += ["--host", ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each))]
+    mapping = "ppr:1:node" if counts is None else "slot"
+    line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
     if options.agent:
         line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
     line += folders.daemon_arguments(Path(line[0]).with_name("prted"))

@@ -8,13 +8,16 @@ import numpy as np
 import psutil
 import pytest
 from support.groups import Machines, crew_of, has_ended, run
+from support.launching import needs_mpirun
 from support.waiting import wait_until
 
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import RankLost, WaitedTooLong
 
 ON_MACHINES = [
-    pytest.param(Machines(ranks), marks=[pytest.mark.mpi, pytest.mark.slow("starts mpirun")])
+    pytest.param(
+        Machines(ranks), marks=[needs_mpirun, pytest.mark.mpi, pytest.mark.slow("starts mpirun")]
+    )
     for ranks in ([[0], [1]], [[0, 2], [1]], [[0, 1], [2, 3]], [[0], [1], [2]])
 ]
 all_sizes = pytest.mark.parametrize("size", [1, 2, 3, 4, *ON_MACHINES], ids=repr)

@@ -13,13 +13,13 @@ import traceback
 import cloudpickle
 import psutil
 
+from support.launching import FOR_ROOT, MPIRUN
 from support.waiting import wait_until
 from synkhronos.comm.shared import group as shared
 from synkhronos.comm.single_group import SingleGroup
 from synkhronos.launch.through import kill_session
 
 SECONDS = 120.0
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 class Crew:
@@ -121,10 +121,10 @@ class CrewOnMachines:
         self._size, self._folder = size, tempfile.TemporaryDirectory()
         with open(f"{self._folder.name}/work", "wb") as file:
             cloudpickle.dump((size.ranks, function), file)
-        line = ["mpirun", "--oversubscribe", "-n", str(len(size.ranks)), sys.executable, "-m"]
+        line = [MPIRUN, "--oversubscribe", "-n", str(len(size.ranks)), sys.executable, "-m"]
         self._mpirun = subprocess.Popen(
             [*line, "support.group_on_machines", self._folder.name],
-            env={**os.environ, **AS_ROOT, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, **FOR_ROOT, "PYTHONPATH": os.pathsep.join(sys.path)},
             start_new_session=True,
         )
 

@@ -12,9 +12,9 @@ class _Evil:
     def __reduce__(self):
         return open, (os.path.join(os.environ["FORGED"], "unpickled"), "w")
 
-_first, _kept, _true_send = {}, [], Sealed._send
+_first, _kept, _true_send = {}, [], Sealed.Isend
 
-def _forging_send(self, begin, buffer, dest, tag):
+def _forging_send(self, buffer, dest, tag=0):
     evil, length = pickle.dumps(_Evil()), len(bytes_of(buffer))
     frames = [np.frombuffer(evil, np.uint8), np.zeros(length, np.uint8)]
     for payload in (evil, b"\\1" * length):  # as the right one will be, but for the secret
@@ -24,7 +24,7 @@ def _forging_send(self, begin, buffer, dest, tag):
     if (dest, tag) in _first:
         frames.append(_first[dest, tag])
     for frame in frames:
-        _kept.append((self.comm.Isend([frame, MPI.BYTE], dest, tag), frame))
+        _kept.append((self._comm.Isend([frame, MPI.BYTE], dest, tag), frame))
     right = self._seal.close
 
     def close(*given):
@@ -34,11 +34,11 @@ def _forging_send(self, begin, buffer, dest, tag):
 
     self._seal.close = close
     try:
-        return _true_send(self, begin, buffer, dest, tag)
+        return _true_send(self, buffer, dest, tag)
     finally:
         self._seal.close = right
 
-Sealed._send = _forging_send
+Sealed.Isend = _forging_send
 open(os.path.join(os.environ["FORGED"], f"forger-{os.getpid()}-{os.uname().nodename}"), "w").close()
 """
 
