@@ -125,6 +125,7 @@ def test_messages_come_in_order_and_once(size):
             assert (large == number).all() and len(large) == 20_000 * (number % 3)
             assert np.array_equal(more["rows"], np.arange(number))
             found[rank].append(number)
+        group.barrier()  # none leaves before
         return found
 
     assert run(size, talk) == [{rank: list(range(count)) for rank in range(size)}] * size
