@@ -207,7 +207,11 @@ class Ranks(Mpirun):
                 self._show(stream, rank, text if text.endswith(b"\n") else text + b"\n")
         else:
             text = self._without_marks(text)
-            self._own += self._without_page(machine, text) if text else text
+            text = self._without_page(machine, text) if text else text
+            if self.has_started:  # a carrier tells something
+                self._write(2, text)
+            else:
+                self._own += text
 
     def _without_page(self, rank, line):
         """Return a line of errors, or nothing if it is of the page that MPI_Abort prints."""

@@ -40,7 +40,7 @@ def test_marks_are_taken_out_of_errors(tmp_path):
     )
     fake._take(2, b" -9\0\n[1,0]<stderr>: \x0061ab 0 line \0\x0000 1 status 3\0\n")
     assert (fake.ranks[1].pid, fake.ranks[1].host, fake.ranks[1].status) == (77, "node1", -9)
-    assert fake.written[2] == b"\x0000 1 status 3\0\n" and fake.own_words == "half\n"
+    assert fake.written[2] == b"half\n\x0000 1 status 3\0\n"
     assert fake.failed == [1] and fake.cause == 1
     assert fake.failure_summary()[0] == (
         "rank 1 (cuda0 on node1) was killed by SIGKILL (signal 9), which has ended the run."
