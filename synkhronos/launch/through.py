@@ -146,17 +146,19 @@ class Ranks(Mpirun):
         self._edges: dict[int, bytes] = {}  # lines of dashes, by rank
         self._pages: set[int] = set()  # ranks in the midst of a page
         self._own = bytearray()  # what mpirun says by itself
+        self._of_machines = bytearray()  # what machines say, and was not shown
         self.lost: list[int] = []  # ranks of machines of which nothing is heard
 
     @property
     def own_words(self) -> str:
         """The lines that mpirun has printed by itself, but for those about ranks that failed."""
-        text = _NOISE.sub(b"", bytes(self._own))
+        text = _NOISE.sub(b"", bytes(self._own + self._of_machines))
         return (_PAGE.sub(b"", text) if self.has_started else text).decode(errors="replace")
 
     def _take_mark(self, rank, kind, text):
         if kind != b"lost":
             super()._take_mark(rank, kind, text)
+            self._show_machines()
         elif rank not in self.lost and self.ranks[rank].status is None:
             self.lost.append(rank)
             self.say(f"{self.name(rank)} {SILENT}.")
@@ -208,10 +210,14 @@ class Ranks(Mpirun):
         else:
             text = self._without_marks(text)
             text = self._without_page(machine, text) if text else text
-            if self.has_started:  # a carrier tells something
-                self._write(2, text)
-            else:
-                self._own += text
+            self._of_machines += text
+            self._show_machines()
+
+    def _show_machines(self):
+        """Show what machines say beside their ranks, if it is not why these don't start."""
+        if self.has_started and self._of_machines:
+            self._write(2, bytes(self._of_machines))
+            self._of_machines.clear()
 
     def _without_page(self, rank, line):
         """Return a line of errors, or nothing if it is of the page that MPI_Abort prints."""
