@@ -16,9 +16,11 @@ from synkhronos.comm import membership
 
 def machine(folder):
     """Start the ranks of this machine, and carry their messages."""
+    from synkhronos.comm.mpi import folders
     from synkhronos.comm.mpi.library import MPI
 
-    MPI.Init_thread(MPI.THREAD_SINGLE)
+    with folders.of_segment():
+        MPI.Init_thread(MPI.THREAD_SINGLE)
     from synkhronos.comm.mpi.group_carrier import GroupCarrier
 
     with open(f"{folder}/work", "rb") as file:

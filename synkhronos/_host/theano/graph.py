@@ -66,7 +66,7 @@ def _lift_all_reduces():
 
 
 class Overlap:
-    """Whether functions that are compiled from now on begin reductions early: see `overlapping`."""
+    """A switch: while it is on, functions are compiled to begin reductions early (`overlapping`)."""
 
     is_on = False
 

@@ -25,7 +25,7 @@ _ALIGN = 64
 
 
 class Packed(NamedTuple):
-    """What `pack` makes of a message."""
+    """A message as `pack` has made it."""
 
     data: bytes
     number: int = 0  # of the answer that the sender waits for; 0 for none
