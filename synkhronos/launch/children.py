@@ -26,7 +26,7 @@ class Children(Watch):
 
     def __init__(self, commands: Sequence[Sequence[str]], **more: Any) -> None:
         super().__init__(**more)
-        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.limits_of_ranks = resource.getrlimit(resource.RLIMIT_NOFILE)
         group.allow_descriptors(len(commands))
         self._commands = commands
         self._processes: list[subprocess.Popen] = []
@@ -44,7 +44,7 @@ class Children(Watch):
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=descriptors,
-                    preexec_fn=functools.partial(_prepare_child, os.getpid(), self._limits),
+                    preexec_fn=functools.partial(_prepare_child, os.getpid(), self.limits_of_ranks),
                 )
                 self._processes.append(process)
                 known = self.ranks[rank]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ import traceback
 from typing import Mapping, Sequence
 
 from synkhronos._machine.devices import module_command
+from synkhronos.launch import guard
 from synkhronos.launch.children import Children
 
 _OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
@@ -43,6 +45,9 @@ def command(token: str, counts: Sequence[int], line: Sequence[str]) -> list[str]
 
 def main(argument: str) -> None:
     """Run the ranks of this machine to their end, and this process."""
+    for number in guard.FORWARDED:  # before and after the ranks, they are for nobody
+        signal.signal(number, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     told = json.loads(argument)
     ends = [sum(told["counts"][: number + 1]) for number in range(len(told["counts"]))]
     ranks = [list(range(end - count, end)) for end, count in zip(ends, told["counts"])]
@@ -52,6 +57,7 @@ def main(argument: str) -> None:
     }
     here = ranks[carrying.carrier.machine]
     machine = _Machine(carrying, here, [told["line"]] * len(here), environment, told["token"])
+    machine.limits_of_ranks = limits
     carrying.carrier.on_lost = machine.tell_lost
     machine.run()
     carrying.end()
@@ -69,30 +75,35 @@ class _Carrying(threading.Thread):
             os._exit(1)
 
     def run(self) -> None:
+        try:
+            self._carry()
+        except BaseException:  # MPI may be missing here
+            traceback.print_exc()
+            if self.carrier is not None:
+                self.carrier.fail()
+        finally:
+            self._has_begun.set()
+
+    def _carry(self):
         from synkhronos.comm.mpi import folders, secret
 
         given = secret.take()  # not for what this process starts
         from synkhronos.comm.mpi.group_carrier import GroupCarrier
         from synkhronos.comm.mpi.library import MPI
 
+        with folders.of_segment():
+            MPI.Init_thread(MPI.THREAD_FUNNELED)
+        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         try:
-            with folders.of_segment():
-                MPI.Init_thread(MPI.THREAD_FUNNELED)
-            MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-            self.carrier = GroupCarrier(secret.checked(MPI.COMM_WORLD, given), self._ranks)
-            self._has_begun.set()
-            self.carrier.run()
+            comm = secret.checked(MPI.COMM_WORLD, given)
         except secret.NoSecret as error:
             sys.stderr.write(f"{socket.gethostname()}: {error}\n")
             sys.stderr.flush()
             MPI.COMM_WORLD.Abort(1)
-        except BaseException:
-            traceback.print_exc()
-            if self.carrier is not None:
-                self.carrier.fail()
-        finally:
-            self._has_begun.set()
-        if self.carrier is not None and not self.carrier.has_lost:
+        self.carrier = GroupCarrier(comm, self._ranks)
+        self._has_begun.set()
+        self.carrier.run()
+        if not self.carrier.has_lost:
             MPI.Finalize()
 
     def end(self) -> None:
@@ -103,6 +114,8 @@ class _Carrying(threading.Thread):
 
 class _Machine(Children):
     """The ranks of this machine, whose numbers in the run are `numbers`."""
+
+    heard = guard.FORWARDED
 
     def __init__(
         self,
@@ -135,7 +148,9 @@ class _Machine(Children):
         self._write(2, f"\0{self._token} {number} lost \0\n".encode())
 
     def _show(self, stream, rank, text):
-        self._write(stream, f"\0{self._token} {self._numbers[rank]} line \0".encode() + text)
+        # With a newline, also behind a piece of a very long line: the next mark begins a line.
+        end = b"" if text.endswith(b"\n") else b"\n"
+        self._write(stream, f"\0{self._token} {self._numbers[rank]} line \0".encode() + text + end)
 
     def _without_marks(self, text):
         return text  # they are for the launcher

@@ -183,8 +183,8 @@ class Ranks(Mpirun):
         for line in self._lines[stream].take(data, is_end):
             self._take_line(stream, line)
         if stream == 2 and is_end:
-            for rank, edge in self._edges.items():
-                self._show(2, rank, edge)
+            self._of_machines += b"".join(self._edges.values())
+            self._show_machines()
 
     def _take_line(self, stream, line):
         """Pass a line on: the parts with the tag of a rank, and what mpirun says by itself."""

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 from support import rules
-from support.waiting import wait_until
+from support.waiting import LONG, wait_until
 
 from synkhronos._machine.processes import end_with_parent
 from synkhronos.launch import machine
@@ -16,15 +16,14 @@ from synkhronos.launch import machine
 pytestmark = pytest.mark.mpi
 
 
-def started(*line, count=1, **more):
+def started(*line, count=1, **variables):
     """Start the ranks of one machine, without mpirun."""
     return subprocess.Popen(
         machine.command("token", [count], line),
-        env={**os.environ, **rules.FOR_ROOT},
+        env={**os.environ, **rules.FOR_ROOT, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **more,
     )
 
 
@@ -34,6 +33,28 @@ def test_lines_and_ends_are_told_with_the_numbers_of_ranks():
     assert sorted(out.splitlines()) == ["\0token 0 line \x000", "\0token 1 line \x001"]
     for rank in (0, 1):
         assert f"\0token {rank} start " in err and f"\0token {rank} status 3\0" in err
+
+
+def test_signals_are_passed_on_to_the_ranks():
+    code = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))
+print("begun", flush=True)
+signal.pause()
+"""
+    process = started(sys.executable, "-c", code)
+    assert process.stdout.readline() == "\0token 0 line \0begun\n"
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0 and "\0token 0 status 9\0" in err
+
+
+def test_without_mpi_a_machine_ends_and_says_why(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('no libmpi here')")
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    process = started("true", PYTHONPATH=path)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 1 and "ImportError: no libmpi here" in err
 
 
 @pytest.mark.slow("waits for processes to end")

@@ -66,7 +66,7 @@ def _lift_all_reduces():
 
 
 class Overlap:
-    """A switch: while it is on, functions are compiled to begin reductions early (`overlapping`)."""
+    """A switch: while it is on, compiled functions begin reductions early; see `overlapping`."""
 
     is_on = False
 

@@ -59,7 +59,7 @@ class _Here(shared.SharedGroup):
 
     def _on_end(self, rank):
         if rank == self.size:
-            self.whole.losses.update(self.whole.without_carrier())
+            self.whole.note_end_of_carrier()
         elif not self.has_left(rank):
             self.losses[rank] = self.whole.losses[self.whole.here[rank]] = "has died"
 
@@ -107,6 +107,8 @@ class MachinesGroup(Group):
         self.losses = {}
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
         self._left: set[int] = set()  # ranks elsewhere
+        self._told: set[int] = set()  # those of whose end `receive` has told
+        self._untold: collections.deque[int] = collections.deque()  # when the carrier has ended
         self._n_asked = 0
         self._answers: dict[int, Any] = {}
         self._under_way: collections.Counter[int] = collections.Counter()  # by receiver elsewhere
@@ -134,11 +136,15 @@ class MachinesGroup(Group):
         elif name == "abort":
             self._local.abort()
 
-    def without_carrier(self) -> dict[int, str]:
-        """Return the losses when the carrier has ended: the ranks of all other machines."""
-        why = "is lost: the process of this machine that speaks MPI has ended"
-        elsewhere = {*range(self.size)} - {*self.here}
-        return dict.fromkeys(elsewhere, why)
+    def note_end_of_carrier(self) -> None:
+        """Take note that the ranks of all other machines are lost."""
+        for rank in self._elsewhere - self._left - {*self.losses}:
+            self.losses[rank] = "is lost: the process here that speaks MPI has ended"
+        self._under_way.clear()
+
+    @property
+    def _elsewhere(self):
+        return {*range(self.size)} - {*self.here}
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -196,11 +202,16 @@ class MachinesGroup(Group):
             problem = str(error)
         problems = [each for each in self.all_gather(problem) if each]
         if problems or array is None:
+            if array is not None:
+                self._local.forget(array)
             raise SharedMemoryFull(problems[0])
         return array
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
-        """Replace the values of an array of `allocate` with the reduction over all ranks."""
+        """Replace the values of an array of `allocate` with the reduction over all ranks.
+
+        That of a machine's ranks is rounded to the dtype before it is reduced with others.
+        """
         number, arrays = self._local.arrays_of(array)
         if OPERATIONS[op].divides:
             reciprocal(array.dtype, 1)  # raises if there is no average of this dtype
@@ -217,7 +228,9 @@ class MachinesGroup(Group):
                 reduce()
         self._local.barrier()
         first = arrays[0]
-        scale = float(scale_of_16_bits(first)) if sixteen_bits and self._local.rank == 0 else 0.0
+        scale = 0.0
+        if sixteen_bits and op != "prod" and self._local.rank == 0:
+            scale = float(scale_of_16_bits(first))
         question = "reduce", number, op, self.size, sixteen_bits, scale
         if not self._answer_to(question, (self._local.place_of(array), array.dtype)) or not number:
             raise ValueError("all_reduce() got another array on other ranks.")
@@ -232,7 +245,7 @@ class MachinesGroup(Group):
             self._own.append(copy.deepcopy(message))
         elif rank in self._number_here:
             self._local.send(self._number_here[rank], *message)
-        elif rank not in self.losses:
+        elif rank not in self.losses and rank not in self._left:
             data, buffers = pickled(message)
             self._under_way[rank] += bool(buffers)
             self._local.send(self._carrier, rank, bool(buffers), data, *buffers)
@@ -248,6 +261,8 @@ class MachinesGroup(Group):
         self._acknowledge()
         if self._own:
             return self.rank, self._own.popleft()
+        if self._untold:
+            return self._next_untold()
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             came = self._local.receive(None if end is None else max(0.0, end - time.monotonic()))
@@ -258,15 +273,24 @@ class MachinesGroup(Group):
                 return self.here[number], message
             if message is not None:
                 return self._of_carrier(*message)
+            self._untold.extend(sorted(self._elsewhere - self._told))
+            if self._untold:
+                return self._next_untold()
 
     def _of_carrier(self, name, rank, *rest):
         """Return a message of a rank elsewhere, or its end."""
         if name == "gone":
+            self._told.add(rank)
             return rank, None
         is_large, data, *buffers = rest
         if is_large:
             self._taken = rank
         return rank, pickle.loads(data, buffers=buffers)
+
+    def _next_untold(self):
+        rank = self._untold.popleft()
+        self._told.add(rank)
+        return rank, None
 
     def _acknowledge(self):
         """Tell the sender of the last arrays that they are not needed any more."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import socket
+import time
 from typing import Any, Callable, Sequence
 
 from synkhronos._machine.shared_memory import Segments
@@ -28,9 +29,10 @@ from synkhronos.comm.mpi.machines import Machines
 from synkhronos.comm.mpi.waiting import Waiting
 from synkhronos.comm.shared.group import Founding
 from synkhronos.comm.shared.mail import Mail
+from synkhronos.errors import SharedMemoryFull
 
-_TAGS = 1 << 10  # of all-reduces
-_OF_ONE = 2  # tags of one all-reduce
+_FIRST_TAG, _N_TAGS = 1 << 10, 1 << 10  # of all-reduces, each of which has two
+_LAST_SECONDS = 10.0  # for what was sent last
 
 
 class GroupCarrier:
@@ -97,8 +99,10 @@ class GroupCarrier:
                 self._segments.forget_freed()
             for machine in silent or ():
                 self._lose(machine)
-        while self._machines.is_sending and not self.has_lost:
+        end = time.monotonic() + _LAST_SECONDS
+        while self._machines.is_sending and not self.has_lost and time.monotonic() < end:
             self._machines.progress()
+            time.sleep(0.0005)
 
     def fail(self) -> None:
         """Leave all: the ranks here have lost those of other machines."""
@@ -128,7 +132,10 @@ class GroupCarrier:
         name, *rest = notice
         if name == "ask":
             number, question, place = rest
-            self._places[number] = place
+            try:
+                self._places[number] = self._array_at(place)
+            except OSError:  # the rank has died since: the others are told
+                return
             self._machines.tell_all("asked", number, question)
             self._note_question(number, self.machine, question)
         elif name == "taken":
@@ -159,7 +166,12 @@ class GroupCarrier:
         self._over.add(machine)
 
     def _from_machine_to(self, machine, source, rank, is_large, data, *buffers):
-        self._mail.send(self._here.index(rank), ("from", source, is_large, data, *buffers))
+        local = self._here.index(rank)
+        try:
+            self._mail.send(local, ("from", source, is_large, data, *buffers))
+        except SharedMemoryFull:  # through the socket, then
+            copies = [bytearray(each) for each in buffers]
+            self._mail.send(local, ("from", source, is_large, data, *copies))
 
     def _from_machine_taken(self, machine, by, source):
         self._mail.tell(self._here.index(source), "taken", by)
@@ -171,14 +183,20 @@ class GroupCarrier:
         if rank in self._gone:
             return
         self._gone.add(rank)
+        if why == SILENT:
+            self._count_out(self._machine_of[rank])
         self._tell_ranks("ended", rank, why)
         for local in range(len(self._here)):
             self._mail.send(local, ("gone", rank))  # after the messages of this rank
 
-    def _lose(self, machine):
+    def _count_out(self, machine):
+        """Wait for a machine no more, and take nothing from it."""
         self.has_lost = True
         self._machines.lose(machine)
         self._over.add(machine)
+
+    def _lose(self, machine):
+        self._count_out(machine)
         for rank in self._ranks[machine]:
             if rank not in self._gone:
                 self.on_lost(rank)
@@ -196,7 +214,7 @@ class GroupCarrier:
             return
         questions = [asked[machine] for machine in sorted(asked)]
         del self._asked[number]
-        place = self._places.pop(number)
+        array = self._places.pop(number)
         kinds = {each[:-1] for each in questions}
         values = [each[-1] for each in questions]
         if kinds == {("gather",)}:
@@ -204,13 +222,18 @@ class GroupCarrier:
         elif len(kinds) > 1 or not questions[0][1]:
             self._tell_ranks("answer", number, None)
         else:
-            self._begin(number, questions[0], place, max(values))
+            self._begin(number, questions[0], array, max(values))
 
-    def _begin(self, number, question, place, scale):
+    def _array_at(self, place):
+        """Return the array of the first rank here that a question is about, or None."""
+        if place is None:
+            return None
+        (segment, offset, nbytes), dtype = place
+        return self._segments.attach(segment).array(dtype, (nbytes // dtype.itemsize,), offset)
+
+    def _begin(self, number, question, array, scale):
         """Begin a reduction over the machines, with a scale for 16 bits, or 0."""
         _, _, op, divisor = question[:4]
-        (segment, offset, nbytes), dtype = place
-        array = self._segments.attach(segment).array(dtype, (nbytes // dtype.itemsize,), offset)
         if scale:
             array /= array.dtype.type(scale)
         work = AllReduce(
@@ -220,7 +243,7 @@ class GroupCarrier:
             [array],
             [op],
             divisor,
-            _TAGS + _OF_ONE * (number % _TAGS),
+            _FIRST_TAG + 2 * (number % _N_TAGS),
             compress=bool(scale),
             compress_results=False,
         )

@@ -17,6 +17,7 @@ from synkhronos.comm.mpi.transfers import bytes_of
 from synkhronos.comm.shared.parcels import pickled
 
 _TAG = 1
+_PART = 1 << 20  # bytes that are sent at once: each part is a sign of life
 _LENGTH = struct.Struct("Q")
 
 
@@ -33,6 +34,7 @@ class Machines:
         self.machine, self.n_machines = comm.rank, comm.size
         self.others = [machine for machine in range(comm.size) if machine != comm.rank]
         self._sending: list[tuple[Any, np.ndarray]] = []  # request, its memory
+        self._coming: dict[int, list[np.ndarray]] = {}  # parts of the next message of each
         self._lost: set[int] = set()
         watched = self.others if self.machine == 0 else [0]
         self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
@@ -41,7 +43,9 @@ class Machines:
         """Send a message; arrays in it are copied."""
         if machine not in self._lost:
             frame = _framed(message)
-            self._sending.append((self._comm.Isend([frame, MPI.BYTE], machine, _TAG), frame))
+            for at in range(0, len(frame), _PART):
+                part = frame[at : at + _PART]
+                self._sending.append((self._comm.Isend([part, MPI.BYTE], machine, _TAG), part))
 
     def tell_all(self, *message: Any) -> None:
         """Send a message to all other machines."""
@@ -52,11 +56,16 @@ class Machines:
         """Yield (machine, message) for what has come."""
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
-            machine, frame = status.Get_source(), np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self._comm.Recv([frame, MPI.BYTE], machine, _TAG)
-            if machine not in self._lost:
-                self._heartbeats.note(machine)
-                yield machine, _unframed(frame)
+            machine, part = status.Get_source(), np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._comm.Recv([part, MPI.BYTE], machine, _TAG)
+            if machine in self._lost:
+                continue
+            self._heartbeats.note(machine)
+            parts = self._coming.setdefault(machine, [])
+            parts.append(part)
+            if sum(map(len, parts)) == _LENGTH.unpack_from(parts[0])[0]:
+                del self._coming[machine]
+                yield machine, _unframed(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def send(self, machine: int, buffer: np.ndarray, tag: int) -> Any:
         """Send an array; return the request."""
@@ -92,17 +101,19 @@ class Machines:
 
 
 def _framed(message):
-    """Return a message as one array of bytes: length, what pickle has, large arrays."""
+    """Return a message as one array of bytes: its length, what pickle has, large arrays."""
     data, large = pickled(message)
-    head = pickle.dumps((data, [len(each) for each in large]), pickle.HIGHEST_PROTOCOL)
-    parts = [np.frombuffer(_LENGTH.pack(len(head)) + head, np.uint8), *large]
-    return np.concatenate(parts) if large else parts[0].copy()
+    lengths = [len(each) for each in large]
+    head = pickle.dumps((data, lengths), pickle.HIGHEST_PROTOCOL)
+    total = 2 * _LENGTH.size + len(head) + sum(lengths)
+    first = _LENGTH.pack(total) + _LENGTH.pack(len(head)) + head
+    return np.concatenate([np.frombuffer(first, np.uint8), *large])
 
 
 def _unframed(frame):
-    (length,) = _LENGTH.unpack_from(frame)
-    at = _LENGTH.size + length
-    data, lengths = pickle.loads(frame[_LENGTH.size : at])
+    (length,) = _LENGTH.unpack_from(frame, _LENGTH.size)
+    at = 2 * _LENGTH.size + length
+    data, lengths = pickle.loads(frame[2 * _LENGTH.size : at])
     views = []
     for each in lengths:
         views.append(frame[at : at + each])

@@ -101,7 +101,7 @@ class Founding:
 
 def allow_descriptors(size: int) -> None:
     """Let this process have the descriptors that `Founding` takes; ValueError if it can't."""
-    needed = size * (size + 1) + 100
+    needed = size * (size + 5) + 150
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed <= soft or soft == resource.RLIM_INFINITY:
         return
@@ -290,6 +290,10 @@ class SharedGroup(Meetings, Group):
         if id(array) not in self._arrays:
             raise ValueError("all_reduce() takes arrays of allocate(), not views or others.")
         return self._arrays[id(array)]
+
+    def forget(self, array: np.ndarray) -> None:
+        """Drop an array of `allocate`; all ranks do."""
+        self._arrays.pop(id(array), None)
 
     def place_of(self, array: np.ndarray) -> tuple:
         """Return where an array of `allocate` lies: its segment, offset and bytes."""
