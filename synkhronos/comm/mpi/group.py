@@ -106,7 +106,7 @@ class MachinesGroup(Group):
         self._order = [rank for each in ranks for rank in each]
         self.losses = {}
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
-        self._left: set[int] = set()  # ranks elsewhere
+        self._left: dict[int, None] = {}  # ranks elsewhere, in the order in which they left
         self._told: set[int] = set()  # those of whose end `receive` has told
         self._untold: collections.deque[int] = collections.deque()  # when the carrier has ended
         self._n_asked = 0
@@ -130,7 +130,7 @@ class MachinesGroup(Group):
             rank, why = rest
             del self._under_way[rank]
             if why is None:
-                self._left.add(rank)
+                self._left[rank] = None
             else:
                 self.losses[rank] = why
         elif name == "abort":
@@ -138,7 +138,7 @@ class MachinesGroup(Group):
 
     def note_end_of_carrier(self) -> None:
         """Take note that the ranks of all other machines are lost."""
-        for rank in self._elsewhere - self._left - {*self.losses}:
+        for rank in self._elsewhere - {*self._left} - {*self.losses}:
             self.losses[rank] = "is lost: the process here that speaks MPI has ended"
         self._under_way.clear()
 
@@ -187,7 +187,7 @@ class MachinesGroup(Group):
         super()._raise_loss()
         if self._local.is_aborted:
             raise Aborted
-        raise _left(min(self._left))
+        raise _left(next(iter(self._left)))
 
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
         """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks."""
