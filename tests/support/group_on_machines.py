@@ -10,7 +10,7 @@ import sys
 
 import cloudpickle
 
-from support.groups import SECONDS
+from support.groups import SECONDS, outcome
 from synkhronos.comm import membership
 
 
@@ -47,12 +47,7 @@ def rank(folder):
     os.rename(file.name, f"{folder}/pid{group.rank}")
     with open(f"{folder}/work", "rb") as file:
         _, function = cloudpickle.load(file)
-    try:
-        found = function(group)
-    except BaseException as error:
-        found = error
-        error.__traceback__, error.__context__ = None, None
-    group.close()
+    found = outcome(function, group)
     with open(f"{folder}/result{group.rank}", "wb") as file:
         cloudpickle.dump(found, file)
 

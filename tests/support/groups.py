@@ -22,6 +22,17 @@ from synkhronos.launch.through import kill_session
 SECONDS = 120.0
 
 
+def outcome(function, group):
+    """Return what a function of a group returns or raises, after it has left the group."""
+    try:
+        found = function(group)
+    except BaseException as error:
+        found = error
+        error.__traceback__, error.__context__ = None, None
+    group.close()
+    return found
+
+
 class Crew:
     """Ranks of a `SharedGroup`, each of which runs a function of its group.
 
@@ -57,12 +68,7 @@ class Crew:
             for reader in self._ends:
                 os.close(reader)
             group = shared.join(json.loads(value))
-            try:
-                found = function(group)
-            except BaseException as error:
-                found = error
-                error.__traceback__, error.__context__ = None, None
-            group.close()
+            found = outcome(function, group)
             with open(writer, "wb") as file:
                 pickle.dump(found, file)
             status = 0

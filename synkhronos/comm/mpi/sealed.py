@@ -253,10 +253,6 @@ class Sealed:
             found[rank] = pickle.loads(payload)
         return [found[rank] for rank in range(self.size)]
 
-    def Abort(self, status: int) -> None:
-        """End all processes."""
-        self._comm.Abort(status)
-
 
 class _Coming:
     """A request: an array into which a message of a process is to come."""
