@@ -22,9 +22,9 @@ from synkhronos._hints import SharedVariable
 from synkhronos._machine.archives import damage_told, reading, writing
 from synkhronos._machine.files import new_file, npz_path
 from synkhronos._machine.plain_values import decode, encode
-from synkhronos._master.current import call
-from synkhronos._master.staging import send_objects
-from synkhronos._rank import commands
+from synkhronos._session import commands
+from synkhronos._session.current import call
+from synkhronos._session.staging import send_objects
 from synkhronos._wording import advise, count, one_line, sentence, shown
 from synkhronos.functions import Function
 

@@ -17,9 +17,9 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
-from synkhronos._master.current import call
-from synkhronos._master.staging import send_objects
-from synkhronos._rank import commands
+from synkhronos._session import commands
+from synkhronos._session.current import call
+from synkhronos._session.staging import send_objects
 from synkhronos._wording import is_bool, truth
 from synkhronos.inputs import Data
 

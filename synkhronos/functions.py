@@ -34,9 +34,9 @@ from synkhronos._hints import (
     Update,
     Variable,
 )
-from synkhronos._master.current import Current, current
-from synkhronos._master.session import State
-from synkhronos._rank.replica import SLICED, Description
+from synkhronos._session.current import Current, current
+from synkhronos._session.replica import SLICED, Description
+from synkhronos._session.session import State
 from synkhronos._wording import count, line_of_user, truth
 from synkhronos.inputs import Data, data
 

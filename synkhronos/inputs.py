@@ -17,9 +17,9 @@ from synkhronos._arithmetic.conversion import as_array, check_dtype, check_kind,
 from synkhronos._arithmetic.operators import Operators, plain
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._host.choice import advice
-from synkhronos._master.current import current
-from synkhronos._master.session import State
-from synkhronos._master.staging import GrowingArray
+from synkhronos._session.current import current
+from synkhronos._session.session import State
+from synkhronos._session.staging import GrowingArray
 from synkhronos._wording import (
     MAX_DIMENSIONS,
     count,

@@ -19,10 +19,10 @@ from synkhronos import _host
 from synkhronos._calls.check import number_of_calls
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
-from synkhronos._master.current import Current as _Current
-from synkhronos._master.current import current
-from synkhronos._master.session import State
-from synkhronos._rank import commands
+from synkhronos._session import commands
+from synkhronos._session.current import Current as _Current
+from synkhronos._session.current import current
+from synkhronos._session.session import State
 from synkhronos._wording import count, line_of_user, one_line, sentence, whole_number
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.errors import WorkerError

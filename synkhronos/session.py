@@ -21,9 +21,9 @@ from synkhronos._machine.interrupts import interrupts_held, is_of_handler
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import check_sharing
-from synkhronos._master.current import Current as _Current
-from synkhronos._master.current import current
-from synkhronos._master.session import Session
+from synkhronos._session.current import Current as _Current
+from synkhronos._session.current import current
+from synkhronos._session.session import Session
 from synkhronos._wording import count, shown, truth, whole_number
 from synkhronos.comm.mpi import job
 from synkhronos.comm.transports import make_gate_of_machines

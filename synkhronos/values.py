@@ -13,8 +13,8 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import RandomState, Rows, SharedVariables, Values
-from synkhronos._master.current import call
-from synkhronos._rank import commands
+from synkhronos._session import commands
+from synkhronos._session.current import call
 from synkhronos._wording import whole_number
 
 __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]

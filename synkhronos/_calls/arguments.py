@@ -14,8 +14,8 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._calls import collective, signature
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._master.staging import StagedInput
-from synkhronos._rank import commands
+from synkhronos._session import commands
+from synkhronos._session.staging import StagedInput
 from synkhronos._wording import count, sentence
 from synkhronos.inputs import Data
 

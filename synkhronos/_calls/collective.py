@@ -8,8 +8,8 @@ from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._host.choice import advice
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._master.staging import Contents, send_objects
-from synkhronos._rank import commands
+from synkhronos._session import commands
+from synkhronos._session.staging import Contents, send_objects
 from synkhronos._wording import count, sentence, shown
 from synkhronos.inputs import Data
 

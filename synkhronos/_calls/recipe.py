@@ -6,7 +6,7 @@ from synkhronos import _host
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.parameters import Input
 from synkhronos._calls.signature import Outputs
-from synkhronos._rank.replica import PLAIN, SLICED
+from synkhronos._session.replica import PLAIN, SLICED
 
 
 class Source(NamedTuple):

@@ -13,9 +13,9 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.selection import ANY_LENGTH, select_each, select_rows
 from synkhronos._calls.arguments import is_minibatch, rows_there
-from synkhronos._master.staging import StagedInput
-from synkhronos._rank import commands
-from synkhronos._rank.replica import BATCH, POSTED, SPLIT, WHOLE
+from synkhronos._session import commands
+from synkhronos._session.replica import BATCH, POSTED, SPLIT, WHOLE
+from synkhronos._session.staging import StagedInput
 from synkhronos._wording import count, is_bool, shown
 
 _LENGTHS = 16  # commands of different numbers of rows that are kept
@@ -155,7 +155,7 @@ class Requests:
         """Return the number of selected rows, the rows as commands hold them, and the kinds.
 
         The number is None if nothing is scattered, the rows are None for all. Bounds of consecutive
-        rows are posted at the gate. The kinds of inputs are those of `synkhronos._rank.replica`.
+        rows are posted at the gate. The kinds of inputs are those of `synkhronos._session.replica`.
         """
         scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
         axes = self._inputs.axes

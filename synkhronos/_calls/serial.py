@@ -26,7 +26,7 @@ from synkhronos._calls.differences import (
     scale_items,
 )
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._rank import commands
+from synkhronos._session import commands
 
 _TRIED = {
     None: ("gather", "sum", "avg", "max", "min", "prod"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ContextManager, Optional, Union
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos._master.current import current
+from synkhronos._session.current import current
 from synkhronos._wording import one_line, sentence, whole_number
 from synkhronos.errors import SessionError
 from synkhronos.profiling import summary as _summary
@@ -18,7 +18,7 @@ from synkhronos.profiling.views import KINDS, SUFFIXES, View, check_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from synkhronos._master.session import Session
+    from synkhronos._session.session import Session
 
 __all__ = ["Profile", "profile"]
 

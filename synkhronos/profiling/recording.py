@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._master.session import State
+from synkhronos._session.session import State
 from synkhronos._wording import one_line, without_folder
 from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
 from synkhronos.profiling import recorder

@@ -9,8 +9,8 @@ from typing import Dict, Hashable, Optional, Tuple
 from synkhronos import _host
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.processes import life_of, proc_has_our_numbers
-from synkhronos._master.current import Current
-from synkhronos._master.session import State
+from synkhronos._session.current import Current
+from synkhronos._session.session import State
 from synkhronos._wording import one_line
 
 

@@ -17,8 +17,8 @@ import types
 import synkhronos as synk
 from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import name_host
-from synkhronos._master.current import Current
-from synkhronos._rank import leader
+from synkhronos._session import leader
+from synkhronos._session.current import Current
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
 from synkhronos.launch import INTERRUPTED, guard, where

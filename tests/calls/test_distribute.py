@@ -297,7 +297,7 @@ def test_many_functions_travel_in_one_command(ranks, monkeypatch, dumped):
     assert [n for n, *_ in dumped] == [20]
     assert [f([1, 2]) for f in functions] == [3.0 * number for number in range(20)]
     # Values that are large together travel in several messages.
-    monkeypatch.setattr("synkhronos._master.registry.BYTES_AT_A_TIME", 30)
+    monkeypatch.setattr("synkhronos._session.registry.BYTES_AT_A_TIME", 30)
     more = [theano.shared(np.full(2, float(number))) for number in range(4)]
     functions = [function([x], (x.sum() * each.sum(), "sum")) for each in more]
     synk.distribute()

@@ -12,7 +12,7 @@ import theano.tensor as T
 from support.helpers import function
 
 import synkhronos as synk
-from synkhronos._master.current import Current
+from synkhronos._session.current import Current
 
 ROWS = 6_000_000  # of float64: 48 MB, which malloc always gives back to the system
 

@@ -26,7 +26,7 @@ from theano.tensor.signal.pool import pool_2d
 
 import synkhronos as synk
 from synkhronos import PortingWarning
-from synkhronos._master import changes
+from synkhronos._session import changes
 from synkhronos.porting import ParallelFunction
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")

@@ -7,7 +7,7 @@ import pytest
 import theano
 
 import synkhronos as synk
-from synkhronos._master.repeated import Repeated
+from synkhronos._session.repeated import Repeated
 
 
 def many(n, dtype="float64", size=3):

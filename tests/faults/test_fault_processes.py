@@ -16,7 +16,7 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import SessionError, WorkerDied, _host, session
-from synkhronos._master import session as _master
+from synkhronos._session import session as session_module
 
 pytestmark = pytest.mark.faults
 
@@ -116,7 +116,7 @@ def test_close_in_a_thread_while_others_call(no_session, what, caplog):
 
 def test_close_while_a_thread_computes_for_long(no_session, monkeypatch):
     """The session is given back when that thread has come out of it."""
-    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.2)
+    monkeypatch.setattr(session_module, "QUIT_SECONDS", 0.2)
     errors, computes, may_go_on = [], threading.Event(), threading.Event()
     real, others = _host.run, psutil.Process().children()
 
@@ -230,7 +230,7 @@ ENDINGS = {  # how, and the exit status
     "a thread that calls last": ("start(lambda: (time.sleep(0.3), f(d)))", 0),
     "an error at exit": ("atexit.register(lambda: 1 / 0)", 0),
     "a stopped worker": (
-        "synk._master.session.QUIT_SECONDS = 0.5\nos.kill(pids[0], signal.SIGSTOP)",
+        "synk._session.session.QUIT_SECONDS = 0.5\nos.kill(pids[0], signal.SIGSTOP)",
         0,
     ),
     "a killed worker": ("os.kill(pids[1], signal.SIGKILL)\ntime.sleep(0.2)\nf(d)", 1),

@@ -28,8 +28,8 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos import _host, session
 from synkhronos._machine.processes import ForkedProcess
-from synkhronos._master import session as _master
-from synkhronos._master.session import Session
+from synkhronos._session import session as session_module
+from synkhronos._session.session import Session
 from synkhronos.comm import reports
 from synkhronos.comm.shared import gate, meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
@@ -117,7 +117,7 @@ def test_a_short_wait_is_not_told_of_and_a_long_one_also_without_a_descriptor(im
 
 
 def test_close_with_stopped_workers(no_session, monkeypatch):
-    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.5)
+    monkeypatch.setattr(session_module, "QUIT_SECONDS", 0.5)
     synk.fork(4)
     CALLS["function"](4)()
     pids = pids_by_rank()
@@ -172,7 +172,7 @@ def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
     synk.fork(2)
     call = CALLS["all_reduce"](2)
     call()
-    kept = [interrupt_at_begin(_master._Steps.__exit__, call)]
+    kept = [interrupt_at_begin(session_module._Steps.__exit__, call)]
     call()
 
     def calls_twice():
@@ -181,10 +181,10 @@ def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
         finally:
             call()
 
-    kept.append(interrupt_at_begin(_master._Steps.__exit__, calls_twice))
+    kept.append(interrupt_at_begin(session_module._Steps.__exit__, calls_twice))
     call()
     with synk.profile():
-        kept.append(interrupt_at_begin(_master._RecordedSteps.__exit__, call))
+        kept.append(interrupt_at_begin(session_module._RecordedSteps.__exit__, call))
         call()
     synk.close()
     assert len(kept) == 3
@@ -194,8 +194,8 @@ def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
 
 TWICE = [
     ("fork", (Gate, "start"), (Session, "release")),
-    ("fork", (_master, "start_workers"), (Session, "release")),
-    ("close", (_master, "join_all"), (session, "_end_current")),
+    ("fork", (session_module, "start_workers"), (Session, "release")),
+    ("close", (session_module, "join_all"), (session, "_end_current")),
     ("close", (Gate, "start"), (Session, "release")),
     ("function", (_host, "run"), (Gate, "abort")),
     ("function", (Gate, "finish"), (Gate, "abort")),

@@ -31,8 +31,8 @@ import synkhronos as synk
 from synkhronos import WorkerDied, _host
 from synkhronos._machine.processes import ForkedProcess
 from synkhronos._machine.shared_memory import Segment, Segments
-from synkhronos._master.session import Session
-from synkhronos._rank.replica import Replica
+from synkhronos._session.replica import Replica
+from synkhronos._session.session import Session
 from synkhronos.comm import arrays
 from synkhronos.comm.arrays import Arrays
 from synkhronos.comm.outputs import Outputs

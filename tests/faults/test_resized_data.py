@@ -13,9 +13,8 @@ from support.helpers import function, on_ranks
 from support.layouts import Layout
 
 import synkhronos as synk
-from synkhronos._master import staging
-from synkhronos._master.session import Session
-from synkhronos._rank import commands
+from synkhronos._session import commands, staging
+from synkhronos._session.session import Session
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = pytest.mark.faults

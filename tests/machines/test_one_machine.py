@@ -13,7 +13,7 @@ from support.running import python
 
 import synkhronos as synk
 from synkhronos._host.theano import overlapping
-from synkhronos._master.current import Current
+from synkhronos._session.current import Current
 from synkhronos.comm.mpi.all_reduce import CHUNK
 from synkhronos.comm.mpi.transfers import SMALL
 

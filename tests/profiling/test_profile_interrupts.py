@@ -18,9 +18,8 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos import SessionError, functions, profiling
 from synkhronos._machine import processes
-from synkhronos._master import current
-from synkhronos._master import session as _master
-from synkhronos._rank import replica, worker
+from synkhronos._session import current, replica, worker
+from synkhronos._session import session as session_module
 from synkhronos.comm.shared import gate
 from synkhronos.profiling import recorder, recording
 
@@ -39,7 +38,7 @@ def is_in_finalizer(frame):
 
 
 PROFILES = (profiling, recording, recorder, worker, processes)
-RECORDED = (functions, current, _master, gate, replica)  # some of what takes time
+RECORDED = (functions, current, session_module, gate, replica)  # some of what takes time
 
 
 @pytest.fixture

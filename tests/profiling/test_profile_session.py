@@ -19,7 +19,7 @@ from support.watched import WATCHED
 import synkhronos as synk
 from synkhronos import SessionError, WorkerDied
 from synkhronos import session as _session
-from synkhronos._master import session as _master
+from synkhronos._session import session as session_module
 from synkhronos.profiling import Profile
 from synkhronos.profiling.timeline import NAMES
 
@@ -51,7 +51,7 @@ def test_close_inside_keeps_what_was_recorded(no_session, n, master, tmp_path):
 def test_a_closed_session_that_a_call_is_still_in_records_no_more(
     no_session, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(_master, "QUIT_SECONDS", 0.1)
+    monkeypatch.setattr(session_module, "QUIT_SECONDS", 0.1)
     come, go_on = tmp_path / "come", tmp_path / "go on"
     hold = until(go_on)
 

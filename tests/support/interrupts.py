@@ -12,8 +12,8 @@ import pytest
 from synkhronos import collectives, session
 from synkhronos._calls import request
 from synkhronos._machine import interrupts, processes, shared_memory
-from synkhronos._master import current, registry
-from synkhronos._master import session as _master
+from synkhronos._session import current, registry
+from synkhronos._session import session as session_module
 from synkhronos.comm import storage, variables
 from synkhronos.comm.shared import gate, meetings
 
@@ -39,7 +39,7 @@ FILES = {
     for module in (
         session,
         current,
-        _master,
+        session_module,
         interrupts,
         processes,
         gate,

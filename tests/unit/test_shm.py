@@ -10,7 +10,7 @@ from support.leaks import descriptors, names_in_shared_memory, nothing_left
 from support.running import python
 
 from synkhronos._machine import shared_memory
-from synkhronos._master.staging import GrowingArray
+from synkhronos._session.staging import GrowingArray
 from synkhronos.comm.shared.memory import SharedMemory as Segments
 
 

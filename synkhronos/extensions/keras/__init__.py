@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from synkhronos import collectives, functions
 from synkhronos._host import is_array_variable, is_random_state, library, peek, pythons
-from synkhronos._master.current import current
+from synkhronos._session.current import current
 from synkhronos._wording import truth
 from synkhronos.extensions.keras.batch_norm import Synchronized
 from synkhronos.extensions.keras.checks import check_model, check_parts

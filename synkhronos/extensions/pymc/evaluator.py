@@ -34,7 +34,7 @@ from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments, check_sharing
-from synkhronos._master.session import Session
+from synkhronos._session.session import Session
 from synkhronos.errors import SessionError, WorkerDied
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 

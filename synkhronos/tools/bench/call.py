@@ -166,7 +166,7 @@ def measure_memory(n_ranks, megabytes):
 
 
 def _all_pids():
-    from synkhronos._master.current import current
+    from synkhronos._session.current import current
 
     return [os.getpid(), *current("the benchmark").worker_pids]
 

@@ -3,7 +3,7 @@
 import threading
 from typing import Any, ContextManager, List, Optional
 
-from synkhronos._master.session import Session
+from synkhronos._session.session import Session
 from synkhronos.errors import SessionError
 
 

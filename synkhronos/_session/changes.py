@@ -22,8 +22,8 @@ import weakref
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._master.staging import send_objects
-from synkhronos._rank import commands
+from synkhronos._session import commands
+from synkhronos._session.staging import send_objects
 from synkhronos._wording import advise
 
 COMPARED_BYTES = 1 << 18  # of an array that the script has too, before each call

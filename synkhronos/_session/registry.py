@@ -15,8 +15,8 @@ from synkhronos import _host
 from synkhronos._machine import devices
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log
-from synkhronos._rank import commands
-from synkhronos._rank.replica import PLAIN, make_replica
+from synkhronos._session import commands
+from synkhronos._session.replica import PLAIN, make_replica
 from synkhronos._wording import sentence
 from synkhronos.errors import WorkerError
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from synkhronos._rank import commands
+from synkhronos._session import commands
 from synkhronos._wording import shown
 from synkhronos.comm import Block, Memory, Reference
 

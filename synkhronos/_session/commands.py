@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition
-from synkhronos._rank.replica import make_replica, unpack
+from synkhronos._session.replica import make_replica, unpack
 from synkhronos.comm import Reference
 
 # Of rows: a range, a reference to their indices, or POSTED: see `replica`.
