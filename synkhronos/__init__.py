@@ -36,7 +36,7 @@ _PUBLIC = {
     ),
     "values": ("get_lengths", "get_shapes", "get_value", "set_value"),
     "_machine.devices": ("get_n_gpu",),
-    "porting": ("parallel",),
+    "porting": ("parallel", "parallel_report"),
     "profiling": ("profile",),
     "profiling.status": ("status",),
     "errors": ("PortingWarning", "SessionError", "SharedMemoryFull", "WorkerDied", "WorkerError"),
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from synkhronos.inputs import data as data
     from synkhronos.ops import rows as rows
     from synkhronos.porting import parallel as parallel
+    from synkhronos.porting import parallel_report as parallel_report
     from synkhronos.profiling import profile as profile
     from synkhronos.profiling.status import status as status
     from synkhronos.session import close as close

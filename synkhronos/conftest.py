@@ -27,12 +27,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def settings_of_examples(request, monkeypatch, tmp_path_factory):
-    """Compile examples quickly; restore the settings of Keras and Theano, and imports."""
+def settings_of_examples(request, monkeypatch, tmp_path_factory, doctest_namespace):
+    """Run examples as a script, whose functions `parallel` divides and the package's it does not.
+
+    Compile examples quickly; restore the settings of Keras and Theano, and imports.
+    """
     from theano import config
 
     from synkhronos import session
 
+    doctest_namespace["__name__"] = "__main__"
     monkeypatch.setenv("SYNKHRONOS_CHECK", "first")  # off in tests
     floatx = config.floatX
     if request.node.name.startswith("synkhronos.extensions.keras."):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from time import perf_counter
 from typing import Any, ContextManager, Sequence
 
 import numpy as np
@@ -27,9 +28,23 @@ from synkhronos._wording import count, line_of_user, one_line, sentence, whole_n
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.errors import WorkerError
 from synkhronos.functions import function
+from synkhronos.profiling.parallel import ParallelReport, Recorder
 from synkhronos.session import close, fork
 
-__all__ = ["ParallelFunction", "parallel"]
+__all__ = ["ParallelFunction", "parallel", "parallel_report"]
+
+_DIFFERENT_LENGTHS = (
+    "its inputs have different numbers of rows",
+    "Give all of them with equally many rows; what is no row of a minibatch, such as weights of "
+    "classes, can be a shared variable.",
+)
+_FEW_ROWS = "its inputs have fewer rows than there are ranks", "Use larger minibatches."
+_FIXED_ROWS = (
+    "its graph has a reshape to another number of rows, or rows that are no whole rows of it",
+    "Reshape to (x.shape[0], ...), and use minibatches of one size.",
+)
+_OTHER_ARGUMENTS = "its arguments are no arrays with rows", ""  # Theano says what is wrong
+_CLOSED = "the session has been closed", "Call it in the block, or in a session of fork()."
 
 
 def parallel(
@@ -45,9 +60,10 @@ def parallel(
     Theano computes, to rounding. Inputs with axes are scattered along axis 0. The graph is divided:
     sums over rows are added up over the ranks, rows are gathered, and gradients are
     reduced before an update uses them. A function stays Theano's, in the master, if it has no input
-    with rows or an operation without a rule for rows; the logger "synkhronos" says why (level
-    INFO). So does a call in which the inputs have different numbers of rows, or fewer rows than
-    there are ranks. Exceptions are those of serial Theano, with a
+    with rows or an operation without a rule for rows. So does a call in which the inputs have
+    different numbers of rows, or fewer rows than there are ranks. :func:`parallel_report` shows
+    which functions these are, and why; the first such call of a function that takes a second or
+    more warns with a PortingWarning. Exceptions are those of serial Theano, with a
     :class:`~synkhronos.WorkerError` as their cause; no update is applied then, but for those that
     serial Theano, too, makes in place before it raises.
 
@@ -124,13 +140,53 @@ def _block(n_parallel, devices, threads_per_rank, check):
     if is_mine:
         fork(n_parallel, devices=devices, threads_per_rank=threads_per_rank, follow=True)
     session = current("parallel()")
+    recorder = _recorder_of(session)
     try:
         session.changes.follow_from_now()
         with intercepting:
             yield session.n_ranks
     finally:
+        recorder.note_cpu()
         if is_mine and _Current.session is session:
             close()
+
+
+def _recorder_of(session):
+    """Return what counts the calls in blocks of a session, which is made in the first of them."""
+    pids = [pid if session.host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
+    if _Current.report is None or not _Current.report.is_of(pids):
+        _Current.report = Recorder(pids)
+    return _Current.report
+
+
+def parallel_report() -> ParallelReport:
+    """Return which functions of :func:`parallel` run on all ranks, and why others don't.
+
+    Returns
+    -------
+    ParallelReport
+        Of all blocks in the present session, or else in the last one that had a block. It is shown
+        as tables: calls, seconds, the part of this time in which workers computed a share (half, if
+        all calls ran on 2 ranks), why calls ran in the master alone, and what to write to have
+        them divided. Its attributes have the numbers. ``synkhronos run --parallel`` prints it at
+        the script's end.
+
+    Examples
+    --------
+    >>> import theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> x = T.dmatrix("x")
+    >>> with synk.parallel(2):
+    ...     total = theano.function([x], x.sum(), name="total")
+    ...     turned = theano.function([x], x[::-1], name="turned")
+    ...     _ = total([[1.0], [2.0], [3.0]]), turned([[1.0], [2.0], [3.0]])
+    >>> total, turned = sorted(synk.parallel_report().functions, key=lambda each: each.name)
+    >>> total.is_divided, total.calls, total.calls_on_ranks
+    (True, 1, 1)
+    >>> turned.is_divided, turned.reason
+    (False, 'computes Subtensor of rows that are selected by their number')
+    """
+    return ParallelReport() if _Current.report is None else _Current.report.report()
 
 
 def _make(check, compile_serially, arguments):
@@ -139,13 +195,15 @@ def _make(check, compile_serially, arguments):
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     try:
         return ParallelFunction(compile_serially, name, arguments, check)
-    except _host.CannotDivide as reason:
+    except _host.CannotDivide as error:
+        reason, instead = str(error), error.instead
         log.info("%s stays a Theano function: it %s", one_line(name), sentence(reason))
     except raised_here(Exception) as error:
         # Whatever is wrong with the arguments, Theano says it best.
+        reason, instead = f"could not be divided: {one_line(error)}", ""
         log.info("%s stays a Theano function: %s", one_line(name), sentence(error))
         log.debug("The error was raised here:", exc_info=error)
-    return compile_serially()
+    return compile_serially(_Current.report.function(name, reason, instead).alone)
 
 
 class ParallelFunction:
@@ -178,6 +236,7 @@ class ParallelFunction:
         others = [i for i, has_rows in enumerate(divided.scattered) if not has_rows]
         self._order = self._scattered + others
         self._session = current("theano.function in a block of parallel()")
+        self._calls = _Current.report.function(name)
         self._count = None
         self._n_totals = len(divided.totals)
         counted = divided.totals + divided.remainders
@@ -203,9 +262,18 @@ class ParallelFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, on all ranks if the inputs have equally many rows, else serially."""
+        begin = perf_counter()
         values = self._bind(args, kwargs) if kwargs else args
-        if values is None or not self._is_for_ranks(values):
-            return self.serial(*args, **kwargs)
+        why_alone = self._why_alone(values)
+        if why_alone is not None:
+            result = self.serial(*args, **kwargs)
+            self._calls.alone(perf_counter() - begin, *why_alone)
+            return result
+        results = self._call_on_ranks(values)
+        self._calls.on_ranks(perf_counter() - begin)
+        return results
+
+    def _call_on_ranks(self, values):
         try:
             results = self._on_ranks(*[values[i] for i in self._order])
         except WorkerError as error:
@@ -246,23 +314,26 @@ class ParallelFunction:
             return None
         return [*args, *(kwargs[name] for name in rest)]
 
-    def _is_for_ranks(self, values):
-        if len(values) != len(self._order):
-            return False
+    def _why_alone(self, values):
+        """Return why a call can't run on all ranks, and what to write instead; None if it can."""
+        if values is None or len(values) != len(self._order):
+            return _OTHER_ARGUMENTS
         if self._session.state is not State.OPEN and not self._joins_current():
-            return False
+            return _CLOSED
         try:
             lengths = {len(values[i]) for i in self._scattered}
             if self._count is not None:
                 counted = self._count(*values)
                 lengths.update(int(each) for each in counted[: self._n_totals])
                 if any(counted[self._n_totals :]):
-                    return False
-        except (TypeError, ValueError):  # Theano will say what is wrong
-            return False
-        if self._n_rows is not None:
-            lengths.add(self._n_rows)
-        return len(lengths) == 1 and lengths.pop() >= self._session.n_ranks
+                    return _FIXED_ROWS
+        except (TypeError, ValueError):
+            return _OTHER_ARGUMENTS
+        if len(lengths) != 1:
+            return _DIFFERENT_LENGTHS
+        if self._n_rows not in (None, *lengths):
+            return _FIXED_ROWS
+        return _FEW_ROWS if lengths.pop() < self._session.n_ranks else None
 
     def _joins_current(self):
         """Return whether the current session adopts functions of closed ones; if so, join it."""

@@ -4,6 +4,8 @@
 its interpreter would end the workers.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import fcntl
@@ -48,6 +50,15 @@ def life_of(pid: int) -> str:
     if not text:
         return "unknown" if text is None else "gone"
     return _LIVES.get(text.rpartition(")")[2].split()[0], "ended")
+
+
+def cpu_seconds_of(pid: int) -> float | None:
+    """Return the CPU time that a process has used; None if it is gone, or can't be read."""
+    text = proc_has_our_numbers() and _read(f"/proc/{pid}/stat")
+    if not text:
+        return None
+    user, system = text.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def name_of_signal(number: int) -> str:

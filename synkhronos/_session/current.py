@@ -13,6 +13,7 @@ class Current:
     session: Optional[Session] = None
     parent: Optional[int] = None  # the process whose session this one left when it was forked
     closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
+    report: Any = None  # what the last block of `parallel` counts
     link: Any = None  # the connection with other machines, in a job on several
     lock = threading.RLock()  # held while a session begins or ends
     forking = threading.RLock()  # held while its workers are forked; other forks wait for it

@@ -1,6 +1,5 @@
 """The status of a session: read from this process and from /proc, without asking a worker."""
 
-import html
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from synkhronos._machine.processes import life_of, proc_has_our_numbers
 from synkhronos._session.current import Current
 from synkhronos._session.session import State
 from synkhronos._wording import one_line
+from synkhronos.profiling.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class ArrayStatus:
     home: str
 
 
-@dataclass(frozen=True)
-class Status:
+@dataclass(frozen=True, repr=False)
+class Status(Tables):
     """The status of a session at one moment; made by :func:`status`, and shown as tables.
 
     Attributes
@@ -118,7 +118,6 @@ class Status:
         return f"Synkhronos: {self.state}; {ranks}; {used}"
 
     def _tables(self):
-        """Return the title, the names of the columns and the rows of each table that has rows."""
         ranks = [
             (
                 f"{each.rank}, master" if each.is_master else str(each.rank),
@@ -144,26 +143,6 @@ class Status:
             ("Shared variables", of_arrays, list(map(_cells, self.shared_variables))),
         ]
         return [table for table in tables if table[2]]
-
-    def __repr__(self):
-        lines = [self._headline()]
-        for title, columns, rows in self._tables():
-            widths = [max(map(len, column)) for column in zip(columns, *rows)]
-            lines += ["", title]
-            for row in (columns, *rows):
-                lines.append("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
-        return "\n".join(lines)
-
-    def _repr_html_(self):
-        def row(cells, tag):
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        text = f"<p>{html.escape(self._headline())}</p>"
-        for title, columns, rows in self._tables():
-            text += f"<table><caption>{html.escape(title)}</caption><thead>{row(columns, 'th')}"
-            body = "".join(row(cells, "td") for cells in rows)
-            text += f"</thead><tbody>{body}</tbody></table>"
-        return text
 
 
 def status() -> Status:

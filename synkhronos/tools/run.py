@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare the first calls of each function with serial ones; --parallel always does",
     )
     parser.add_argument(
+        "--no-report",
+        action="store_true",
+        help="with --parallel: don't print at the end which functions ran on all ranks",
+    )
+    parser.add_argument(
         "script", metavar="SCRIPT", help="a file of Python, or - for standard input"
     )
     parser.add_argument(
@@ -110,6 +115,8 @@ def main(options: argparse.Namespace) -> int:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             return _run(code, file, folder, options)
     finally:
+        if options.parallel and not options.no_report:
+            print(f"\n{synk.parallel_report()}", file=sys.stderr)
         if synk.status().state == "open":
             synk.close()
 

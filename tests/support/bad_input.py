@@ -490,6 +490,7 @@ WITHOUT_WORKERS = {
     "synk.close": "says in the log that there is nothing to end",
     "synk.get_n_gpu": "asks the machine",
     "synk.parallel": "the block forks and closes",
+    "synk.parallel_report": "reads what was counted",
     "synk.status": "tells that there is no session",
     "synk.ops": "makes expressions",
     "synk.rows": "makes an expression",

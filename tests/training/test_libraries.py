@@ -203,4 +203,6 @@ def test_a_script_prints_the_same_numbers_on_ranks(tmp_path, n):
     ]
     assert [each.returncode for each in outputs] == [0, 0], outputs[1].stderr
     assert outputs[0].stdout == outputs[1].stdout != ""
-    assert outputs[1].stderr.split() == ["ParallelFunction"] * 2
+    types, _, report = outputs[1].stderr.partition("\n\n")
+    assert types.split() == ["ParallelFunction"] * 2
+    assert "2 of 2 functions divided over 3 ranks" in report

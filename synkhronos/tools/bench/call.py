@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from synkhronos._machine.processes import cpu_seconds_of
 from synkhronos.tools.bench import options, turns
 
 _IN_A_ROUND = 100  # calls of each kind
@@ -136,10 +137,10 @@ def measure_idle(n_ranks, seconds):
     with turns.session(n_ranks):
         pids = _all_pids()
         time.sleep(0.2)
-        before = sum(map(_cpu_seconds, pids))
+        before = sum(map(cpu_seconds_of, pids))
         with turns.shown(f"an idle session, for {seconds:g} s"):
             time.sleep(seconds)
-        used = sum(map(_cpu_seconds, pids)) - before
+        used = sum(map(cpu_seconds_of, pids)) - before
     return {"idle_cpu_percent": 100 * used / seconds}
 
 
@@ -169,12 +170,6 @@ def _all_pids():
     from synkhronos._session.current import current
 
     return [os.getpid(), *current("the benchmark").worker_pids]
-
-
-def _cpu_seconds(pid):
-    # Fields 14 and 15 of proc(5); the name before them, in brackets, may hold spaces.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _pss(pid):

@@ -38,9 +38,21 @@ POSITIONS = "positions"  # the numbers of the rank's rows, from 0 on each rank
 STREAM = "stream"  # a random state
 UNKNOWN = "unknown"  # no rule says; only an error if something needs it
 
+_INSTEAD = (
+    "Make it with synkhronos.function, with modes and reductions of your choice, or compute in a "
+    "function of its own what needs all rows."
+)
+
 
 class CannotDivide(Exception):
-    """A function can't be divided over the ranks; the message says why, without a subject."""
+    """A function can't be divided over the ranks; the message says why, without a subject.
+
+    `instead` says what to write to have it divided.
+    """
+
+    def __init__(self, reason, instead=_INSTEAD):
+        super().__init__(reason)
+        self.instead = instead
 
 
 class Value(NamedTuple):
@@ -189,7 +201,10 @@ class _Division:
         if not uses_rows and any(self.scattered):
             raise CannotDivide("computes nothing from the rows of its inputs")
         if not uses_rows:
-            raise CannotDivide("has no input with rows")
+            raise CannotDivide(
+                "has no input with rows",
+                "Pass the minibatch as an input, or slice it: data[i * size : (i + 1) * size].",
+            )
         outputs = [self._output(each) for each in wanted[:n_outputs]]
         updates = [
             (target, self._update(target, each))
@@ -265,8 +280,8 @@ class _Division:
             self.refuse(node, f"rows as {new[0].dtype}")
         return [Value(each, kind, axis, exact) for each in new]
 
-    def refuse(self, node, what="rows of its inputs in a way that has no rule"):
-        raise CannotDivide(f"computes {_name(node)} of {what}")
+    def refuse(self, node, what="rows of its inputs in a way that has no rule", instead=_INSTEAD):
+        raise CannotDivide(f"computes {_name(node)} of {what}", instead)
 
     def refuse_length(self, node, variable, axis):
         """Refuse a variable that is given with rows, and has any length along their axis but 1."""
@@ -334,7 +349,10 @@ class _Division:
                 raise CannotDivide(f"sets the random state {target}")
             return value.variable
         if value.kind == ROWS:
-            raise CannotDivide(f"updates {target} with rows of its inputs")
+            raise CannotDivide(
+                f"updates {target} with rows of its inputs",
+                "Return the rows as an output, and pass them as an input of the next call.",
+            )
         return self.same(variable)
 
 

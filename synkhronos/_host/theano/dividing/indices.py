@@ -20,12 +20,14 @@ from synkhronos._host.theano.dividing.division import (
 from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable
 
+_SELECT = "Select them before the call, or with synkhronos.function and its argument batch."
+
 
 def _axis_after(division, node, axis):
     """Return the axis of rows after basic indexing; refuse indices of the rows."""
     indices = node.op.idx_list
     if axis < len(indices) and indices[axis] != slice(None, None, None):
-        division.refuse(node, "rows that are selected by their number")
+        division.refuse(node, "rows that are selected by their number", _SELECT)
     return axis - sum(not isinstance(each, slice) for each in indices[:axis])
 
 

@@ -10,9 +10,11 @@ so do those of other threads.
 import contextlib
 import contextvars
 import copyreg
+import functools
 import gc
 import inspect
 import sys
+from time import perf_counter
 
 from theano.compile.function_module import Function as CompiledFunction
 from theano.compile.function_module import _pickle_Function
@@ -32,8 +34,9 @@ def intercept(make):
     """Call ``make(compile_serially, arguments)`` for each ``theano.function`` in a with block.
 
     `arguments` are those of ``theano.function``, by name, with a list of outputs and "is_list";
-    ``compile_serially()`` compiles them as Theano does. Such functions, and those that the script
-    has compiled before, tell of the shared variables that they update.
+    ``compile_serially(note)`` compiles them as Theano does; if ``note(seconds)`` is given, it is
+    called after each call of the function. Such functions, and those that the script has compiled
+    before, tell of the shared variables that they update.
     """
     for each in gc.get_objects():
         if type(each) is CompiledFunction:
@@ -56,12 +59,15 @@ def _intercepted(*args, **kwargs):
         return _compile_serially(args, kwargs)
     bound = _PARAMETERS.bind(*args, **kwargs)
     bound.apply_defaults()
-    return make(lambda: _compile_serially(args, kwargs), dict(bound.arguments))
+    return make(functools.partial(_compile_serially, args, kwargs), dict(bound.arguments))
 
 
-def _compile_serially(args, kwargs):
+def _compile_serially(args, kwargs, note=None):
     function = pfunc(*args, **kwargs)
     _let_tell(function)
+    if note is not None:
+        function.synkhronos_note = note
+        function.__class__ = _Telling
     return function
 
 
@@ -80,14 +86,20 @@ def _let_tell(function):
 
 
 class _Telling(CompiledFunction):
-    """A Theano function that tells of the shared variables that it updates in the master."""
+    """A Theano function that tells of its calls, and of what it updates in the master."""
+
+    synkhronos_updated = ()
+    synkhronos_note = None
 
     def __call__(self, *args, **kwargs):
+        begin = perf_counter()
         try:
             return super().__call__(*args, **kwargs)
-        finally:  # one that raises may have written to their values
+        finally:  # one that raises may have written to the values of variables
             for variable in self.synkhronos_updated:
                 tell(variable)
+            if self.synkhronos_note is not None:
+                self.synkhronos_note(perf_counter() - begin)
 
 
 copyreg.pickle(_Telling, _pickle_Function)

@@ -1,0 +1,216 @@
+"""The report of a block of `parallel`: which functions run on all ranks, and why others don't.
+
+theano.function in the block ──▶ FunctionCalls   counted in each call
+└──▶ FunctionReport ──▶ ParallelReport, a table
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from synkhronos._machine.processes import cpu_seconds_of
+from synkhronos._wording import advise, count, one_line, without_folder
+from synkhronos.profiling.tables import Tables
+
+SLOW_SECONDS = 1.0  # of a call in the master alone, which is worth a warning
+_WIDTH = 100  # characters of a line of advice
+
+
+@dataclass(frozen=True)
+class FunctionReport:
+    """What became of one ``theano.function`` of a block of :func:`~synkhronos.parallel`.
+
+    Attributes
+    ----------
+    name : str
+        The function's name, or the line that made it. Functions of one name are counted together.
+    is_divided : bool
+        Whether calls can run on all ranks.
+    calls, calls_on_ranks : int
+        All calls, and those that ran on all ranks; the others ran in the master alone.
+    seconds, seconds_on_ranks : float
+        The time of these calls.
+    reason : str
+        Why calls ran in the master alone; empty if none did.
+    instead : str
+        What to write to have them divided.
+    """
+
+    name: str
+    is_divided: bool
+    calls: int
+    calls_on_ranks: int
+    seconds: float
+    seconds_on_ranks: float
+    reason: str
+    instead: str
+
+
+@dataclass(frozen=True, repr=False)
+class ParallelReport(Tables):
+    """The functions of a block of :func:`~synkhronos.parallel`; shown as a table.
+
+    Attributes
+    ----------
+    n_ranks : int
+    functions : tuple of FunctionReport
+        Those that took longest first.
+    cpu_seconds : tuple of float or None
+        The CPU time of each rank since the begin of the block; None for a rank on another machine.
+    """
+
+    n_ranks: int = 0
+    functions: tuple[FunctionReport, ...] = ()
+    cpu_seconds: tuple[float | None, ...] = ()
+
+    def _headline(self):
+        if not self.n_ranks:
+            return "Synkhronos: no block of parallel()"
+        if not self.functions:
+            return "Synkhronos: no theano.function in the block of parallel()"
+        divided = sum(each.is_divided for each in self.functions)
+        seconds = sum(each.seconds for each in self.functions)
+        on_ranks = sum(each.seconds_on_ranks for each in self.functions)
+        part = (
+            f"; {on_ranks / seconds:.0%} of their {seconds:.1f} s on all of them" if seconds else ""
+        )
+        names = count(len(self.functions), "function")
+        return f"Synkhronos: {divided} of {names} divided over {count(self.n_ranks, 'rank')}{part}"
+
+    def _tables(self):
+        workers = 1 - 1 / max(self.n_ranks, 1)
+        rows = [
+            (
+                without_folder(each.name),
+                f"{each.calls:,}",
+                f"{each.seconds:.2f}",
+                f"{workers * each.seconds_on_ranks / each.seconds:.0%}" if each.seconds else "",
+                _answer(each),
+            )
+            for each in self.functions
+        ]
+        cpu = [
+            (str(rank), "unknown" if seconds is None else f"{seconds:.1f}")
+            for rank, seconds in enumerate(self.cpu_seconds)
+        ]
+        columns = "function", "calls", "seconds", "by workers", "divided"
+        return [
+            table
+            for table in [
+                ("Functions", columns, rows),
+                ("Ranks", ("rank", "seconds of CPU"), cpu),
+                ("To have them divided", ("function", "write"), self._advice()),
+            ]
+            if table[2]
+        ]
+
+    def _advice(self):
+        return [
+            (without_folder(each.name) if i == 0 else "", line)
+            for each in self.functions
+            if each.instead
+            for i, line in enumerate(textwrap.wrap(each.instead, _WIDTH))
+        ]
+
+
+def _answer(function):
+    if not function.is_divided:
+        return f"no: it {function.reason}"
+    if not function.reason:
+        return "yes"
+    alone = function.calls - function.calls_on_ranks
+    return f"yes, but for {count(alone, 'call')}: {function.reason}"
+
+
+class FunctionCalls:
+    """Counts the calls of the functions of one name.
+
+    `reason` is a sentence without its subject, the function, or None if it is divided.
+    """
+
+    def __init__(self, name, reason=None, instead=""):
+        self._name, self._reason, self._instead = name, reason, instead
+        self._calls = self._calls_on_ranks = 0
+        self._seconds = self._seconds_on_ranks = 0.0
+        self._alone = {}  # why calls of a divided function ran in the master alone -> what to write
+        self._has_warned = False
+
+    def on_ranks(self, seconds):
+        """Count a call on all ranks."""
+        self._calls += 1
+        self._calls_on_ranks += 1
+        self._seconds += seconds
+        self._seconds_on_ranks += seconds
+
+    def alone(self, seconds, why=None, instead=""):
+        """Count a call in the master alone; `why`, with its subject, if the function is divided.
+
+        The first one that is slow warns with a PortingWarning.
+        """
+        self._calls += 1
+        self._seconds += seconds
+        if why is not None:
+            self._alone.setdefault(why, instead)
+        if seconds >= SLOW_SECONDS and not self._has_warned:
+            self._has_warned = True
+            because = f"it {self._reason}" if why is None else why
+            advice = self._instead if why is None else instead
+            name = one_line(without_folder(self._name))
+            advise(
+                f"{name} took {seconds:.1f} s in the master alone: {because}. "
+                f"{advice} synkhronos.parallel_report() shows all functions.".replace("  ", " ")
+            )
+
+    def report(self):
+        """Return the FunctionReport up to now."""
+        reasons = [self._reason] if self._reason is not None else list(self._alone)
+        advice = [self._instead] if self._reason is not None else list(self._alone.values())
+        return FunctionReport(
+            self._name,
+            self._reason is None,
+            self._calls,
+            self._calls_on_ranks,
+            self._seconds,
+            self._seconds_on_ranks,
+            "; ".join(reasons),
+            " ".join(each for each in dict.fromkeys(advice) if each),
+        )
+
+
+class Recorder:
+    """What is counted in the blocks of `parallel` of one session."""
+
+    def __init__(self, pids):
+        self._pids, self._functions = pids, {}
+        self._began = list(map(_cpu_seconds, pids))
+        self._used = [0.0 if each is not None else None for each in self._began]
+
+    def is_of(self, pids):
+        """Return whether these are the processes of the session."""
+        return pids == self._pids
+
+    def function(self, name, reason=None, instead=""):
+        """Return what counts the calls of a function."""
+        key = name, reason
+        if key not in self._functions:
+            self._functions[key] = FunctionCalls(name, reason, instead)
+        return self._functions[key]
+
+    def note_cpu(self):
+        """Take note of the CPU time that the ranks have used; those that have ended keep theirs."""
+        now = list(map(_cpu_seconds, self._pids))
+        for rank, (began, seconds) in enumerate(zip(self._began, now)):
+            if began is not None and seconds is not None:
+                self._used[rank] = seconds - began
+
+    def report(self):
+        """Return the ParallelReport up to now."""
+        self.note_cpu()
+        functions = [each.report() for each in self._functions.values()]
+        functions.sort(key=lambda each: -each.seconds)
+        return ParallelReport(len(self._pids), tuple(functions), tuple(self._used))
+
+
+def _cpu_seconds(pid):
+    return None if pid is None else cpu_seconds_of(pid)
