@@ -20,11 +20,11 @@ class Carrier:
     def tell(self, machine, *message):
         self.told.append((machine, *message))
 
-    def send_bulk(self, machine, part):
-        self.told.append((machine, "part", part.copy()))
+    def send_arrays(self, machine, arrays):
+        self.told += [(machine, "array", array.copy()) for array in arrays]
 
-    def receive_bulk(self, machine, part, then):
-        self.receiving.append((part, then))
+    def receive_arrays(self, machine, arrays, then):
+        self.receiving.append((arrays, then))
 
     def has_left(self, session):
         return session == 0
@@ -41,7 +41,7 @@ def carrier():
 
 @pytest.fixture
 def fetches(carrier):
-    return Fetches(carrier, carrier.segments)
+    return Fetches(carrier)
 
 
 def blocks_of(arena, sizes):
@@ -110,9 +110,9 @@ def test_the_first_message_of_a_call_ends_the_last_one(carrier, fetches):
         fetches.from_rank_fetch("a", 1, call, 0, place, None, 0)
         fetches.from_rank_fetch("b", 5, call, 0, place, None, 0)
         [(machine, name, number, session, *what)] = carrier.told
-        assert (machine, name, session, what) == (0, "want", 1, [place, None, 0])
+        assert (machine, name, session, what) == (0, "want", 1, [[place], None, 0])
         carrier.posted.clear()
-        fetches.from_machine_here(0, number, "<f8", (2,), np.arange(2.0).tobytes())
+        fetches.from_machine_coming(0, number, [("<f8", (2,))], [np.arange(2.0)])
         fetches.from_rank_fetch("c", 7, call, 0, place, None, 0)
         answers = {(channel, theirs) for channel, _, theirs, _ in carrier.posted}
         assert answers == {("a", 1), ("b", 5), ("c", 7)}
@@ -128,16 +128,16 @@ def test_arrays_go_whole_or_in_rows(carrier, fetches):
     values = array.array("f8", (10, 100))
     values[...] = np.arange(1000).reshape(10, 100)
     place = array.ref, "<f8", (10, 100), 0
-    fetches.from_machine_want(1, 3, 1, place, range(2, 4), 0)
-    fetches.from_machine_want(1, 4, 1, place, np.array([5, 1]), 1)
-    (_, here, _, _, shape, data), (_, _, _, _, other_shape, other_data) = carrier.told
-    assert (here, shape, other_shape) == ("here", (2, 100), (10, 2))
-    np.testing.assert_array_equal(np.frombuffer(data).reshape(shape), values[2:4])
-    np.testing.assert_array_equal(np.frombuffer(other_data).reshape(other_shape), values[:, [5, 1]])
+    fetches.from_machine_want(1, 3, 1, [place], range(2, 4), 0)
+    fetches.from_machine_want(1, 4, 1, [place], np.array([5, 1]), 1)
+    (_, coming, _, kinds, [rows]), (_, _, _, other_kinds, [columns]) = carrier.told
+    assert (coming, kinds, other_kinds) == ("coming", [("<f8", (2, 100))], [("<f8", (10, 2))])
+    np.testing.assert_array_equal(rows, values[2:4])
+    np.testing.assert_array_equal(columns, values[:, [5, 1]])
 
 
 def test_a_want_of_a_session_that_has_ended_is_refused(carrier, fetches):
-    fetches.from_machine_want(1, 3, 0, None, None, 0)
+    fetches.from_machine_want(1, 3, 0, [None], None, 0)
     [(machine, name, number, problem)] = carrier.told
     assert (machine, name, number) == (1, "failed", 3)
     assert "the session is over" in problem
@@ -150,8 +150,8 @@ def test_an_array_for_which_there_is_no_room_is_received_and_its_rank_told(carri
     fetches._arena = Arena(full)
     fetches.from_rank_fetch("a", 1, (1, 1), 0, "an array", None, 0)
     number = carrier.told[0][2]
-    fetches.from_machine_coming(0, number, "<f8", (300, 1000))
-    assert sum(part.nbytes for part, _ in carrier.receiving) == 2_400_000
+    fetches.from_machine_coming(0, number, [("<f8", (300, 1000))], None)
+    assert [[each.nbytes for each in arrays] for arrays, _ in carrier.receiving] == [[2_400_000]]
     for _, then in carrier.receiving:
         assert not carrier.posted
         then()
@@ -162,7 +162,7 @@ def test_an_array_for_which_there_is_no_room_is_received_and_its_rank_told(carri
 
 def test_arrays_are_copied_into_the_memory_of_ranks(carrier, fetches):
     source, target = carrier.segments.create(1 << 22), carrier.segments.create(1 << 22)
-    shapes = [(3,), (0, 5), (200, 1000)]  # the last one in two parts
+    shapes = [(3,), (0, 5), (200, 1000)]
     offsets = [0, 64, 64]
     places, targets = (
         [(each.ref, "<f8", *where) for where in zip(shapes, offsets)] for each in (source, target)
@@ -170,17 +170,17 @@ def test_arrays_are_copied_into_the_memory_of_ranks(carrier, fetches):
     source.array("f8", (3,))[...] = 7
     source.array("f8", (200_000,), 64)[...] = np.arange(200_000)
     fetches.from_rank_copy("leader", 5, (1, 1), 1, places, targets)
-    assert carrier.told == [(1, "send", 5, 1, places)]
-    fetches.from_machine_send(0, 5, 1, places)
-    (_, name, number), *sent = carrier.told[1:]
-    assert (name, number) == ("sending", 5)
-    fetches.from_machine_sending(1, 5)
+    assert carrier.told == [(1, "want", 1, 1, places, None, 0)]
+    fetches.from_machine_want(0, 1, 1, places, None, 0)
+    (_, name, number, kinds, _), *sent = carrier.told[1:]
+    assert (name, number, kinds) == ("coming", 1, [("<f8", shape) for shape in shapes])
+    fetches.from_machine_coming(1, 1, kinds, None)
     assert fetches.are_copying((1, 1)) and not fetches.are_copying((1, 2))
-    assert len(sent) == len(carrier.receiving) == 3
-    for (_, _, data), (part, then) in zip(sent, carrier.receiving):
-        assert not carrier.posted
-        part[...] = data
-        then()
+    [(arrays, then)] = carrier.receiving
+    for (_, _, data), array in zip(sent, arrays):
+        array[...] = data
+    assert len(sent) == len(arrays) == 3 and not carrier.posted
+    then()
     assert carrier.posted == [("leader", "done", 5, None)] and not fetches.are_copying((1, 1))
     assert target.array("f8", (3,)).tolist() == [7] * 3
     np.testing.assert_array_equal(target.array("f8", (200_000,), 64), np.arange(200_000))
@@ -189,10 +189,20 @@ def test_arrays_are_copied_into_the_memory_of_ranks(carrier, fetches):
 def test_copies_of_a_session_that_has_ended_are_refused(carrier, fetches):
     segment = carrier.segments.create(80)
     place = segment.ref, "<f8", (10,), 0
-    fetches.from_machine_send(1, 3, 0, [place])
-    [(machine, name, number, problem)] = carrier.told
-    assert (machine, name, number) == (1, "unsent", 3)
     fetches.from_rank_copy("leader", 3, (2, 1), 1, [place], [place])
-    fetches.from_machine_unsent(1, 3, problem)
+    assert fetches.are_copying((2, 1))
+    fetches.from_machine_want(1, 1, 0, [place], None, 0)
+    (_, name, number, problem) = carrier.told[-1]
+    assert (name, number) == ("failed", 1) and "the session is over" in problem
+    fetches.from_machine_failed(1, 1, problem)
     assert carrier.posted == [("leader", "failed", 3, problem)]
-    assert "the session is over" in problem and not fetches.are_copying((2, 1))
+    assert not fetches.are_copying((2, 1))
+
+
+def test_small_arrays_come_with_the_message(carrier, fetches):
+    segment = carrier.segments.create(80)
+    place = segment.ref, "<f8", (10,), 0
+    fetches.from_rank_copy("leader", 3, (1, 1), 1, [place], [place])
+    fetches.from_machine_coming(1, 1, [("<f8", (10,))], [np.arange(10.0)])
+    assert segment.array("f8", (10,)).tolist() == [*range(10)] and not carrier.receiving
+    assert carrier.posted == [("leader", "done", 3, None)]

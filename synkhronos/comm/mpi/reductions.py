@@ -72,21 +72,21 @@ class Reductions:
         for key in [key for key in self._ready if is_over(key) and key not in self._rounds]:
             del self._ready[key]
 
-    def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
+    def from_rank_reduce(self, peer, id, places, ops, divisor, layout, compress):
         """Reduce arrays over the machines, in place."""
         if id[:2] <= self._given_up:
-            return self._carrier.post(channel, "done", id, GIVEN_UP)
+            return self._carrier.post(peer, "done", id, GIVEN_UP)
         arrays = [self._carrier.open(place) for place in places]
         how = ops, divisor, layout, compress
-        answer = functools.partial(self._carrier.post, channel, "done", id)
+        answer = functools.partial(self._carrier.post, peer, "done", id)
         return self._begin_round(id, arrays, how, answer)
 
-    def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
+    def from_rank_bucket(self, peer, id, rank, n_ranks, places, layout, counting, *how):
         """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
         if id[:2] <= self._given_up:
-            return self._carrier.post(channel, "done", id, GIVEN_UP)
+            return self._carrier.post(peer, "done", id, GIVEN_UP)
         bucket = self._buckets.setdefault(id, Bucket(n_ranks))
-        bucket.add(rank, channel, places, layout)
+        bucket.add(rank, peer, places, layout)
         if not bucket.is_complete:
             return None
         del self._buckets[id]
@@ -113,7 +113,7 @@ class Reductions:
         layout = how[2]
         self._carrier.tell_all("ready", id, layout, work.inline)
 
-    def from_rank_give_up(self, channel, session, sequence):
+    def from_rank_give_up(self, peer, session, sequence):
         """Begin no more reductions of a call; tell all machines how many have been begun here.
 
         So all carriers come to know which reductions all machines have begun. These go on to their

@@ -81,7 +81,7 @@ class MachinesVariables(Variables):
                 else:
                     array[...] = value
             if far:
-                numbers.append(gate.link.copy(gate.call_number, machine, *zip(*far)))
+                numbers.append(gate.link.ask("copy", gate.call_number, machine, *zip(*far)))
         for number in numbers:
             gate.wait_for_answer(number)
 
