@@ -122,3 +122,25 @@ def test_compressed_floats_are_rounded_once_on_each_way(n_machines):
             total = np.sum([half[position].astype("f4") for half in halves], 0, dtype="f4")
             expected = (total / n_machines).astype("f2")
             np.testing.assert_allclose(data[0][position], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("n_machines", [2, 3, 5, 12])
+@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 8, 3 << 20])
+def test_each_machine_sends_as_much_as_the_others(n_machines, nbytes):
+    """With chunks of one size the first four of twelve sent 1 MiB 3.5 times, the others once."""
+    wire, sent = Wire(0), collections.Counter()
+    send = wire.send
+
+    def count(source, target, buffer, tag):
+        sent[source] += buffer.nbytes
+        return send(source, target, buffer, tag)
+
+    wire.send = count
+    data = [[np.ones(nbytes // 8)] for _ in range(n_machines)]
+    works = [
+        AllReduce(wire.of(m), m, n_machines, data[m], ["sum"], 1, 10) for m in range(n_machines)
+    ]
+    while works:
+        works = [work for work in works if not work.progress()]
+    assert max(sent.values()) < 1.02 * 2 * (n_machines - 1) / n_machines * nbytes
+    assert all((each == n_machines).all() for [each] in data)

@@ -1,6 +1,6 @@
 """All-reduce between machines: the messages, and the machine that computes each part.
 
-    cut the arrays into chunks; chunk c belongs to machine c mod M
+    cut the arrays into chunks, as many for each machine; chunk c belongs to machine c mod M
     1   every machine ── its values of chunk c ──▶ the owner of c, which reduces them
     2   the owner of c ── the result ──▶ every machine
 
@@ -13,13 +13,26 @@ Nothing here waits: `AllReduce.progress` does what can be done now.
 """
 
 import collections
+import math
 
 import numpy as np
 
 from synkhronos._arithmetic.blocks import reduce_block
 
-CHUNK = 1 << 18  # bytes
+CHUNK = 1 << 18  # bytes, at most
+_SMALLEST, _ALIGN = 1 << 14, 64
 _WINDOW = 16  # messages to or from one machine that are under way in each step
+
+
+def chunk_bytes(nbytes: float, n_machines: int) -> int:
+    """Return the bytes of a chunk: all machines own as many chunks, if these are not too small.
+
+    >>> CHUNK, chunk_bytes(1 << 20, 4), chunk_bytes(1 << 20, 12), chunk_bytes(1 << 10, 12)
+    (262144, 262144, 87424, 16384)
+    """
+    n_own = max(1, math.ceil(nbytes / (CHUNK * n_machines)))
+    units = math.ceil(nbytes / (n_own * n_machines * _ALIGN))
+    return max(units * _ALIGN, _SMALLEST)
 
 
 class AllReduce:
@@ -97,14 +110,15 @@ class AllReduce:
 
     def _chunks(self):
         """Yield lists of (position, begin, end): parts of arrays of one dtype and operation."""
-        pieces, room, kind = [], CHUNK, None
+        whole = chunk_bytes(sum(array.nbytes for array in self._flat), self._n_machines)
+        pieces, room, kind = [], whole, None
         for position, array in enumerate(self._flat):
             here = array.dtype, self._ops[position]
             at = 0
             while at < array.size:
                 if pieces and (here != kind or room < array.itemsize):
                     yield pieces
-                    pieces, room = [], CHUNK
+                    pieces, room = [], whole
                 kind = here
                 end = min(at + max(room // array.itemsize, 1), array.size)
                 pieces.append((position, at, end))
