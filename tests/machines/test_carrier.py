@@ -16,6 +16,7 @@ import numpy as np
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.mpi import library
 from synkhronos.comm.mpi.carrier import _LEADER as leader, Carrier
+from synkhronos.comm.mpi.transfers import PART
 from synkhronos.comm.channel import Channel
 
 library.begin()
@@ -98,7 +99,7 @@ print(heard())
 # What the other machine sent before it heard of that:
 reductions.from_machine_ready(1, (1, 1, 1), large, None)
 fetches.from_machine_failed(1, 1, "no room")
-fetches.from_machine_coming(1, 2, [large], None)
+fetches.from_machine_coming(1, 2, [large], None, PART)
 come()
 print(reductions._rounds, reductions._ready)
 print(fetches._under_way, carrier._moving, carrier._settling)
@@ -148,7 +149,7 @@ reduce(1, 1, 1)
 reductions.from_machine_ready(1, (1, 1, 1), large, None)
 carrier.move()
 copy(7, (1, 1))
-fetches.from_machine_coming(1, 1, [large], None)
+fetches.from_machine_coming(1, 1, [large], None, PART)
 reductions.from_machine_over(1, 1, 1, 2)
 carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier.move()
@@ -171,7 +172,7 @@ reductions.from_machine_ready(1, (1, 1, 1), large, None)
 carrier.move()
 reduce(1, 1, 2)
 copy(1, (1, 1))
-fetches.from_machine_coming(1, 1, [large], None)
+fetches.from_machine_coming(1, 1, [large], None, PART)
 carrier.from_rank_settle(leader, "settled", 1, 1)
 carrier.from_rank_leave(leader, 1)
 own.leave()

@@ -27,12 +27,13 @@ import numpy as np
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.heartbeats import Heartbeats
 from synkhronos.comm.mpi.library import MPI
-from synkhronos.comm.mpi.transfers import PART, bytes_of, parts_of
+from synkhronos.comm.mpi.transfers import PART, bytes_of
 from synkhronos.comm.mpi.waiting import Waiting
 from synkhronos.comm.shared.mail import Mail
 from synkhronos.comm.shared.parcels import pickled
 
-_MESSAGE, _BULK = 1, 2  # tags; all-reduces have others
+_MESSAGE = 1  # a tag; all-reduces have others
+_FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
 _WINDOW = 16  # parts of arrays to one machine that are under way, each of them copied to be checked
 _LENGTH, _HEAD = struct.Struct("Q"), struct.Struct("2Q")
 _LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # for what was sent last
@@ -199,39 +200,35 @@ class BaseCarrier:
         """Receive an array; return the request."""
         return self._comm.Irecv(bytes_of(buffer), machine, tag)
 
-    def send_arrays(self, machine: int, arrays: Iterable[np.ndarray]) -> None:
-        """Send arrays in parts, for `receive_arrays`."""
-        self._bulk[machine].extend(part for array in arrays for part in parts_of(array))
+    def send_parts(self, machine: int, parts: Iterable[np.ndarray], transfer: int) -> None:
+        """Send parts of arrays, for `receive_parts` with the same number of a transfer."""
+        tag = _FIRST_BULK + transfer % _N_BULK
+        self._bulk[machine].extend((part, tag) for part in parts)
         self._send_bulk(machine)
 
     def _send_bulk(self, machine):
         while self._bulk[machine] and self._n_bulk[machine] < _WINDOW:
-            part = self._bulk[machine].popleft()
+            part, tag = self._bulk[machine].popleft()
             self._n_bulk[machine] += 1
             then = functools.partial(self._note_sent, machine)
-            self._moving.append((self.send(machine, part, _BULK), part, then))
+            self._moving.append((self.send(machine, part, tag), part, then))
 
     def _note_sent(self, machine):
         self._n_bulk[machine] -= 1
         self._send_bulk(machine)
 
-    def receive_arrays(
-        self, machine: int, arrays: Iterable[np.ndarray], then: Callable[[], None]
+    def receive_parts(
+        self,
+        machine: int,
+        parts: Iterable[np.ndarray],
+        transfer: int,
+        then: Callable[[np.ndarray], None],
     ) -> None:
-        """Receive arrays where they are to lie; call `then` when all have come."""
-        pending = [part for array in arrays for part in parts_of(array)]
-        left = len(pending)
-
-        def one_less():
-            nonlocal left
-            left -= 1
-            if not left:
-                then()
-
-        for part in pending:
-            self._moving.append((self.receive(machine, part, _BULK), part, one_less))
-        if not pending:
-            then()
+        """Receive parts of arrays where they are to lie; call `then` with each that has come."""
+        tag = _FIRST_BULK + transfer % _N_BULK
+        for part in parts:
+            come = functools.partial(then, part)
+            self._moving.append((self.receive(machine, part, tag), part, come))
 
     def move(self) -> bool:
         """Go on with what is under way; return whether something has ended."""

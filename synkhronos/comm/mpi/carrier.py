@@ -40,7 +40,8 @@ from synkhronos.comm.mpi.library import MPI, begin
 from synkhronos.comm.mpi.reductions import Reductions
 
 _LEADER = 0  # the number of the first process of the machine; those that connect have others
-_REQUESTS = {"fetch", "copy", "reduce", "bucket"}  # of ranks: the answer may be "failed"
+# Of ranks, of which the answer may be "failed".
+_REQUESTS = {"fetch", "copy", "copy_in_chain", "reduce", "bucket"}
 
 
 class Carrier(BaseCarrier):
@@ -190,6 +191,7 @@ class Carrier(BaseCarrier):
         self._left = max(self._left, session)
         self._workers = {}
         self._reductions.leave(self.is_over)
+        self._fetches.drop_links()
         if self._settling is not None and self._settling[2] <= session:
             self._settling = None
         self.segments.forget_all()
@@ -198,6 +200,7 @@ class Carrier(BaseCarrier):
         """Give up a call; answer when nothing of it is under way in memory of the ranks."""
         self._reductions.from_rank_give_up(peer, session, sequence)
         self._settled = max(self._settled, (session, sequence))
+        self._fetches.drop_links()
         self._settling = peer, id, session, sequence
 
     def from_rank_end(self, peer, reason):

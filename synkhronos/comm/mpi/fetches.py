@@ -1,13 +1,24 @@
 """Arrays of other machines: how a carrier asks for them, and sends those of its own.
 
     rank, leader ── fetch, copy ──▶ carrier ── want ────▶ carrier of the machine that has the arrays
-                                            ◀── coming    with small arrays; large ones follow
+                                            ◀── coming    small arrays in it, others next
                  ◀── done, failed ──
 
 A rank fetches an array, or some of its rows, into its carrier's arena, where it lies until the
 next call of the session: the answer is its place. A leader has arrays copied into memory of ranks
 that it names. Each message names its call, because ranks have sockets of their own, and the carrier
 may read a rank's first message of a call before the last one of another rank in the call before.
+
+Where all machines copy the same arrays, they are a chain: each passes on every part when it has
+come. So no machine sends the arrays more than once. On M machines that takes the time of about
+1 + (M - 2) / P transfers, with P parts, and not of M - 1:
+
+    machine with the arrays ── part 2 ──▶ next machine ── part 1 ──▶ the one after it ── part 0 ──▶
+
+On 12 test hosts, which share two cores, 16 MiB take 0.61 s in a chain, 1.96 s from the first to
+each, and 2.6 s in a binomial tree; 1 MiB takes 72, 184 and 51 ms. MPI's Ibcast takes 0.40 s and
+16 ms, without a check of what comes. It can't carry sealed parts, either: one forged message would
+take the place of a right one for good, and all machines would have to call it, also after an abort.
 """
 
 import socket
@@ -15,11 +26,12 @@ import socket
 import numpy as np
 
 from synkhronos._arithmetic.partition import take_rows
-from synkhronos.comm.mpi.transfers import SMALL
+from synkhronos.comm.mpi.transfers import PART, SMALL, parts_of
 from synkhronos.errors import SharedMemoryFull
 
 _ALIGN = 64
 _SMALLEST, _LARGEST = 1 << 20, 1 << 26  # bytes of a segment of the arena, if its array is smaller
+_SMALLEST_PART, _PARTS = 1 << 15, 4  # of a chain; so many for each machine, if they are not smaller
 _UNUSED_CALLS = 64  # a segment that no call needed for so long is freed
 
 
@@ -35,11 +47,56 @@ class _Fetch:
         Where they are to lie; None for the arena.
     answer : tuple
         The name of the message, and its content.
+    link : _InChain, or None
     """
 
-    def __init__(self, peer, id, call, targets):
-        self.waiting, self.call, self.targets = [(peer, id)], call, targets
+    def __init__(self, peer, id, call, targets, link=None):
+        self.waiting, self.call, self.targets, self.link = [(peer, id)], call, targets, link
         self.answer = None
+
+
+class _InChain:
+    """A place in a chain: passes on what comes, when the next machine has asked for it.
+
+    Attributes
+    ----------
+    key : tuple
+        The call, and the places of the arrays.
+    is_complete : bool
+        Whether all has come.
+    """
+
+    def __init__(self, carrier, key):
+        self._carrier, self.key, self.is_complete = carrier, key, False
+        self._next = self._message = None  # (machine, number); what the other has to be told
+        self._parts = []  # that the next machine is to get
+
+    def ask(self, machine, number):
+        """Take the wish of the next machine."""
+        self._next = machine, number
+        if self._message is not None:
+            self.tell(*self._message)
+            self.send(())
+
+    def tell(self, name, *content):
+        """Pass on what is told about the arrays."""
+        self._message = name, *content
+        if self._next is not None:
+            machine, number = self._next
+            self._carrier.tell(machine, name, number, *content)
+
+    def send(self, parts):
+        """Pass on parts of the arrays."""
+        self._parts += parts
+        if self._next is not None:
+            self._carrier.send_parts(self._next[0], self._parts, self._next[1])
+            self._parts = []
+
+    @property
+    def is_over(self):
+        """Whether nothing is passed on any more."""
+        is_for_nobody = self._next is not None or self._carrier.is_over(self.key[0])
+        return self.is_complete and is_for_nobody
 
 
 class Fetches:
@@ -56,6 +113,8 @@ class Fetches:
         self._call = 0, 0
         self._under_way = {}  # number -> _Fetch
         self._whole = {}  # (machine, place) -> _Fetch of this call, for whole arrays
+        self._links = {}  # (call, places) -> _InChain, until the next machine has all
+        self._asked = {}  # the same -> (machine, number), before there is a link
         self._numbers = 0
 
     def from_rank_fetch(self, peer, id, call, machine, place, rows, axis):
@@ -82,21 +141,51 @@ class Fetches:
         arrays = [self._carrier.open(place) for place in targets]
         self._want(_Fetch(peer, id, call, arrays), machine, places)
 
-    def _want(self, fetch, machine, places, rows=None, axis=0):
+    def from_rank_copy_in_chain(self, peer, id, call, machine, places, targets):
+        """Copy arrays of another machine, as all machines do, and pass them on."""
+        carrier, key, link = self._carrier, (call, places), None
+        arrays = [carrier.open(place) for place in targets]
+        if (carrier.machine + 1) % carrier.n_machines != machine:
+            link = self._links[key] = _InChain(carrier, key)
+            if key in self._asked:
+                link.ask(*self._asked.pop(key))
+        part = part_bytes(sum(array.nbytes for array in arrays), carrier.n_machines)
+        before = (carrier.machine - 1) % carrier.n_machines
+        self._want(_Fetch(peer, id, call, arrays, link), before, places, origin=machine, part=part)
+
+    def _want(self, fetch, machine, places, rows=None, axis=0, origin=None, part=PART):
         self._numbers += 1
         self._under_way[self._numbers] = fetch
-        self._carrier.tell(machine, "want", self._numbers, fetch.call[0], places, rows, axis)
+        origin = machine if origin is None else origin
+        what = fetch.call, places, rows, axis, origin, part
+        self._carrier.tell(machine, "want", self._numbers, *what)
         return fetch
 
     def are_copying(self, call):
         """Return whether copies of a call, of a session and number, have not ended."""
         return any(each.targets and each.call == call for each in self._under_way.values())
 
-    def from_machine_want(self, machine, number, session, places, rows, axis):
+    def drop_links(self):
+        """Pass nothing on of calls that are over here, but what has begun to come."""
+        for key in [key for key in self._asked if self._carrier.is_over(key[0])]:
+            self._refuse(*self._asked.pop(key))
+        self._forget_links()
+
+    def _refuse(self, machine, number):
+        error = RuntimeError("the call was left before they had come")
+        self._carrier.tell(machine, "failed", number, problem_here(error))
+
+    def _forget_links(self):
+        self._links = {key: link for key, link in self._links.items() if not link.is_over}
+
+    def from_machine_want(self, machine, number, call, places, rows, axis, origin, part):
         """Send arrays of ranks here, or some of their rows; they do not change in this call."""
         carrier = self._carrier
+        if origin != carrier.machine:
+            self._pass_on(machine, number, call, places)
+            return
         try:
-            if carrier.has_left(session):
+            if carrier.has_left(call[0]):
                 raise RuntimeError("the session is over")
             arrays = [carrier.open(place) for place in places]
             if rows is not None:
@@ -107,18 +196,32 @@ class Fetches:
             return
         kinds = [(array.dtype.str, array.shape) for array in arrays]
         if sum(array.nbytes for array in arrays) <= SMALL:
-            carrier.tell(machine, "coming", number, kinds, arrays)
+            carrier.tell(machine, "coming", number, kinds, arrays, part)
         else:
-            carrier.tell(machine, "coming", number, kinds, None)
-            carrier.send_arrays(machine, arrays)
+            carrier.tell(machine, "coming", number, kinds, None, part)
+            parts = [each for array in arrays for each in parts_of(array, part)]
+            carrier.send_parts(machine, parts, number)
+
+    def _pass_on(self, machine, number, call, places):
+        link = self._links.get((call, places))
+        if link is not None:
+            link.ask(machine, number)
+            self._forget_links()
+        elif self._carrier.is_over(call):
+            self._refuse(machine, number)
+        else:
+            self._asked[call, places] = machine, number
 
     def from_machine_failed(self, machine, number, problem):
         """Tell the ranks that their arrays can't be had."""
         self._answer(number, "failed", problem)
 
-    def from_machine_coming(self, machine, number, kinds, arrays):
+    def from_machine_coming(self, machine, number, kinds, arrays, part):
         """Receive arrays, also if nobody wants them any more."""
-        targets, block, answer = self._under_way[number].targets, None, ("done", None)
+        fetch, block, answer = self._under_way[number], None, ("done", None)
+        targets, link = fetch.targets, fetch.link
+        if link is not None:
+            link.tell("coming", kinds, arrays, part)
         if targets is None:
             [(dtype, shape)] = kinds
             nbytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
@@ -132,21 +235,37 @@ class Fetches:
                 answer = "done", (block.ref, dtype, shape, offset)
                 block.n_coming += 1
 
-        def then():
+        def end():
             if block is not None:
                 block.n_coming -= 1
             self._answer(number, *answer)
 
-        if arrays is None:
-            self._carrier.receive_arrays(machine, targets, then)
+        if arrays is not None:
+            for target, array in zip(targets, arrays):
+                target[...] = array
+            end()
             return
-        for target, array in zip(targets, arrays):
-            target[...] = array
-        then()
+        parts = [each for array in targets for each in parts_of(array, part)]
+        left = len(parts)
+
+        def come(each):
+            nonlocal left
+            left -= 1
+            if link is not None:
+                link.send([each])
+            if not left:
+                end()
+
+        self._carrier.receive_parts(machine, parts, number, come)
 
     def _answer(self, number, *answer):
         fetch = self._under_way.pop(number)
         fetch.answer = name, content = answer
+        if fetch.link is not None:
+            if name == "failed":
+                fetch.link.tell(name, content)
+            fetch.link.is_complete = True
+            self._forget_links()
         for peer, id in fetch.waiting:
             self._carrier.post(peer, name, id, content)
 
@@ -219,6 +338,18 @@ class _Block:
     def array(self, dtype, shape, offset):
         """Return an array in it."""
         return self._segment.array(dtype, shape, offset)
+
+
+def part_bytes(nbytes, n_machines):
+    """Return the bytes of each part of arrays that go through a chain.
+
+    >>> part_bytes(1 << 24, 2), part_bytes(1 << 24, 12), part_bytes(1 << 10, 12)
+    (1048576, 419392, 32768)
+    """
+    if n_machines == 2:
+        return PART
+    part = nbytes // (_PARTS * (n_machines - 2)) // _ALIGN * _ALIGN
+    return min(max(part, _SMALLEST_PART), PART)
 
 
 def problem_here(error):

@@ -281,13 +281,13 @@ class GateOfMachines(Gate):
         patience = None
         while True:
             self._take_messages()
+            if in_call and may_leave and self._aborted == self.sequence:
+                self.local.abort()
+                raise Aborted
             if has_come():
                 if patience:
                     patience.end()
                 return
-            if in_call and may_leave and self._aborted == self.sequence:
-                self.local.abort()
-                raise Aborted
             if in_call and self._left:
                 self._check_not_left()
             ready = self._poll.poll(1000 * look_seconds)

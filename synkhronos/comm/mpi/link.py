@@ -138,7 +138,7 @@ class Link:
         self.channel = Channel(connection)
 
     def ask(self, name, *content):
-        """Ask for arrays of another machine: to "fetch" or to "copy"; return the answer's id."""
+        """Ask for arrays of another machine: "fetch" or "copy" them; return the answer's id."""
         with interrupts_held():
             id = name, next(self._numbers)
             self._fetching.add(id)

@@ -20,8 +20,8 @@ def bytes_of(buffer: Any) -> np.ndarray:
     return buffer.reshape(-1).view(np.uint8)
 
 
-def parts_of(array: np.ndarray) -> Iterator[np.ndarray]:
+def parts_of(array: np.ndarray, nbytes: int = PART) -> Iterator[np.ndarray]:
     """Yield the bytes of a contiguous array in pieces of one message each."""
     flat = bytes_of(array)
-    for begin in range(0, len(flat), PART):
-        yield flat[begin : begin + PART]
+    for begin in range(0, len(flat), nbytes):
+        yield flat[begin : begin + nbytes]
