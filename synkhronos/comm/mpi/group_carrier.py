@@ -186,17 +186,9 @@ class GroupCarrier(BaseCarrier):
         """Begin a reduction over the machines, with a scale for 16 bits, or 0."""
         if scale:
             array /= array.dtype.type(scale)
-        work = AllReduce(
-            self,
-            self.machine,
-            self.n_machines,
-            [array],
-            [question.op],
-            question.divisor,
-            _FIRST_TAG + 2 * (number % _N_TAGS),
-            compress=bool(scale),
-            compress_results=False,
-        )
+        tag = _FIRST_TAG + 2 * (number % _N_TAGS)
+        how = [question.op], question.divisor, tag, bool(scale)
+        work = AllReduce(self, [array], *how, compress_results=False)
         self._reductions.append((number, work, (array, scale)))
 
     @property
