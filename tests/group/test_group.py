@@ -1,6 +1,7 @@
 """The conformance suite of groups: what each method does, on all kinds and numbers of ranks."""
 
 import os
+import re
 import signal
 import time
 
@@ -11,8 +12,10 @@ from support.groups import Machines, crew_of, has_ended, run
 from support.launching import needs_mpirun
 from support.waiting import wait_until
 
+from synkhronos._machine.log import log
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import RankLost, WaitedTooLong
+from synkhronos.comm.shared import group as shared_group
 
 ON_MACHINES = [
     pytest.param(
@@ -293,6 +296,29 @@ def test_a_wait_has_an_end(size):
         return None
 
     assert run(size, work) == [None] + [("go on",)] * (size - 1)
+
+
+@several
+def test_a_long_wait_is_told(size):
+    def work(group):
+        shared_group.WARN_SECONDS = 0.2
+        if group.rank:
+            assert _next_message(group) == ("warned",)
+            return group.barrier()
+        said = []
+
+        def tell_all(record):
+            said.append(record.getMessage())
+            for rank in range(1, size) if len(said) == 1 else ():
+                group.send(rank, "warned")
+            return True
+
+        log.addFilter(tell_all)
+        group.barrier()
+        assert re.match(r"has waited \d+ s for rank \d", said[0]) and "goes on after" in said[-1]
+        return None
+
+    run(size, work)
 
 
 @all_sizes
