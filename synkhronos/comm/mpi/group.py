@@ -83,7 +83,7 @@ class Question(NamedTuple):
     Without an operation it is the values of all machines.
     """
 
-    value: Any  # of this machine; in a reduction its scale for 16 bits, or 0
+    value: Any  # of this machine; in a reduction its scale for 16 bits or 0, or a small array
     op: str = ""
     array: int = 0  # the number of an array of `allocate`; 0 if ranks here give different ones
     divisor: int = 1

@@ -20,10 +20,13 @@ from __future__ import annotations
 import collections
 from typing import Any, Callable, Sequence
 
+import numpy as np
+
 from synkhronos.comm.heartbeats import SILENT
-from synkhronos.comm.mpi.all_reduce import AllReduce
+from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.group import Question
+from synkhronos.comm.mpi.transfers import SMALL
 from synkhronos.comm.shared.group import Founding
 from synkhronos.errors import SharedMemoryFull
 
@@ -80,6 +83,9 @@ class GroupCarrier(BaseCarrier):
             self._places[number] = self._array_at(place)
         except OSError:  # the rank has died since: the others are told
             return
+        array = self._places[number]
+        if array is not None and array.nbytes <= SMALL and not question.sixteen_bits:
+            question = question._replace(value=array.copy())
         self.tell_all("asked", number, question)
         self.from_machine_asked(self.machine, number, question)
 
@@ -172,6 +178,9 @@ class GroupCarrier(BaseCarrier):
             self._tell_ranks("answer", number, values)
         elif not question.array:
             self._tell_ranks("answer", number, None)
+        elif isinstance(values[0], np.ndarray):
+            reduce_all([[each] for each in values], [question.op], question.divisor, False, [array])
+            self._tell_ranks("answer", number, True)
         else:
             self._begin(number, question, array, max(values))
 
