@@ -26,7 +26,7 @@ carrier = Carrier(theirs, socket.socket(socket.AF_UNIX))
 reductions, fetches = carrier._reductions, carrier._fetches
 carrier.n_machines, carrier.others = 2, [1]  # the other one is this script
 told, under_way = [], []
-carrier.tell = lambda *message: told.append(message)
+carrier._tell = lambda machines, message: told.extend((each, *message) for each in machines)
 
 class Request:
     has_ended = False

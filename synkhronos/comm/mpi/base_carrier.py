@@ -158,17 +158,18 @@ class BaseCarrier:
 
     def tell(self, machine: int, *message: Any) -> None:
         """Send a message to the carrier of another machine; arrays in it are copied."""
-        if machine in self._lost:
-            return
-        frame = _framed(message)
-        for at in range(0, len(frame), PART):
-            part = frame[at : at + PART]
-            self._sending.append((self.send(machine, part, _MESSAGE), part, machine))
+        self._tell([machine], message)
 
     def tell_all(self, *message: Any) -> None:
         """Send a message to the carriers of all other machines."""
-        for machine in self.others:
-            self.tell(machine, *message)
+        self._tell(self.others, message)
+
+    def _tell(self, machines, message):
+        frame = _framed(message)
+        for machine in machines:
+            for at in range(0, len(frame) if machine not in self._lost else 0, PART):
+                part = frame[at : at + PART]
+                self._sending.append((self.send(machine, part, _MESSAGE), part, machine))
 
     def _take_messages(self):
         """Take what other carriers have told; return whether there was something."""

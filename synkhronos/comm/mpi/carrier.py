@@ -176,8 +176,7 @@ class Carrier(BaseCarrier):
 
     def from_rank_tell(self, peer, to, message):
         """Pass a message on to the leaders of one machine, or of all others."""
-        for machine in self.others if to is None else [to]:
-            self.tell(machine, "told", message)
+        self._tell(self.others if to is None else [to], ("told", message))
 
     def from_rank_watch(self, peer, session, workers):
         """Watch the workers of this machine: rank -> process id."""
