@@ -261,19 +261,25 @@ class BaseCarrier:
 
 
 def _framed(message):
-    """Return a message as bytes: its length, how many pieces it has, their lengths, they."""
+    """Return a message as bytes: its length, what pickle has, and its large arrays.
+
+    Before the arrays are their number and their lengths, and that of what pickle has.
+    """
     data, large = pickled(message)
-    pieces = [data, *large]
-    lengths = [len(each) for each in pieces]
+    if not large:
+        return _HEAD.pack(_HEAD.size + len(data), 0) + data
+    lengths = [len(data), *map(len, large)]
     total = _HEAD.size + len(lengths) * _LENGTH.size + sum(lengths)
     head = struct.pack(f"{2 + len(lengths)}Q", total, len(lengths), *lengths)
-    return memoryview(b"".join((head, *pieces)))
+    return memoryview(b"".join((head, data, *large)))
 
 
 def _unframed(frame):
     """Return the message; its arrays are views of the frame."""
     _, count = _HEAD.unpack_from(frame)
     at = _HEAD.size + count * _LENGTH.size
+    if not count:
+        return pickle.loads(frame[at:])
     pieces = []
     for length in struct.unpack_from(f"{count}Q", frame, _HEAD.size):
         pieces.append(frame[at : at + length])
