@@ -39,9 +39,8 @@ def serve(link) -> int:
                 link.tell(0, ("offer", wish.session, job.facts(), *_offer(wish)))
             elif name == "plan":
                 _Session(link, *content).run()
-    except JobEnded as seen:
+    except JobEnded as end:
         link.join()
-        end = link.explained(seen)
         if end.is_regular:
             return 0
         log.error("%s", end)
@@ -78,7 +77,7 @@ class _Session:
             end_openmp_threads(threads)
         with interrupts_held():
             start_workers(self._processes, self._gate, ranks, plan.devices, threads, plan.profile)
-        link.watch(plan.session, {rank: each.pid for rank, each in self._processes.items()})
+        link.send("watch", plan.session, {rank: each.pid for rank, each in self._processes.items()})
         self._worker = Worker(ranks[0], self._gate, plan.devices, threads)
         self._gate.on_answer = self._hear
 

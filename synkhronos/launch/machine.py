@@ -85,15 +85,14 @@ class _Carrying(threading.Thread):
             self._has_begun.set()
 
     def _carry(self):
-        from synkhronos.comm.mpi import folders, secret
+        from synkhronos.comm.mpi import secret
 
         given = secret.take()  # not for what this process starts
+        from synkhronos.comm.mpi import library
         from synkhronos.comm.mpi.group_carrier import GroupCarrier
-        from synkhronos.comm.mpi.library import MPI
 
-        with folders.of_segment():
-            MPI.Init_thread(MPI.THREAD_FUNNELED)
-        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+        MPI = library.MPI
+        library.begin(MPI.THREAD_FUNNELED)
         try:
             comm = secret.checked(MPI.COMM_WORLD, given)
         except secret.NoSecret as error:

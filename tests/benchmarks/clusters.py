@@ -24,7 +24,7 @@ import argparse
 import math
 from dataclasses import dataclass, replace
 
-from synkhronos.comm.mpi.all_reduce import CHUNK
+from synkhronos.comm.mpi.all_reduce import chunk_bytes
 from synkhronos.comm.mpi.transfers import SMALL
 from synkhronos.tools.bench import frame, scaling
 
@@ -195,10 +195,10 @@ def with_figures(cable: Cable | None, latency: float | None, bandwidth: float | 
 def busiest_bytes(machines: int, nbytes: float) -> float:
     """Return the bytes that the machine sends that sends most, in an all-reduce in chunks.
 
-    >>> busiest_bytes(2, 1e6), busiest_bytes(4, 4 * CHUNK) / CHUNK
-    (1000000.0, 6.0)
+    >>> busiest_bytes(2, 1e6), busiest_bytes(4, 1 << 20) / (1 << 20)
+    (1000000.0, 1.5)
     """
-    chunk = min(CHUNK, nbytes)
+    chunk = min(chunk_bytes(nbytes, machines), nbytes)
     own = math.ceil(math.ceil(nbytes / chunk) / machines)
     return nbytes + own * chunk * (machines - 2)
 

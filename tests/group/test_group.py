@@ -1,6 +1,7 @@
 """The conformance suite of groups: what each method does, on all kinds and numbers of ranks."""
 
 import os
+import re
 import signal
 import time
 
@@ -11,8 +12,10 @@ from support.groups import Machines, crew_of, has_ended, run
 from support.launching import needs_mpirun
 from support.waiting import wait_until
 
+from synkhronos._machine.log import log
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import RankLost, WaitedTooLong
+from synkhronos.comm.shared import group as shared_group
 
 ON_MACHINES = [
     pytest.param(
@@ -216,11 +219,14 @@ def test_a_death_ends_collectives_and_is_told_after_the_last_message(size):
         assert crew.results() == [{size - 1: "has died"}] * (size - 1) + [None]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@several
 def test_a_barrier_to_which_all_have_come_ends_well_although_one_dies_then(size):
+    # Not on the machine of rank 0, which speaks for its machine and is stopped.
+    dies = size.ranks[-1][-1] if isinstance(size, Machines) else size - 1
+
     def work(group):
         pids = group.all_gather(os.getpid())
-        if group.rank == size - 1:
+        if group.rank == dies:
             time.sleep(0.2)  # until rank 0 sleeps in the barrier
             stopped = psutil.Process(pids[0])
             stopped.suspend()
@@ -233,10 +239,11 @@ def test_a_barrier_to_which_all_have_come_ends_well_although_one_dies_then(size)
         return group.losses
 
     with crew_of(size, work) as crew:
-        first, *_, last = crew.pids
-        wait_until(lambda: has_ended(last))
-        os.kill(first, signal.SIGCONT)
-        assert crew.results() == [{size - 1: "has died"}] * (size - 1) + [None]
+        pids = crew.pids
+        wait_until(lambda: has_ended(pids[dies]))
+        os.kill(pids[0], signal.SIGCONT)
+        wanted = [None if rank == dies else {dies: "has died"} for rank in range(size)]
+        assert crew.results() == wanted
 
 
 @several
@@ -289,6 +296,29 @@ def test_a_wait_has_an_end(size):
         return None
 
     assert run(size, work) == [None] + [("go on",)] * (size - 1)
+
+
+@several
+def test_a_long_wait_is_told(size):
+    def work(group):
+        shared_group.WARN_SECONDS = 0.2
+        if group.rank:
+            assert _next_message(group) == ("warned",)
+            return group.barrier()
+        said = []
+
+        def tell_all(record):
+            said.append(record.getMessage())
+            for rank in range(1, size) if len(said) == 1 else ():
+                group.send(rank, "warned")
+            return True
+
+        log.addFilter(tell_all)
+        group.barrier()
+        assert re.match(r"has waited \d+ s for rank \d", said[0]) and "goes on after" in said[-1]
+        return None
+
+    run(size, work)
 
 
 @all_sizes

@@ -18,8 +18,8 @@ class Wire:
     def __init__(self, seed):
         self._random, self._sent = random.Random(seed), collections.defaultdict(collections.deque)
 
-    def of(self, machine):
-        return Machine(self, machine)
+    def of(self, machine, n_machines):
+        return Machine(self, machine, n_machines)
 
     def send(self, source, target, buffer, tag):
         message = [buffer.copy(), self._random.randrange(4)]
@@ -45,14 +45,14 @@ class Wire:
 
 
 class Machine:
-    def __init__(self, wire, number):
-        self._wire, self._number = wire, number
+    def __init__(self, wire, machine, n_machines):
+        self._wire, self.machine, self.n_machines = wire, machine, n_machines
 
     def send(self, machine, buffer, tag):
-        return self._wire.send(self._number, machine, buffer, tag)
+        return self._wire.send(self.machine, machine, buffer, tag)
 
     def receive(self, machine, buffer, tag):
-        return self._wire.receive(machine, self._number, buffer, tag)
+        return self._wire.receive(machine, self.machine, buffer, tag)
 
 
 class Request:
@@ -72,7 +72,7 @@ def run(data, op, divisor, compress=False, seed=0):
     wire = Wire(seed)
     ops = [op if array.dtype.kind == "f" else "sum" for array in data[0]]
     n = len(data)
-    works = [AllReduce(wire.of(m), m, n, data[m], ops, divisor, 10, compress) for m in range(n)]
+    works = [AllReduce(wire.of(m, n), data[m], ops, divisor, 10, compress) for m in range(n)]
     chooser = random.Random(seed)
     for _ in range(100_000):
         if not works:
@@ -122,3 +122,23 @@ def test_compressed_floats_are_rounded_once_on_each_way(n_machines):
             total = np.sum([half[position].astype("f4") for half in halves], 0, dtype="f4")
             expected = (total / n_machines).astype("f2")
             np.testing.assert_allclose(data[0][position], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("n_machines", [2, 3, 5, 12])
+@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 8, 3 << 20])
+def test_each_machine_sends_as_much_as_the_others(n_machines, nbytes):
+    """With chunks of one size the first four of twelve sent 1 MiB 3.5 times, the others once."""
+    wire, sent = Wire(0), collections.Counter()
+    send = wire.send
+
+    def count(source, target, buffer, tag):
+        sent[source] += buffer.nbytes
+        return send(source, target, buffer, tag)
+
+    wire.send = count
+    data = [[np.ones(nbytes // 8)] for _ in range(n_machines)]
+    works = [AllReduce(wire.of(m, n_machines), data[m], ["sum"], 1, 10) for m in range(n_machines)]
+    while works:
+        works = [work for work in works if not work.progress()]
+    assert max(sent.values()) < 1.02 * 2 * (n_machines - 1) / n_machines * nbytes
+    assert all((each == n_machines).all() for [each] in data)

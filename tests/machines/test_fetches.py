@@ -1,33 +1,42 @@
 """The arena of fetched arrays, and the messages of a carrier about them, without MPI."""
 
+import collections
+import random
+
 import numpy as np
 import pytest
 
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.mpi.fetches import Arena, Fetches
+from synkhronos.comm.mpi.transfers import PART
 from synkhronos.errors import SharedMemoryFull
 
 
 class Carrier:
     """Keeps what a carrier is asked to send, to ranks and to other machines."""
 
-    def __init__(self, segments):
-        self.posted, self.told, self.receiving, self.segments = [], [], [], segments
+    def __init__(self, machine=0, n_machines=2):
+        self.machine, self.n_machines, self.segments = machine, n_machines, Segments()
+        self.posted, self.told, self.receiving = [], [], []
+        self.over = set()
 
-    def post(self, channel, *message):
-        self.posted.append((channel, *message))
+    def post(self, peer, *message):
+        self.posted.append((peer, *message))
 
     def tell(self, machine, *message):
         self.told.append((machine, *message))
 
-    def send_bulk(self, machine, part):
-        self.told.append((machine, "part", part.copy()))
+    def send_parts(self, machine, parts, transfer):
+        self.told += [(machine, "part", transfer, part.copy()) for part in parts]
 
-    def receive_bulk(self, machine, part, then):
-        self.receiving.append((part, then))
+    def receive_parts(self, machine, parts, transfer, then):
+        self.receiving += [(part, lambda part=part: then(part)) for part in parts]
 
     def has_left(self, session):
         return session == 0
+
+    def is_over(self, call):
+        return call in self.over
 
     def open(self, place):
         segment, dtype, shape, offset = place
@@ -36,12 +45,12 @@ class Carrier:
 
 @pytest.fixture
 def carrier():
-    return Carrier(Segments())
+    return Carrier()
 
 
 @pytest.fixture
 def fetches(carrier):
-    return Fetches(carrier, carrier.segments)
+    return Fetches(carrier)
 
 
 def blocks_of(arena, sizes):
@@ -109,10 +118,11 @@ def test_the_first_message_of_a_call_ends_the_last_one(carrier, fetches):
         carrier.told.clear()
         fetches.from_rank_fetch("a", 1, call, 0, place, None, 0)
         fetches.from_rank_fetch("b", 5, call, 0, place, None, 0)
-        [(machine, name, number, session, *what)] = carrier.told
-        assert (machine, name, session, what) == (0, "want", 1, [place, None, 0])
+        [(machine, name, number, *what)] = carrier.told
+        assert (machine, name) == (0, "want")
+        assert what == [call, [place], None, 0, 0, PART]
         carrier.posted.clear()
-        fetches.from_machine_here(0, number, "<f8", (2,), np.arange(2.0).tobytes())
+        fetches.from_machine_coming(0, number, [("<f8", (2,))], [np.arange(2.0)], PART)
         fetches.from_rank_fetch("c", 7, call, 0, place, None, 0)
         answers = {(channel, theirs) for channel, _, theirs, _ in carrier.posted}
         assert answers == {("a", 1), ("b", 5), ("c", 7)}
@@ -128,16 +138,16 @@ def test_arrays_go_whole_or_in_rows(carrier, fetches):
     values = array.array("f8", (10, 100))
     values[...] = np.arange(1000).reshape(10, 100)
     place = array.ref, "<f8", (10, 100), 0
-    fetches.from_machine_want(1, 3, 1, place, range(2, 4), 0)
-    fetches.from_machine_want(1, 4, 1, place, np.array([5, 1]), 1)
-    (_, here, _, _, shape, data), (_, _, _, _, other_shape, other_data) = carrier.told
-    assert (here, shape, other_shape) == ("here", (2, 100), (10, 2))
-    np.testing.assert_array_equal(np.frombuffer(data).reshape(shape), values[2:4])
-    np.testing.assert_array_equal(np.frombuffer(other_data).reshape(other_shape), values[:, [5, 1]])
+    fetches.from_machine_want(1, 3, (1, 1), [place], range(2, 4), 0, 0, PART)
+    fetches.from_machine_want(1, 4, (1, 1), [place], np.array([5, 1]), 1, 0, PART)
+    (_, coming, _, kinds, [rows], _), (_, _, _, other_kinds, [columns], _) = carrier.told
+    assert (coming, kinds, other_kinds) == ("coming", [("<f8", (2, 100))], [("<f8", (10, 2))])
+    np.testing.assert_array_equal(rows, values[2:4])
+    np.testing.assert_array_equal(columns, values[:, [5, 1]])
 
 
 def test_a_want_of_a_session_that_has_ended_is_refused(carrier, fetches):
-    fetches.from_machine_want(1, 3, 0, None, None, 0)
+    fetches.from_machine_want(1, 3, (0, 1), [None], None, 0, 0, PART)
     [(machine, name, number, problem)] = carrier.told
     assert (machine, name, number) == (1, "failed", 3)
     assert "the session is over" in problem
@@ -150,7 +160,7 @@ def test_an_array_for_which_there_is_no_room_is_received_and_its_rank_told(carri
     fetches._arena = Arena(full)
     fetches.from_rank_fetch("a", 1, (1, 1), 0, "an array", None, 0)
     number = carrier.told[0][2]
-    fetches.from_machine_coming(0, number, "<f8", (300, 1000))
+    fetches.from_machine_coming(0, number, [("<f8", (300, 1000))], None, PART)
     assert sum(part.nbytes for part, _ in carrier.receiving) == 2_400_000
     for _, then in carrier.receiving:
         assert not carrier.posted
@@ -170,14 +180,14 @@ def test_arrays_are_copied_into_the_memory_of_ranks(carrier, fetches):
     source.array("f8", (3,))[...] = 7
     source.array("f8", (200_000,), 64)[...] = np.arange(200_000)
     fetches.from_rank_copy("leader", 5, (1, 1), 1, places, targets)
-    assert carrier.told == [(1, "send", 5, 1, places)]
-    fetches.from_machine_send(0, 5, 1, places)
-    (_, name, number), *sent = carrier.told[1:]
-    assert (name, number) == ("sending", 5)
-    fetches.from_machine_sending(1, 5)
+    assert carrier.told == [(1, "want", 1, (1, 1), places, None, 0, 1, PART)]
+    fetches.from_machine_want(1, 1, (1, 1), places, None, 0, 0, PART)
+    (_, name, number, kinds, _, part), *sent = carrier.told[1:]
+    assert (name, number, kinds) == ("coming", 1, [("<f8", shape) for shape in shapes])
+    fetches.from_machine_coming(1, 1, kinds, None, part)
     assert fetches.are_copying((1, 1)) and not fetches.are_copying((1, 2))
     assert len(sent) == len(carrier.receiving) == 3
-    for (_, _, data), (part, then) in zip(sent, carrier.receiving):
+    for (_, _, _, data), (part, then) in zip(sent, carrier.receiving):
         assert not carrier.posted
         part[...] = data
         then()
@@ -189,10 +199,141 @@ def test_arrays_are_copied_into_the_memory_of_ranks(carrier, fetches):
 def test_copies_of_a_session_that_has_ended_are_refused(carrier, fetches):
     segment = carrier.segments.create(80)
     place = segment.ref, "<f8", (10,), 0
-    fetches.from_machine_send(1, 3, 0, [place])
-    [(machine, name, number, problem)] = carrier.told
-    assert (machine, name, number) == (1, "unsent", 3)
     fetches.from_rank_copy("leader", 3, (2, 1), 1, [place], [place])
-    fetches.from_machine_unsent(1, 3, problem)
+    assert fetches.are_copying((2, 1))
+    fetches.from_machine_want(1, 1, (0, 1), [place], None, 0, 0, PART)
+    (_, name, number, problem) = carrier.told[-1]
+    assert (name, number) == ("failed", 1) and "the session is over" in problem
+    fetches.from_machine_failed(1, 1, problem)
     assert carrier.posted == [("leader", "failed", 3, problem)]
-    assert "the session is over" in problem and not fetches.are_copying((2, 1))
+    assert not fetches.are_copying((2, 1))
+
+
+def test_small_arrays_come_with_the_message(carrier, fetches):
+    segment = carrier.segments.create(80)
+    place = segment.ref, "<f8", (10,), 0
+    fetches.from_rank_copy("leader", 3, (1, 1), 1, [place], [place])
+    fetches.from_machine_coming(1, 1, [("<f8", (10,))], [np.arange(10.0)], PART)
+    assert segment.array("f8", (10,)).tolist() == [*range(10)] and not carrier.receiving
+    assert carrier.posted == [("leader", "done", 3, None)]
+
+
+class Machines:
+    """Machines that copy arrays in a chain, with messages between them that take any time."""
+
+    def __init__(self, n_machines, root, shapes, seed):
+        self.n, self.root, self._random = n_machines, root, random.Random(seed)
+        self.carriers = [Carrier(m, n_machines) for m in range(n_machines)]
+        self.fetches = [Fetches(carrier) for carrier in self.carriers]
+        offsets = np.cumsum([0, *(8 * int(np.prod(shape)) for shape in shapes)])
+        nbytes = max(int(offsets[-1]), 8)
+        self.places = []
+        self.memory = [carrier.segments.create(nbytes) for carrier in self.carriers]
+        for segment in self.memory:
+            kinds = [("<f8", shape, int(at)) for shape, at in zip(shapes, offsets)]
+            self.places.append(tuple((segment.ref, *kind) for kind in kinds))
+        self.arrays = [[c.open(place) for place in p] for c, p in zip(self.carriers, self.places)]
+        for number, array in enumerate(self.arrays[root]):
+            array[...] = np.arange(array.size).reshape(array.shape) + number
+        self.under_way = collections.defaultdict(collections.deque)  # (from, to) -> messages
+        self.sent = collections.Counter()
+
+    def begin(self, machine):
+        """Let a machine begin to copy."""
+        of = self.root, self.places[self.root], self.places[machine]
+        self.fetches[machine].from_rank_copy_in_chain("leader", "id", (1, 1), *of)
+
+    def leave(self, machine):
+        """End the call on a machine, as after an abort."""
+        self.carriers[machine].over.add((1, 1))
+        self.fetches[machine].drop_links()
+
+    def step(self):
+        """Let one message come; return whether there was one."""
+        for machine, carrier in enumerate(self.carriers):
+            for to, *message in carrier.told:
+                self.under_way[machine, to].append(message)
+            carrier.told.clear()
+        ways = [way for way, messages in self.under_way.items() if messages]
+        if not ways:
+            return False
+        source, to = way = self._random.choice(ways)
+        name, *rest = self.under_way[way].popleft()
+        if name == "part":
+            self.sent[source] += rest[1].nbytes
+            part, then = self.carriers[to].receiving.pop(0)
+            part[...] = rest[1]
+            then()
+        else:
+            getattr(self.fetches[to], f"from_machine_{name}")(source, *rest)
+        return True
+
+    @property
+    def others(self):
+        return [machine for machine in range(self.n) if machine != self.root]
+
+    def answers(self, machine):
+        return [message[1] for message in self.carriers[machine].posted]
+
+    @property
+    def are_empty(self):
+        return not any(each._links or each._asked or each._under_way for each in self.fetches)
+
+
+SHAPES_IN_CHAINS = [[(3,), (40,)], [(5,), (0, 2), (100, 700)], [(1000, 1000)]]
+
+
+@pytest.mark.parametrize("n_machines, root", [(2, 1), (3, 1), (5, 0), (12, 4)])
+@pytest.mark.parametrize("shapes", SHAPES_IN_CHAINS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_machines_that_copy_the_same_arrays_pass_them_on(n_machines, root, shapes, seed):
+    machines = Machines(n_machines, root, shapes, seed)
+    waiting = machines.others
+    random.Random(seed).shuffle(waiting)
+    while waiting:
+        machines.begin(waiting.pop())
+        for _ in range(seed * len(waiting)):
+            machines.step()
+    while machines.step():
+        pass
+    for machine in machines.others:
+        assert machines.answers(machine) == ["done"]
+        for array, expected in zip(machines.arrays[machine], machines.arrays[root]):
+            np.testing.assert_array_equal(array, expected)
+    nbytes = sum(array.nbytes for array in machines.arrays[root])
+    assert all(each <= nbytes for each in machines.sent.values())
+    assert machines.are_empty
+
+
+@pytest.mark.parametrize("leaver", [1, 2, 3])
+@pytest.mark.parametrize("first", ["the others", "the end"])
+def test_machines_behind_one_that_has_left_the_call_are_told(leaver, first):
+    machines = Machines(5, 0, [(100, 700)], 0)
+    if first == "the end":
+        machines.leave(leaver)
+    for machine in {1, 2, 3, 4} - {leaver}:
+        machines.begin(machine)
+    while machines.step():
+        pass
+    machines.leave(leaver)
+    while machines.step():
+        pass
+    assert [machines.answers(machine) for machine in range(1, leaver)] == [["done"]] * (leaver - 1)
+    for machine in range(leaver + 1, 5):
+        assert machines.answers(machine) == ["failed"]
+    for machine in range(5):
+        machines.leave(machine)
+    assert machines.are_empty
+
+
+def test_a_copy_that_is_coming_when_the_call_is_left_is_passed_on():
+    machines = Machines(4, 0, [(100, 700)], 0)
+    for machine in (1, 2, 3):
+        machines.begin(machine)
+    while not machines.sent:
+        machines.step()
+    machines.leave(1)
+    while machines.step():
+        pass
+    assert [machines.answers(machine) for machine in (1, 2, 3)] == [["done"]] * 3
+    assert machines.are_empty

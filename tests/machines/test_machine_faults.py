@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 from support import hosts
-from support.machine_scripts import job
+from support.machine_scripts import Job, job
 from support.running import run
 
 from synkhronos.comm.mpi.job import digest
@@ -198,6 +198,26 @@ def test_memory_that_the_master_still_fetches_from_is_not_replaced(shared_job):
     with slow_cable(shared_job.hosts):
         lines = shared_job.run(SETUP + textwrap.dedent(script))
     assert lines[-3:] == ["left early", f"went well {4e6 * 2e6}", "went well 14.0"]
+
+
+@pytest.mark.slow("starts a job on several hosts")
+def test_a_broadcast_along_three_machines_that_is_left_early(three_hosts, tmp_path):
+    """Machines pass on what comes: those behind one that has left the call are told."""
+    script = """
+    w = theano.shared(np.zeros(1_000_000), "large")
+    synk.broadcast(w)
+    for number in range(3):
+        interrupted(synk.broadcast, w)
+        attempt(plain, np.zeros(n) + 7)
+    synk.broadcast(w, np.arange(1_000_000.0))
+    print([bool((synk.get_value(rank, w) == np.arange(1_000_000)).all()) for rank in range(n)])
+    """
+    one = Job(three_hosts, tmp_path)
+    with slow_cable(three_hosts):
+        lines = one.run(SETUP.replace("(2, 1_000", "(n, 1_000") + textwrap.dedent(script))
+    one.close()
+    assert lines.count("went well 21.0") == lines.count("left early") == 3, lines
+    assert lines[-1] == "[True, True, True]"
 
 
 def begin_with(two_hosts, tmp_path, on_second):

@@ -22,7 +22,7 @@ def sockets():
         accepted, _ = server.accept()
         stack.enter_context(accepted)
         idle = Waiting()
-        idle.add(ours)
+        idle.add(ours.fileno())
         idle.find_sockets()
         client.setblocking(False)
         yield idle, ours, rank, accepted, client

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from support import rules
+from support import hosts, rules
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
 
@@ -59,3 +59,28 @@ def test_asynchronous_rules_on_two_hosts(two_hosts, tmp_path, rule, n):
     costs = [line for line in output.splitlines() if line.startswith("validation cost")]
     # Not less than the first one printed: that may come late, when all ranks but one have ended.
     assert float(costs[-1].split()[-1]) < 0.99 * rules.untrained_cost()
+
+
+def test_a_rank_whose_cable_is_cut_ends_bsp(two_hosts, tmp_path, monkeypatch):
+    for name, value in two_hosts.environment(**hosts.IMPATIENT).items():
+        monkeypatch.setenv(name, value)
+    launched = OnHosts(two_hosts, tmp_path)
+    launched.wait_for("adjusts rank 0")
+    two_hosts.cut(2)
+    status = launched.wait()
+    two_hosts.mend(2)  # its daemon could not be told before
+    assert status == 1
+    lost = f"rank 1 (cpu on synk{two_hosts.net}-2)"
+    assert f"{lost} can't be reached any more, which has ended the run" in launched.output
+    assert "rank 1 has not been heard of for 4 s, so this rank ends too" in launched.output
+    assert two_hosts.is_empty()
+
+
+class OnHosts(rules.Launched):
+    """BSP with a rank on each host, which does not end by itself."""
+
+    def __init__(self, these, folder):
+        devices = [word for each in these.addresses for word in ("--devices", f"{each}:cpu")]
+        line = [sys.executable, "-m", "synkhronos", "rule", "BSP", *devices, *these.reached_by]
+        settings = ["--set", "n_epochs=1000000", "--set", "n_rows=32", "--snapshot-freq", "0"]
+        self._start([*line, rules.MODEL, "Model", *settings], folder)

@@ -16,16 +16,13 @@ from synkhronos.comm import membership
 
 def machine(folder):
     """Start the ranks of this machine, and carry their messages."""
-    from synkhronos.comm.mpi import folders
-    from synkhronos.comm.mpi.library import MPI
-
-    with folders.of_segment():
-        MPI.Init_thread(MPI.THREAD_SINGLE)
+    from synkhronos.comm.mpi import library
     from synkhronos.comm.mpi.group_carrier import GroupCarrier
 
+    library.begin()
     with open(f"{folder}/work", "rb") as file:
         ranks, _ = cloudpickle.load(file)
-    carrier = GroupCarrier(MPI.COMM_WORLD, ranks)
+    carrier = GroupCarrier(library.MPI.COMM_WORLD, ranks)
     for number in range(len(ranks[carrier.machine])):
         value, descriptors = carrier.place(number)
         subprocess.Popen(
@@ -35,7 +32,7 @@ def machine(folder):
         )
     carrier.close()
     carrier.run()
-    MPI.Finalize()
+    library.MPI.Finalize()
 
 
 def rank(folder):

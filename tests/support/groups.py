@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
+from pathlib import Path
 
 import cloudpickle
 import psutil
@@ -139,7 +140,7 @@ class CrewOnMachines:
         """The process of each rank."""
         paths = [f"{self._folder.name}/pid{rank}" for rank in range(self._size)]
         wait_until(lambda: all(map(os.path.exists, paths)))
-        return [int(open(path).read()) for path in paths]
+        return [int(Path(path).read_text()) for path in paths]
 
     def results(self):
         """Return what each rank has returned or raised; None of one that was killed."""

@@ -10,7 +10,7 @@ over the machines (`reductions`).
 `fetches`       arrays that ranks get from other machines, as the carriers get and send them
 `reductions`    all-reduces that ranks have begun, of `buckets` and others
 `all_reduce`    the messages of one of these
-`link`          a rank's connection with the carrier, over a `~synkhronos.comm.channel`
+`link`          a process's connection with the carrier, over a `~synkhronos.comm.channel`
 `gate`          the barriers: `master_gate`, `leader_gate`
 `memory`        arrays of commands: the rows that a machine needs are fetched
 `variables`     collectives on shared variables
@@ -18,4 +18,7 @@ over the machines (`reductions`).
 `outputs`       outputs of functions
 `communicator`  one rank's end of all this
 ==============  ================================================================================
+
+A group over several machines is `group`, with a `group_carrier` on each. Both kinds of carriers
+have the loop of `base_carrier`, its `waiting`, and messages that are `sealed` with a `secret`.
 """

@@ -91,7 +91,7 @@ class MachinesArrays(Arrays):
         here = (kinds, shapes[0]) if is_equal else ("unequal", shapes)
         places = self._storage.places(0, key) if is_equal else []
         gate.hold_interrupts()
-        gate.link.reduce(id, places, ops, divisor, here, gate.compress)
+        gate.link.send("reduce", id, places, ops, divisor, here, gate.compress)
         layouts = gate.wait_for_reduction(id)
         return None if layouts is None else self._of_ranks(layouts)
 
@@ -136,7 +136,7 @@ class MachinesArrays(Arrays):
     def end_all(self):
         """Wait for all buckets that have been begun: the carrier uses their buffers until then."""
         for bucket, (id, key) in sorted(self._begun.items()):
-            layouts, places = self._all.wait_for_bucket(id)
+            layouts, places = self._all.wait_for_reduction(id)
             if layouts is not None:
                 self._refuse(self._of_ranks(layouts) if self._all.is_leader else None)
             self._ended[bucket] = key, places

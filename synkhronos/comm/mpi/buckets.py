@@ -16,24 +16,24 @@ class Bucket:
     """A bucket on the carrier, until all ranks of the machine have begun it."""
 
     def __init__(self, n_ranks):
-        self._channels = []
+        self._peers = []
         self._places = [None] * n_ranks
         self._layouts = [None] * n_ranks
 
-    def add(self, rank, channel, places, layout):
+    def add(self, rank, peer, places, layout):
         """Take the part of one rank, counted on this machine."""
-        self._channels.append(channel)
+        self._peers.append(peer)
         self._places[rank], self._layouts[rank] = places, layout
 
     def answer(self, post, *message):
         """Send a message to all ranks that have begun it."""
-        for channel in self._channels:
-            post(channel, *message)
+        for peer in self._peers:
+            post(peer, *message)
 
     @property
     def is_complete(self):
         """Whether all ranks of this machine have begun it."""
-        return len(self._channels) == len(self._places)
+        return len(self._peers) == len(self._places)
 
     @property
     def layout(self):

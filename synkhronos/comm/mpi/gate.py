@@ -20,7 +20,6 @@ import select
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
-from synkhronos.comm.mpi.link import Line
 from synkhronos.comm.mpi.transfers import GIVEN_UP
 from synkhronos.comm.shared.gate import PATIENCE_SECONDS
 
@@ -45,8 +44,8 @@ class GateOfMachines(Gate):
         The number of the session in this job.
     compress : bool
         Whether floats cross the network in half precision.
-    line : Line
-        This rank's own connection with the carrier.
+    link : Link
+        This rank's own, or that of the leader, who has forked it.
     """
 
     def __init__(self, local, layout, plan, link):
@@ -59,7 +58,6 @@ class GateOfMachines(Gate):
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
-        self.line = Line(link.name)
         self._is_worker = False
         # Whether the carriers are deciding about a reduction: until then the ranks here stay.
         self._is_deciding = False
@@ -112,11 +110,12 @@ class GateOfMachines(Gate):
         """Take the place of `rank`, in its own process, right after the fork."""
         self._is_worker = True
         self.rank = rank
-        self.link.leave_in_child()
+        self.link = self.link.of_worker()
         self.local.become_worker(rank - self.first)
 
     def next_command(self):
         """Wait at the start barrier; return the next command."""
+        self.link.begin_call()
         return self.local.next_command()
 
     def worker_finish(self, reply=None, error=None):
@@ -145,7 +144,7 @@ class GateOfMachines(Gate):
         """Tell every rank, on all machines, to leave the call that is under way."""
         self.local.abort()
         if not self._is_worker:
-            self.link.give_up(self.session, self.sequence)
+            self.link.send("give_up", self.session, self.sequence)
             self.link.tell(None, ("abort", self.session, self.sequence))
 
     def _hear(self, rank, answer):
@@ -192,31 +191,15 @@ class GateOfMachines(Gate):
 
     def begin_bucket(self, number, *part):
         """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
-        if self._is_worker:
-            self.line.begin_bucket(*part)
-            return
-        self._count = self.sequence, number
-        self.link.begin_bucket(*part)
-
-    def wait_for_bucket(self, id):
-        """Wait for the end of a bucket; return what the carrier says of it.
-
-        That is None, or the layouts of all machines if they differ, and the places of the results.
-
-        Raises
-        ------
-        Aborted
-            As `wait_for_reduction`.
-        """
         if not self._is_worker:
-            return self.wait_for_reduction(id)
-        answer = self.line.wait_for_bucket(id)
-        if answer == GIVEN_UP:
-            raise Aborted
-        return answer
+            self._count = self.sequence, number
+        self.link.send("bucket", *part)
 
     def wait_for_reduction(self, id):
         """Wait for the end of a reduction between the machines; return the carrier's answer.
+
+        That is None, or the layouts of all machines if they differ; of a bucket also the places of
+        the results.
 
         If the call is aborted meanwhile, or a Ctrl-C is held, the carriers decide. A reduction that
         all machines have begun goes on to its end, because some ranks may use its result already:
@@ -227,6 +210,11 @@ class GateOfMachines(Gate):
         Aborted
             If a machine has not begun the reduction; then no rank has a result.
         """
+        if self._is_worker:  # its leader asks the carriers to decide
+            answer = self.link.wait_for(id)
+            if answer == GIVEN_UP:
+                raise Aborted
+            return answer
         answer, asked = None, False
 
         def has_come():
@@ -235,7 +223,7 @@ class GateOfMachines(Gate):
             is_aborted = self._aborted == self.sequence or self.local.is_aborted
             if not there and not asked and (is_aborted or self._held):
                 asked = True
-                self.link.give_up(self.session, self.sequence)
+                self.link.send("give_up", self.session, self.sequence)
             return there
 
         self._is_deciding = True
@@ -293,13 +281,13 @@ class GateOfMachines(Gate):
         patience = None
         while True:
             self._take_messages()
+            if in_call and may_leave and self._aborted == self.sequence:
+                self.local.abort()
+                raise Aborted
             if has_come():
                 if patience:
                     patience.end()
                 return
-            if in_call and may_leave and self._aborted == self.sequence:
-                self.local.abort()
-                raise Aborted
             if in_call and self._left:
                 self._check_not_left()
             ready = self._poll.poll(1000 * look_seconds)
@@ -367,5 +355,5 @@ class GateOfMachines(Gate):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
         self.link.answer(id)  # of a settlement that was left early
-        self.link.settle(id, self.session, self.sequence)
+        self.link.send("settle", id, self.session, self.sequence)
         self.wait(lambda: self.link.answer(id)[0], in_call=False)

@@ -12,7 +12,7 @@ import collections
 import copy
 import pickle
 import time
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from synkhronos._arithmetic.operations import (
 )
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
+from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared import group as shared
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS
 from synkhronos.comm.shared.parcels import pickled
@@ -76,6 +77,19 @@ class _Here(shared.SharedGroup):
         return named(self.whole.here[rank] for rank in ranks)
 
 
+class Question(NamedTuple):
+    """What the first rank of a machine asks; the answer comes when those of all have asked.
+
+    Without an operation it is the values of all machines.
+    """
+
+    value: Any  # of this machine; in a reduction its scale for 16 bits or 0, or a small array
+    op: str = ""
+    array: int = 0  # the number of an array of `allocate`; 0 if ranks here give different ones
+    divisor: int = 1
+    sixteen_bits: bool = False
+
+
 class MachinesGroup(Group):
     """One rank's end; see `Group`.
 
@@ -104,6 +118,7 @@ class MachinesGroup(Group):
         machine_of = {rank: m for m, each in enumerate(ranks) for rank in each}
         self.hosts = tuple(hosts[machine_of[rank]] for rank in range(self.size))
         self._order = [rank for each in ranks for rank in each]
+        self._others = named(rank for rank in self._order if rank not in self._number_here)
         self.losses = {}
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
         self._left: dict[int, None] = {}  # ranks elsewhere, in the order in which they left
@@ -149,11 +164,11 @@ class MachinesGroup(Group):
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self._local.barrier()
-        self._answer_to(("gather", None))
+        self._answer_to(Question(None))
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order."""
-        found = self._answer_to(("gather", self._local.all_gather(value)))
+        found = self._answer_to(Question(self._local.all_gather(value)))
         everyone = dict(zip(self._order, (value for each in found for value in each)))
         return [everyone[rank] for rank in range(self.size)]
 
@@ -168,15 +183,16 @@ class MachinesGroup(Group):
         self._n_asked += 1
         if local.rank == 0:
             local.tell(self._carrier, "ask", self._n_asked, question, place)
-        end = time.monotonic() + self.patience
+        begun, warnings = time.monotonic(), Patience(shared.WARN_SECONDS, 0.0)
         while self._n_asked not in self._answers:
             if local.is_aborted:
                 raise Aborted
             self._raise_loss()
-            if time.monotonic() > end:
-                elsewhere = [rank for rank in self._order if rank not in self._number_here]
-                raise WaitedTooLong(self.patience, named(elsewhere))
+            if time.monotonic() - begun > self.patience:
+                raise WaitedTooLong(self.patience, self._others)
+            warnings.wait_for_others(self._others)
             local.look(min(HEARTBEAT_MS / 1000, self.patience))
+        warnings.end()
         return self._answers.pop(self._n_asked)
 
     def _raise_loss(self):
@@ -231,7 +247,7 @@ class MachinesGroup(Group):
         scale = 0.0
         if sixteen_bits and op != "prod" and self._local.rank == 0:
             scale = float(scale_of_16_bits(first))
-        question = "reduce", number, op, self.size, sixteen_bits, scale
+        question = Question(scale, op, number, self.size, sixteen_bits)
         if not self._answer_to(question, (self._local.place_of(array), array.dtype)) or not number:
             raise ValueError("all_reduce() got another array on other ranks.")
         if array is not first:

@@ -18,24 +18,22 @@ between carriers   to, taken, asked, gone, abort, alive, over
 from __future__ import annotations
 
 import collections
-import socket
-import time
 from typing import Any, Callable, Sequence
 
-from synkhronos._machine.shared_memory import Segments
+import numpy as np
+
 from synkhronos.comm.heartbeats import SILENT
-from synkhronos.comm.mpi.all_reduce import AllReduce
-from synkhronos.comm.mpi.machines import Machines
-from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
+from synkhronos.comm.mpi.base_carrier import BaseCarrier
+from synkhronos.comm.mpi.group import Question
+from synkhronos.comm.mpi.transfers import SMALL
 from synkhronos.comm.shared.group import Founding
-from synkhronos.comm.shared.mail import Mail
 from synkhronos.errors import SharedMemoryFull
 
 _FIRST_TAG, _N_TAGS = 1 << 10, 1 << 10  # of all-reduces, each of which has two
-_LAST_SECONDS = 10.0  # for what was sent last
 
 
-class GroupCarrier:
+class GroupCarrier(BaseCarrier):
     """The loop of the carrier of one machine.
 
     Parameters
@@ -47,125 +45,83 @@ class GroupCarrier:
     """
 
     def __init__(self, comm: Any, ranks: Sequence[Sequence[int]]) -> None:
-        self._machines = Machines(comm)
-        self.machine = comm.rank
         self._ranks, self._here = ranks, ranks[comm.rank]
         self._machine_of = {rank: m for m, each in enumerate(ranks) for rank in each}
-        self._hosts = comm.allgather(socket.gethostname())
         self._founding = Founding(len(self._here), has_carrier=True)
-        self._segments = Segments()
-        sockets = self._founding.sockets_of_carrier()
-        self._mail = Mail(sockets, self._segments, self._on_notice)
-        self._waiting = Waiting()
-        for descriptor in self._mail.peers:
-            self._waiting.add_descriptor(descriptor)
-        self._pair = socket.socketpair()
-        self._waiting.add(self._pair[0])  # it waits for one at least
+        super().__init__(comm, self._founding.sockets_of_carrier())
         self._leaving: set[int] = set()  # ranks here that have said so
         self._gone: set[int] = set()
-        self._asked: dict[int, dict[int, Any]] = collections.defaultdict(dict)
+        # question -> machine -> what it has asked
+        self._asked: dict[int, dict[int, Question]] = collections.defaultdict(dict)
         self._places: dict[int, Any] = {}  # question -> what lies where, here
         self._reductions: list[tuple[int, AllReduce, Any]] = []
-        self._over = set()  # machines of which all ranks have ended
-        self.has_lost = False
+        self._over: set[int] = set()  # machines of which all ranks have ended
         self.on_lost: Callable[[int], None] = lambda rank: None
 
     def place(self, local: int) -> tuple[str, list[int]]:
         """Return what to tell a rank of this machine, and what it inherits; see `Founding`."""
-        machines = {"machine": self.machine, "ranks": self._ranks, "hosts": self._hosts}
+        machines = {"machine": self.machine, "ranks": self._ranks, "hosts": self.hosts}
         return self._founding.place(local, machines=machines)
 
     def close(self) -> None:
         """Close what the ranks have inherited, when all are started."""
         self._founding.close()
 
-    def run(self) -> None:
-        """Carry messages until all ranks have ended, on all machines that are not lost."""
-        while self._over != set(range(len(self._ranks))):
-            is_busy = self._machines.is_sending or self._reductions or self._mail.unsent
-            happened = False
-            for descriptor in self._waiting.for_ranks(bool(is_busy)):
-                happened |= self._read(descriptor)
-            self._mail.flush()
-            happened |= self._machines.progress() | self._progress()
-            has_come = False
-            for machine, (name, *rest) in self._machines.received():
-                has_come = True
-                getattr(self, f"_from_machine_{name}")(machine, *rest)
-            self._waiting.note(happened, has_come)
-            silent = self._machines.beat()
-            if silent is not None:
-                self._waiting.find_sockets()
-                self._segments.forget_freed()
-            for machine in silent or ():
-                self._lose(machine)
-        end = time.monotonic() + _LAST_SECONDS
-        while self._machines.is_sending and not self.has_lost and time.monotonic() < end:
-            self._machines.progress()
-            time.sleep(0.0005)
-
     def fail(self) -> None:
         """Leave all: the ranks here have lost those of other machines."""
         self.has_lost = True
         self._mail.close()
 
-    def _read(self, descriptor):
-        if descriptor not in self._mail.peers:
-            return False
-        self._mail.read(descriptor)
-        if descriptor not in self._mail.peers:
-            self._waiting.remove_descriptor(descriptor)
-        while self._mail.has_come:
-            local, message = self._mail.take()
-            if message is None:
-                self._end_of(local)
-            else:
-                self._from_rank_to(self._here[local], *message)
-            self._mail.give_back()
-        return True
+    def from_rank(self, source, rank, is_large, data, *buffers):
+        """Pass a message on to a rank of another machine."""
+        machine, source = self._machine_of[rank], self._here[source]
+        self.tell(machine, "to", source, rank, is_large, data, *buffers)
 
-    def _from_rank_to(self, source, rank, is_large, data, *buffers):
-        machine = self._machine_of[rank]
-        self._machines.tell(machine, "to", source, rank, is_large, data, *buffers)
+    def from_rank_ask(self, local, number, question, place):
+        """Tell all machines what the first rank here asks."""
+        try:
+            self._places[number] = self._array_at(place)
+        except OSError:  # the rank has died since: the others are told
+            return
+        array = self._places[number]
+        if array is not None and array.nbytes <= SMALL and not question.sixteen_bits:
+            question = question._replace(value=array.copy())
+        self.tell_all("asked", number, question)
+        self.from_machine_asked(self.machine, number, question)
 
-    def _on_notice(self, local, notice):
-        name, *rest = notice
-        if name == "ask":
-            number, question, place = rest
-            try:
-                self._places[number] = self._array_at(place)
-            except OSError:  # the rank has died since: the others are told
-                return
-            self._machines.tell_all("asked", number, question)
-            self._note_question(number, self.machine, question)
-        elif name == "taken":
-            source = rest[0]
-            self._machines.tell(self._machine_of[source], "taken", self._here[local], source)
-        elif name == "abort":
-            self._machines.tell_all("abort")
-        elif name == "leave":
-            self._leaving.add(local)
+    def from_rank_taken(self, local, source):
+        """Tell a rank of another machine that its arrays are not needed any more."""
+        self.tell(self._machine_of[source], "taken", self._here[local], source)
 
-    def _end_of(self, local):
+    def from_rank_abort(self, local):
+        """Abort the group on all other machines."""
+        self.tell_all("abort")
+
+    def from_rank_leave(self, local):
+        """Take note that the end of a rank is no death."""
+        self._leaving.add(local)
+
+    def on_end(self, local):
+        """Tell all machines of the end of a rank here."""
         rank = self._here[local]
         why = None if local in self._leaving else "has died"
         self._gone.add(rank)
-        self._machines.tell_all("gone", rank, why)
+        self.tell_all("gone", rank, why)
         if self._gone.issuperset(self._here):
-            self._machines.tell_all("over")
-            self._over.add(self.machine)
+            self.tell_all("over")
+            self.from_machine_over(self.machine)
 
     def _tell_ranks(self, *notice):
         for local in range(len(self._here)):
-            self._mail.tell(local, *notice)
+            self.post(local, *notice)
 
-    def _from_machine_alive(self, machine):
-        pass
-
-    def _from_machine_over(self, machine):
+    def from_machine_over(self, machine):
+        """Take note that all ranks of a machine have ended."""
         self._over.add(machine)
+        self.is_running = len(self._over) < self.n_machines
 
-    def _from_machine_to(self, machine, source, rank, is_large, data, *buffers):
+    def from_machine_to(self, machine, source, rank, is_large, data, *buffers):
+        """Give a message to a rank here."""
         local = self._here.index(rank)
         try:
             self._mail.send(local, ("from", source, is_large, data, *buffers))
@@ -173,13 +129,16 @@ class GroupCarrier:
             copies = [bytearray(each) for each in buffers]
             self._mail.send(local, ("from", source, is_large, data, *copies))
 
-    def _from_machine_taken(self, machine, by, source):
-        self._mail.tell(self._here.index(source), "taken", by)
+    def from_machine_taken(self, machine, by, source):
+        """Tell a rank here that its arrays are not needed any more."""
+        self.post(self._here.index(source), "taken", by)
 
-    def _from_machine_abort(self, machine):
+    def from_machine_abort(self, machine):
+        """Abort the group here."""
         self._tell_ranks("abort")
 
-    def _from_machine_gone(self, machine, rank, why):
+    def from_machine_gone(self, machine, rank, why):
+        """Tell the ranks here of the end of one elsewhere."""
         if rank in self._gone:
             return
         self._gone.add(rank)
@@ -191,65 +150,62 @@ class GroupCarrier:
 
     def _count_out(self, machine):
         """Wait for a machine no more, and take nothing from it."""
-        self.has_lost = True
-        self._machines.lose(machine)
-        self._over.add(machine)
+        self.lose(machine)
+        self.from_machine_over(machine)
 
-    def _lose(self, machine):
+    def on_loss(self, machine):
+        """Tell of the end of the ranks of a machine."""
         self._count_out(machine)
         for rank in self._ranks[machine]:
             if rank not in self._gone:
                 self.on_lost(rank)
             if self.machine == 0:
-                self._machines.tell_all("gone", rank, SILENT)
-            self._from_machine_gone(machine, rank, SILENT)
+                self.tell_all("gone", rank, SILENT)
+            self.from_machine_gone(machine, rank, SILENT)
 
-    def _from_machine_asked(self, machine, number, question):
-        self._note_question(number, machine, question)
-
-    def _note_question(self, number, machine, question):
+    def from_machine_asked(self, machine, number, question):
+        """Take note of what a machine asks; answer when all have asked."""
         asked = self._asked[number]
         asked[machine] = question
-        if len(asked) < len(self._ranks):
+        if len(asked) < self.n_machines:
             return
-        questions = [asked[machine] for machine in sorted(asked)]
         del self._asked[number]
         array = self._places.pop(number)
-        kinds = {each[:-1] for each in questions}
-        values = [each[-1] for each in questions]
-        if kinds == {("gather",)}:
-            self._tell_ranks("answer", number, values)
-        elif len(kinds) > 1 or not questions[0][1]:
+        values = [asked[machine].value for machine in sorted(asked)]
+        if len({each._replace(value=None) for each in asked.values()}) > 1:
             self._tell_ranks("answer", number, None)
+        elif not question.op:
+            self._tell_ranks("answer", number, values)
+        elif not question.array:
+            self._tell_ranks("answer", number, None)
+        elif isinstance(values[0], np.ndarray):
+            reduce_all([[each] for each in values], [question.op], question.divisor, False, [array])
+            self._tell_ranks("answer", number, True)
         else:
-            self._begin(number, questions[0], array, max(values))
+            self._begin(number, question, array, max(values))
 
     def _array_at(self, place):
         """Return the array of the first rank here that a question is about, or None."""
         if place is None:
             return None
         (segment, offset, nbytes), dtype = place
-        return self._segments.attach(segment).array(dtype, (nbytes // dtype.itemsize,), offset)
+        return self.segments.attach(segment).array(dtype, (nbytes // dtype.itemsize,), offset)
 
     def _begin(self, number, question, array, scale):
         """Begin a reduction over the machines, with a scale for 16 bits, or 0."""
-        _, _, op, divisor = question[:4]
         if scale:
             array /= array.dtype.type(scale)
-        work = AllReduce(
-            self._machines,
-            self.machine,
-            len(self._ranks),
-            [array],
-            [op],
-            divisor,
-            _FIRST_TAG + 2 * (number % _N_TAGS),
-            compress=bool(scale),
-            compress_results=False,
-        )
+        tag = _FIRST_TAG + 2 * (number % _N_TAGS)
+        how = [question.op], question.divisor, tag, bool(scale)
+        work = AllReduce(self, [array], *how, compress_results=False)
         self._reductions.append((number, work, (array, scale)))
 
-    def _progress(self):
+    @property
+    def is_busy(self):
+        """Whether reductions are under way."""
+        return bool(self._reductions)
+
+    def progress(self):
         """Go on with reductions; return whether one has ended."""
         left = []
         for number, work, (array, scale) in self._reductions:

@@ -41,7 +41,7 @@ class LeaderGate(GateOfMachines):
     def next_command(self):
         """Wait for the master's next command, and start it on this machine."""
         if self._is_worker:
-            return self.local.next_command()
+            return super().next_command()
         self.wait(lambda: self._next is not None or self.has_ended, in_call=False)
         if self.has_ended:
             raise SessionOver
@@ -71,7 +71,7 @@ class LeaderGate(GateOfMachines):
             self._hear(self.local.rank, reply)
         if self.local.is_aborted:
             # Workers of this machine may wait for buckets, which this process has not begun.
-            self.link.give_up(self.session, self.sequence)
+            self.link.send("give_up", self.session, self.sequence)
         self.local.finish()
         errors = {self.first + rank: each for rank, each in self.local.errors.items()}
         self.local.errors.clear()

@@ -5,7 +5,10 @@ Its ranks map these. Ranks of other machines ask their carrier for the rows that
 these cross the network, and what several ranks of a machine need whole crosses it once.
 """
 
+import contextlib
+
 from synkhronos.comm.shared.memory import SharedMemory
+from synkhronos.errors import WorkerDied
 
 
 class MachinesMemory(SharedMemory):
@@ -21,8 +24,8 @@ class MachinesMemory(SharedMemory):
 
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows: a copy, valid until the end of the command."""
-        place, call = tuple(reference), self._gate.call_number
-        return self._view(*self._gate.line.fetch(call, 0, place, rows, axis))
+        link, call = self._gate.link, self._gate.call_number
+        return self._view(*link.wait_for(link.ask("fetch", call, 0, tuple(reference), rows, axis)))
 
     def fetch_from(self, rank, reference):
         """Return, on the master, a copy of an array that a rank has made."""
@@ -36,8 +39,9 @@ class MachinesMemory(SharedMemory):
         """
         gate = self._gate
         machine = gate.layout.machine_of(rank)
-        numbers = [gate.link.fetch(gate.call_number, machine, place) for place in places]
-        return [self._view(*gate.wait_for_answer(number, in_call)) for number in numbers]
+        asked = gate.call_number, machine
+        ids = [gate.link.ask("fetch", *asked, place, None, 0) for place in places]
+        return [self._view(*gate.wait_for_answer(id, in_call)) for id in ids]
 
     def _view(self, ref, dtype, shape, offset):
         segment = self._arena.get(ref)
@@ -52,9 +56,9 @@ class MachinesMemory(SharedMemory):
         The carrier drops its maps when nothing is under way any more.
         """
         super().leave()
-        self._gate.link.leave(self._gate.session)
+        with contextlib.suppress(WorkerDied):  # the job may be over, too
+            self._gate.link.send("leave", self._gate.session)
 
     def close(self):
-        """Close the connection with the carrier."""
-        self._gate.line.close()
+        """Drop the maps of the carrier's memory."""
         self._arena.clear()

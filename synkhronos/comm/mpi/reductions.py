@@ -4,6 +4,11 @@
     all have said "ready"   ──▶ `AllReduce`, two rounds at a time, in the order of their numbers
                             ──▶ done, to all ranks that wait
 
+Each carrier says "ready" to each other one: M (M - 1) messages, but no machine waits for more than
+one of them after the other. On 12 test hosts, which share two cores, 1 KiB goes from all to all in
+8.5 ms so, in 8.5 ms by doubling distances, and in 7.6 ms through the first machine, each of which
+has more hops on a network.
+
 A call that is aborted is given up: the carriers begin no more of its rounds, and tell one another
 ("over") how many they have begun. So all know which rounds all machines have begun. These go on to
 their end on all machines, and all others are dropped on all: no machine has a result that another
@@ -51,7 +56,7 @@ class Reductions:
             work = self._rounds[id]
             if work.progress():
                 happened = True
-                del self._rounds[id]
+                self._end(id).answer(work.result)
             else:
                 n_open += work.has_started
             if n_open == _OPEN_ROUNDS:
@@ -72,21 +77,21 @@ class Reductions:
         for key in [key for key in self._ready if is_over(key) and key not in self._rounds]:
             del self._ready[key]
 
-    def from_rank_reduce(self, channel, id, places, ops, divisor, layout, compress):
+    def from_rank_reduce(self, peer, id, places, ops, divisor, layout, compress):
         """Reduce arrays over the machines, in place."""
         if id[:2] <= self._given_up:
-            return self._carrier.post(channel, "done", id, GIVEN_UP)
+            return self._carrier.post(peer, "done", id, GIVEN_UP)
         arrays = [self._carrier.open(place) for place in places]
         how = ops, divisor, layout, compress
-        answer = functools.partial(self._carrier.post, channel, "done", id)
+        answer = functools.partial(self._carrier.post, peer, "done", id)
         return self._begin_round(id, arrays, how, answer)
 
-    def from_rank_bucket(self, channel, id, rank, n_ranks, places, layout, counting, *how):
+    def from_rank_bucket(self, peer, id, rank, n_ranks, places, layout, counting, *how):
         """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
         if id[:2] <= self._given_up:
-            return self._carrier.post(channel, "done", id, GIVEN_UP)
+            return self._carrier.post(peer, "done", id, GIVEN_UP)
         bucket = self._buckets.setdefault(id, Bucket(n_ranks))
-        bucket.add(rank, channel, places, layout)
+        bucket.add(rank, peer, places, layout)
         if not bucket.is_complete:
             return None
         del self._buckets[id]
@@ -108,12 +113,20 @@ class Reductions:
         return None
 
     def _begin_round(self, id, arrays, how, answer):
-        work = Round(self._carrier, self, id, arrays, *how, answer)
-        self._rounds[id], self._begun = work, id
-        layout = how[2]
-        self._carrier.tell_all("ready", id, layout, work.inline)
+        ops, divisor, layout, compress = how
+        is_small = sum(array.nbytes for array in arrays) <= SMALL
+        inline = [array.copy() for array in arrays] if is_small else None
+        ready = self._ready.setdefault(id, {})
+        ready[self._carrier.machine] = layout, inline
+        self._begun = id
+        self._rounds[id] = Round(self._carrier, id, ready, arrays, ops, divisor, compress, answer)
+        self._carrier.tell_all("ready", id, layout, inline)
 
-    def from_rank_give_up(self, channel, session, sequence):
+    def _end(self, id):
+        del self._ready[id]
+        return self._rounds.pop(id)
+
+    def from_rank_give_up(self, peer, session, sequence):
         """Begin no more reductions of a call; tell all machines how many have been begun here.
 
         So all carriers come to know which reductions all machines have begun. These go on to their
@@ -128,8 +141,7 @@ class Reductions:
             self._buckets.pop(key).answer(self._carrier.post, "done", key, GIVEN_UP)
         for key, work in list(self._rounds.items()):
             if not work.has_started and self._is_given_up(key):
-                del self._rounds[key]
-                work.end(GIVEN_UP)
+                self._end(key).answer(GIVEN_UP)
 
     def _is_given_up(self, key):
         session, sequence, number = key
@@ -148,29 +160,24 @@ class Reductions:
             return  # of a call that this machine has left without it
         self._ready.setdefault(id, {})[machine] = layout, inline
 
-    def announcements(self, id):
-        """Return the announcements of a round by other machines: machine -> layout, arrays."""
-        return self._ready.get(id, {})
-
-    def forget_announcements(self, id):
-        """Drop the announcements of a round that has ended."""
-        self._ready.pop(id, None)
-
 
 class Round:
     """An all-reduce, from its announcement to its answer.
 
-    `answer` is called at its end: with None, with the layouts of all machines if these differ, or
-    with GIVEN_UP.
+    Attributes
+    ----------
+    ready : dict
+        Machine -> its announcement: its layout, and its arrays if they are small.
+    answer : callable
+        To be called at the end: with the result, or with GIVEN_UP.
+    result : list or None
+        The layouts of all machines, if these differ.
     """
 
-    def __init__(self, carrier, owner, id, arrays, ops, divisor, layout, compress, answer):
-        self._carrier, self._owner, self._id, self._answer = carrier, owner, id, answer
-        self._arrays, self._ops, self._divisor = arrays, ops, divisor
-        self._layout, self._compress = layout, compress
-        nbytes = sum(array.nbytes for array in arrays)
-        self.inline = [array.copy() for array in arrays] if nbytes <= SMALL else None
-        self._work = None
+    def __init__(self, carrier, id, ready, arrays, ops, divisor, compress, answer):
+        self._carrier, self._id, self._ready, self.answer = carrier, id, ready, answer
+        self._arrays, self._ops, self._divisor, self._compress = arrays, ops, divisor, compress
+        self._work = self.result = None
 
     @property
     def has_started(self):
@@ -180,44 +187,19 @@ class Round:
     def progress(self):
         """Do what can be done now; return whether the round has ended."""
         if self._work is not None:
-            if not self._work.progress():
-                return False
-            self.end(None)
-            return True
-        carrier, others = self._carrier, self._owner.announcements(self._id)
-        if len(others) < carrier.n_machines - 1:
+            return self._work.progress()
+        if len(self._ready) < self._carrier.n_machines:
             return False
-        layouts = [
-            self._layout if machine == carrier.machine else others[machine][0]
-            for machine in range(carrier.n_machines)
-        ]
+        layouts, values = zip(*(each for _, each in sorted(self._ready.items())))
+        how = self._ops, self._divisor
         # Machines may have "unequal" layouts that are alike, or there is one machine.
-        if self._layout[0] == "unequal" or any(layout != self._layout for layout in layouts):
-            self.end(layouts)
+        if layouts[0][0] == "unequal" or any(layout != layouts[0] for layout in layouts):
+            self.result = list(layouts)
             return True
-        if self.inline is not None:
-            sources = [
-                self.inline if machine == carrier.machine else others[machine][1]
-                for machine in range(carrier.n_machines)
-            ]
-            reduce_all(sources, self._ops, self._divisor, self._compress, self._arrays)
-            self.end(None)
+        if values[0] is not None:
+            reduce_all(values, *how, self._compress, self._arrays)
             return True
         _, sequence, number = self._id
         tag = _REDUCE + 2 * ((31 * sequence + number) % _TAGS)
-        self._work = AllReduce(
-            carrier,
-            carrier.machine,
-            carrier.n_machines,
-            self._arrays,
-            self._ops,
-            self._divisor,
-            tag,
-            self._compress,
-        )
+        self._work = AllReduce(self._carrier, self._arrays, *how, tag, self._compress)
         return False
-
-    def end(self, layouts):
-        """Answer."""
-        self._owner.forget_announcements(self._id)
-        self._answer(layouts)

@@ -22,23 +22,25 @@ from __future__ import annotations
 
 import collections
 import hmac
-import math
 import os
 import pickle
 import struct
+import time
 from typing import Any, Sequence
 
 import numpy as np
 
 from synkhronos._machine.log import log
 from synkhronos.comm.mpi.library import MPI
-from synkhronos.comm.mpi.messages import wait_until
+from synkhronos.comm.mpi.transfers import bytes_of
+from synkhronos.comm.reports import Patience
 
 _HEADER = struct.Struct(">4q")  # sender, receiver, tag, number
 _MAC = 32
 TRAILER = _HEADER.size + _MAC  # bytes that a message is longer than its payload
 _HELLO = b"synkhronos: this process of a job has the secret"
 _OUTGOING = 16  # requests that are kept before it is asked which have ended
+_WARN_SECONDS, _NAP_SECONDS = 30.0, 0.0005
 _COLLECTIVE = 30_000  # the tag of `allgather`
 
 
@@ -235,7 +237,7 @@ class Sealed:
 
     def Recv(self, buffer: Any, source: int, tag: int = 0) -> None:
         """Wait for a message, into an array."""
-        wait_until(self.Irecv(buffer, source, tag).Test, f"process {source}", math.inf)
+        _wait_until(self.Irecv(buffer, source, tag).Test, source)
 
     def allgather(self, value: Any) -> list:
         """Give all processes the objects of all, which are pickled."""
@@ -245,9 +247,7 @@ class Sealed:
             self.Isend(data, rank, _COLLECTIVE)
         found = {self.rank: value}
         for rank in others:
-            wait_until(
-                lambda rank=rank: self.Iprobe(rank, _COLLECTIVE), f"process {rank}", math.inf
-            )
+            _wait_until(lambda rank=rank: self.Iprobe(rank, _COLLECTIVE), rank)
             payload = self._arrived[rank, _COLLECTIVE].popleft()
             self._match(rank, _COLLECTIVE)
             found[rank] = pickle.loads(payload)
@@ -275,12 +275,9 @@ class _Coming:
         return self._has_come
 
 
-def bytes_of(buffer: Any) -> np.ndarray:
-    """Return the memory of an array, or of bytes, perhaps with their type of MPI, as bytes."""
-    if isinstance(buffer, (list, tuple)):
-        buffer = buffer[0]
-    if not isinstance(buffer, np.ndarray):
-        return np.frombuffer(buffer, np.uint8)
-    if not buffer.flags.c_contiguous:
-        raise ValueError("arrays that are sent must be contiguous")
-    return buffer.reshape(-1).view(np.uint8)
+def _wait_until(is_ready, rank):
+    warnings = Patience(_WARN_SECONDS, 0.0)
+    while not is_ready():
+        warnings.wait_for_others(f"process {rank}")
+        time.sleep(_NAP_SECONDS)
+    warnings.end()

@@ -25,7 +25,7 @@ def open_no_ports(environment=os.environ) -> None:
 
 @contextlib.contextmanager
 def away():
-    """Be in another working folder while MPI is loaded.
+    """Be in another working folder while MPI is loaded, or begun.
 
     UCX, a library of Open MPI, reads ``./ucx.conf``, which may be another user's.
     """

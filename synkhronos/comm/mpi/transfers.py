@@ -1,19 +1,27 @@
 """Arrays in messages between carriers: small ones in one that announces them, others in parts."""
 
+from __future__ import annotations
+
+from typing import Any, Iterator
+
 import numpy as np
 
 GIVEN_UP = "given up"  # the answer about a reduction that not all machines have begun
 SMALL = 1 << 15  # bytes that travel in the message that announces them
-_PART = 1 << 20  # bytes of an array in one message
+PART = 1 << 20  # bytes in one message, at most
 
 
-def bytes_of(array):
-    """Return the memory of a contiguous array as bytes."""
-    return array.reshape(-1).view(np.uint8)
+def bytes_of(buffer: Any) -> np.ndarray:
+    """Return the memory of a contiguous array, or of bytes, as bytes."""
+    if not isinstance(buffer, np.ndarray):
+        return np.frombuffer(buffer, np.uint8)
+    if not buffer.flags.c_contiguous:
+        raise ValueError("arrays that are sent must be contiguous")
+    return buffer.reshape(-1).view(np.uint8)
 
 
-def parts(array):
+def parts_of(array: np.ndarray, nbytes: int = PART) -> Iterator[np.ndarray]:
     """Yield the bytes of a contiguous array in pieces of one message each."""
     flat = bytes_of(array)
-    for begin in range(0, len(flat), _PART):
-        yield flat[begin : begin + _PART]
+    for begin in range(0, len(flat), nbytes):
+        yield flat[begin : begin + nbytes]

@@ -47,7 +47,7 @@ class MachinesVariables(Variables):
             offered = [each for [each] in gate.told_by(machine)]
             arrays = [self._new(key, place[2]) for key, (place, _) in zip(keys, offered)]
             places = [self._storage.places(self._worker.rank, key)[0] for key in keys]
-            self._copy({machine: zip(offered, arrays, places)})
+            self._copy({machine: zip(offered, arrays, places)}, "copy_in_chain")
             self._give_to_devices(keys, arrays)
         super().broadcast(keys, self._leader)
 
@@ -67,7 +67,7 @@ class MachinesVariables(Variables):
             for key, each in zip(keys, values)
         ]
 
-    def _copy(self, pieces):
+    def _copy(self, pieces, how="copy"):
         """Copy what other machines have offered into arrays here.
 
         `pieces` has for each machine triples: what is offered, the array, and its place.
@@ -81,7 +81,7 @@ class MachinesVariables(Variables):
                 else:
                     array[...] = value
             if far:
-                numbers.append(gate.link.copy(gate.call_number, machine, *zip(*far)))
+                numbers.append(gate.link.ask(how, gate.call_number, machine, *zip(*far)))
         for number in numbers:
             gate.wait_for_answer(number)
 

@@ -42,23 +42,15 @@ class Waiting:
         self._tells = True  # whether MPI's sockets tell when something has come
         self._misses, self._told = 0, None
 
-    def add(self, connection):
+    def add(self, fd):
         """Wait for a rank's socket, too."""
-        self.add_descriptor(connection.fileno())
-
-    def add_descriptor(self, fd):
-        """Wait for a descriptor, too."""
         self._own.add(fd)
         self._of_mpi.pop(fd, None)  # its number was that of a closed one
         self._poll_own.register(fd, select.POLLIN)
         self._poll_all.register(fd, select.POLLIN)
 
-    def remove(self, connection):
+    def remove(self, fd):
         """Wait for a rank's socket no more."""
-        self.remove_descriptor(connection.fileno())
-
-    def remove_descriptor(self, fd):
-        """Wait for a descriptor no more."""
         self._own.discard(fd)
         self._poll_own.unregister(fd)
         self._poll_all.unregister(fd)
@@ -110,7 +102,8 @@ class Waiting:
                 self._poll_all.unregister(fd)  # but kept in `_of_mpi`, or it would be found again
 
     def _ready(self, seconds):
-        if seconds and max(self._own) < _SELECTS:  # `poll` can't wait for less than a millisecond
+        # `poll` can't wait for less than a millisecond.
+        if seconds and max(self._own, default=0) < _SELECTS:
             return select.select(self._own, (), (), seconds)[0]
         return [fd for fd, _ in self._poll_own.poll(1000 * seconds)]
 

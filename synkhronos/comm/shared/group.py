@@ -36,7 +36,7 @@ from synkhronos.comm.shared.mail import Mail
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
 from synkhronos.errors import SharedMemoryFull
 
-_WARN_SECONDS = 30.0
+WARN_SECONDS = 30.0
 _HEADER = 8  # bytes before a value on a board, with its length
 
 
@@ -191,7 +191,7 @@ class SharedGroup(Meetings, Group):
         if waited > self.patience:
             raise WaitedTooLong(self.patience, self._named(self.hindmost(everyone, MET, value)))
         if patience is None:
-            patience = Patience(_WARN_SECONDS, HEARTBEAT_MS / 1000)
+            patience = Patience(WARN_SECONDS, HEARTBEAT_MS / 1000)
         patience.wait_for_others(self._named(self.hindmost(everyone, MET, value)))
         return patience
 

@@ -44,14 +44,22 @@ class Mail:
         on_end: Callable[[int], None] = lambda number: None,
     ):
         self._on_notice, self._on_end = on_notice, on_end
-        self._channels = {number: Channel(each) for number, each in peers.items()}
-        self.peers = {channel.fileno(): number for number, channel in self._channels.items()}
+        self._channels: dict[int, Channel] = {}
+        self.peers: dict[int, int] = {}
         self._came: collections.deque[tuple[int, Any]] = collections.deque()
         self._ended: collections.deque[int] = collections.deque()  # of which `take` has not told
         self.parcels = Parcels(segments)
         # A process that this one forks must not hide its end.
-        channels = weakref.WeakSet(self._channels.values())
+        channels = self._all = weakref.WeakSet[Channel]()
         os.register_at_fork(after_in_child=lambda: [each.close() for each in channels])
+        for number, each in peers.items():
+            self.add(number, each)
+
+    def add(self, number: int, connection: socket.socket) -> None:
+        """Exchange messages with one more peer."""
+        channel = self._channels[number] = Channel(connection)
+        self.peers[channel.fileno()] = number
+        self._all.add(channel)
 
     @property
     def has_come(self) -> bool:

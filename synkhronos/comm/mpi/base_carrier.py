@@ -1,0 +1,287 @@
+"""What the carriers of sessions and of groups have in common: their loop, and what they exchange.
+
+    ranks ◀── sockets: `Mail` ──▶ carrier ◀══ MPI ══▶ carriers of other machines
+    their memory ◀── mapped ──▶
+
+A message is a tuple whose first item names it. A carrier has a method ``from_rank_NAME`` or
+``from_machine_NAME`` for each, or one of its `parts` has. Messages between two carriers keep their
+order. They travel in parts, so that each part of a long one is a sign of life. Arrays of ranks go
+from memory to memory, in messages of their own, which a small one announces: then both sides are
+ready for them.
+
+Each second carriers tell one another that they are alive: one that is cut off is silent.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import pickle
+import socket
+import struct
+import time
+from typing import Any, Callable, Iterable, Mapping
+
+import numpy as np
+
+from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm.heartbeats import Heartbeats
+from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.transfers import PART, bytes_of
+from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos.comm.shared.mail import Mail
+from synkhronos.comm.shared.parcels import pickled
+
+_MESSAGE = 1  # a tag; all-reduces have others
+_FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
+_WINDOW = 16  # parts of arrays to one machine that are under way, each of them copied to be checked
+_LENGTH, _HEAD = struct.Struct("Q"), struct.Struct("2Q")
+_LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # for what was sent last
+
+
+class BaseCarrier:
+    """The loop of the carrier of one machine.
+
+    Parameters
+    ----------
+    comm : MPI.Comm or Sealed
+        Of the carriers; machines have the numbers of its processes.
+    sockets : dict
+        Number -> socket of each peer: of processes of this machine.
+
+    Attributes
+    ----------
+    machine, n_machines : int
+    hosts : list of str
+        The name of each machine.
+    others : list of int
+        The other machines.
+    parts : list
+        Objects with methods for messages.
+    is_running : bool
+    has_lost : bool
+        Whether a machine was lost: MPI's own end would wait for it.
+    """
+
+    def __init__(self, comm: Any, sockets: Mapping[int, socket.socket]) -> None:
+        self._comm = comm
+        self.machine, self.n_machines = comm.rank, comm.size
+        self.others = [machine for machine in range(comm.size) if machine != comm.rank]
+        self.hosts = comm.allgather(socket.gethostname())
+        self.segments = Segments()
+        self.parts: list[Any] = [self]
+        self._mail = Mail(sockets, self.segments, self.on_notice)
+        self._waiting = Waiting()
+        for descriptor in self._mail.peers:
+            self._waiting.add(descriptor)
+        self._sending: list[tuple] = []  # request, its memory, machine
+        self._abandoned: list[tuple] = []  # to lost machines: MPI may still read the memory
+        self._coming: dict[int, list[np.ndarray]] = {}  # parts of the next message of each machine
+        self._moving: list[tuple] = []  # request, memory, what to do then
+        self._bulk: Any = collections.defaultdict(collections.deque)  # machine -> parts to send
+        self._n_bulk: collections.Counter[int] = collections.Counter()  # of those under way
+        self._lost: set[int] = set()
+        watched = self.others if self.machine == 0 else [0]  # the first one tells of its losses
+        self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
+        self.is_running, self.has_lost = True, False
+
+    def run(self) -> None:
+        """Carry messages until it is over."""
+        while self.is_running:
+            is_busy = self._sending or self._moving or self.is_busy or self._mail.unsent
+            happened = False
+            for descriptor in self._waiting.for_ranks(bool(is_busy)):
+                happened = True
+                self.read(descriptor)
+            self._mail.flush()
+            has_come = self._take_messages()
+            happened |= self.move()
+            self._waiting.note(happened, has_come)
+            if self._heartbeats.beat():
+                self._waiting.find_sockets()
+                self.segments.forget_freed()
+                self.each_second()
+                for machine in self._heartbeats.silent():
+                    self.lose(machine)
+                    self.on_loss(machine)
+        self.send_what_is_left()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that this class does not know of."""
+        return False
+
+    def progress(self) -> bool:
+        """Go on with what this class does not know of; return whether something has ended."""
+        return False
+
+    def each_second(self) -> None:
+        """Do what is to be done each second."""
+
+    def on_loss(self, machine: int) -> None:
+        """Take note that a machine is silent."""
+        raise NotImplementedError
+
+    def on_end(self, peer: int) -> None:
+        """Take note that a process of this machine has ended, after all that it has sent."""
+        raise NotImplementedError
+
+    def on_notice(self, peer: int, notice: tuple) -> None:
+        """Do what a process of this machine asks."""
+        name, *rest = notice
+        self.handler(f"from_rank_{name}")(peer, *rest)
+
+    def handler(self, name: str) -> Callable[..., None]:
+        """Return the method for a message."""
+        return next(getattr(each, name) for each in self.parts if hasattr(each, name))
+
+    def post(self, peer: int, *message: Any) -> None:
+        """Send a message to a process of this machine."""
+        self._mail.tell(peer, *message)
+
+    def read(self, descriptor: int) -> None:
+        """Take what has come through a socket."""
+        self._mail.read(descriptor)
+        if descriptor not in self._mail.peers:
+            self._waiting.remove(descriptor)
+        while self._mail.has_come:
+            peer, message = self._mail.take()
+            if message is None:
+                self.on_end(peer)
+            else:
+                self.from_rank(peer, *message)
+            self._mail.give_back()
+
+    def from_rank(self, peer: int, *message: Any) -> None:
+        """Take a message that may have arrays in memory of its sender."""
+        raise NotImplementedError
+
+    def tell(self, machine: int, *message: Any) -> None:
+        """Send a message to the carrier of another machine; arrays in it are copied."""
+        self._tell([machine], message)
+
+    def tell_all(self, *message: Any) -> None:
+        """Send a message to the carriers of all other machines."""
+        self._tell(self.others, message)
+
+    def _tell(self, machines, message):
+        frame = _framed(message)
+        for machine in machines:
+            for at in range(0, len(frame) if machine not in self._lost else 0, PART):
+                part = frame[at : at + PART]
+                self._sending.append((self.send(machine, part, _MESSAGE), part, machine))
+
+    def _take_messages(self):
+        """Take what other carriers have told; return whether there was something."""
+        status, has_come = MPI.Status(), False
+        while self._comm.Iprobe(MPI.ANY_SOURCE, _MESSAGE, status):
+            has_come = True
+            machine, part = status.Get_source(), np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._comm.Recv(part, machine, _MESSAGE)
+            if machine in self._lost:
+                continue
+            self._heartbeats.note(machine)
+            parts = self._coming.setdefault(machine, [])
+            parts.append(part)
+            if sum(map(len, parts)) == _LENGTH.unpack_from(parts[0])[0]:
+                del self._coming[machine]
+                frame = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                name, *rest = _unframed(frame)
+                self.handler(f"from_machine_{name}")(machine, *rest)
+        return has_come
+
+    def from_machine_alive(self, machine: int) -> None:
+        """Take note: the time was written down already."""
+
+    def send(self, machine: int, buffer: Any, tag: int) -> Any:
+        """Send an array; return the request."""
+        return self._comm.Isend(bytes_of(buffer), machine, tag)
+
+    def receive(self, machine: int, buffer: np.ndarray, tag: int) -> Any:
+        """Receive an array; return the request."""
+        return self._comm.Irecv(bytes_of(buffer), machine, tag)
+
+    def send_parts(self, machine: int, parts: Iterable[np.ndarray], transfer: int) -> None:
+        """Send parts of arrays, for `receive_parts` with the same number of a transfer."""
+        tag = _FIRST_BULK + transfer % _N_BULK
+        self._bulk[machine].extend((part, tag) for part in parts)
+        self._send_bulk(machine)
+
+    def _send_bulk(self, machine):
+        while self._bulk[machine] and self._n_bulk[machine] < _WINDOW:
+            part, tag = self._bulk[machine].popleft()
+            self._n_bulk[machine] += 1
+            then = functools.partial(self._note_sent, machine)
+            self._moving.append((self.send(machine, part, tag), part, then))
+
+    def _note_sent(self, machine):
+        self._n_bulk[machine] -= 1
+        self._send_bulk(machine)
+
+    def receive_parts(
+        self,
+        machine: int,
+        parts: Iterable[np.ndarray],
+        transfer: int,
+        then: Callable[[np.ndarray], None],
+    ) -> None:
+        """Receive parts of arrays where they are to lie; call `then` with each that has come."""
+        tag = _FIRST_BULK + transfer % _N_BULK
+        for part in parts:
+            come = functools.partial(then, part)
+            self._moving.append((self.receive(machine, part, tag), part, come))
+
+    def move(self) -> bool:
+        """Go on with what is under way; return whether something has ended."""
+        left = [each for each in self._sending if not each[0].Test()]
+        happened = len(left) < len(self._sending)
+        self._sending = left
+        moving, ended = [], []
+        for each in self._moving:
+            (ended if each[0].Test() else moving).append(each)
+        self._moving = moving
+        for _, _, then in ended:
+            then()
+        return self.progress() or happened or bool(ended)
+
+    def lose(self, machine: int) -> None:
+        """Exchange nothing more with a machine."""
+        self.has_lost = True
+        self._lost.add(machine)
+        self._heartbeats.drop(machine)
+        self._abandoned += [each for each in self._sending if each[2] == machine]
+        self._sending = [each for each in self._sending if each[2] != machine]
+
+    def send_what_is_left(self) -> None:
+        """Wait until what was told has gone, but not for long."""
+        end = time.monotonic() + (_AFTER_A_LOSS if self.has_lost else _LAST_SECONDS)
+        while self._sending and time.monotonic() < end:
+            self._sending = [each for each in self._sending if not each[0].Test()]
+            time.sleep(0.0005)
+
+
+def _framed(message):
+    """Return a message as bytes: its length, what pickle has, and its large arrays.
+
+    Before the arrays are their number and their lengths, and that of what pickle has.
+    """
+    data, large = pickled(message)
+    if not large:
+        return _HEAD.pack(_HEAD.size + len(data), 0) + data
+    lengths = [len(data), *map(len, large)]
+    total = _HEAD.size + len(lengths) * _LENGTH.size + sum(lengths)
+    head = struct.pack(f"{2 + len(lengths)}Q", total, len(lengths), *lengths)
+    return memoryview(b"".join((head, data, *large)))
+
+
+def _unframed(frame):
+    """Return the message; its arrays are views of the frame."""
+    _, count = _HEAD.unpack_from(frame)
+    at = _HEAD.size + count * _LENGTH.size
+    if not count:
+        return pickle.loads(frame[at:])
+    pieces = []
+    for length in struct.unpack_from(f"{count}Q", frame, _HEAD.size):
+        pieces.append(frame[at : at + length])
+        at += length
+    return pickle.loads(pieces[0], buffers=pieces[1:])
