@@ -241,13 +241,7 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
 
 def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
     """Return the command line of mpirun that runs all ranks."""
-    return mpirun.line_of_group(
-        _hosts(asked),
-        asked,
-        worker_command(asked, cores),
-        _flags(),
-        token,
-    )
+    return mpirun.line_of_group(_hosts(asked), asked, worker_command(asked, cores), _flags(), token)
 
 
 def _hosts(asked):

@@ -29,8 +29,7 @@ def result_of(seed, devices, key, number, size, op):
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 40))],
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 40))]
 )
 def test_random_devices(seed):
     chosen = random.Random(seed)

@@ -160,11 +160,7 @@ def test_no_headers_of_python(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "free", "status", "advice"),
-    [
-        (64, 64, "missing", "--shm-size"),
-        (8192, 10, "missing", "delete"),
-        (8192, 8000, "ok", ""),
-    ],
+    [(64, 64, "missing", "--shm-size"), (8192, 10, "missing", "delete"), (8192, 8000, "ok", "")],
 )
 def test_shared_memory(monkeypatch, tmp_path, size, free, status, advice):
     stat = types.SimpleNamespace(f_frsize=2**20, f_blocks=size, f_bavail=free)

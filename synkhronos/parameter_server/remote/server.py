@@ -24,12 +24,7 @@ LOOK_SECONDS = 0.25  # between looks for processes that have died
 class Server:
     """The loop of a server, in a group of the servers and then the movers."""
 
-    def __init__(
-        self,
-        group: Group,
-        n_servers: int,
-        hosts: Sequence[str],
-    ) -> None:
+    def __init__(self, group: Group, n_servers: int, hosts: Sequence[str]) -> None:
         self._group, self._post = group, Post(group)
         self._n_servers, self._n_workers = n_servers, group.size - n_servers
         self._rank, self._hosts = group.rank, hosts
