@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, blocked, init_keys, on_threads
+from support.parameter_server import SECONDS, blocked, local, on_threads
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import engine
@@ -14,8 +14,7 @@ from synkhronos.parameter_server import engine
 
 @pytest.fixture
 def store():
-    with ps.create("local", devices=[0, 4]) as made:
-        init_keys(made, [(2, 3), (5,)])
+    with local([(2, 3), (5,)], [0, 4]) as made:
         yield made
         for d in (0, 4):  # it goes on
             made.push(np.ones((2, 3), np.float32), 0, d)
@@ -264,8 +263,7 @@ def test_the_log_names_devices_that_have_not_pushed(store, caplog, monkeypatch):
 
 def test_close_lets_all_waits_end():
     """In mshadow-ps a delete hung, and so did the threads in PullWait."""
-    store = ps.create("local", devices=[0, 1])
-    init_keys(store, [(3,)])
+    store = local([(3,)], [0, 1])
     array = np.ones(3, np.float32)
     pushed = store.push(array, 0, 0)
     store.pull_req(array, 0, 0)
@@ -302,8 +300,7 @@ def test_close_lets_all_waits_end():
 @pytest.mark.parametrize("drain", [True, False])
 def test_close_drains_or_cancels_what_is_queued(drain, face):
     """In mshadow-ps queued tasks were dropped, silently."""
-    store = ps.create("local", devices=[0])
-    init_keys(store, [(20_000,)] * 4)
+    store = local([(20_000,)] * 4)
     arrays = [np.ones(20_000, np.float32) for _ in range(4)]
     came, pulls, closing = [], [], threading.Event()
     with contextlib.suppress(ps.StoreClosed), blocked(store, 99, 0):
@@ -323,8 +320,7 @@ def test_close_drains_or_cancels_what_is_queued(drain, face):
 
 
 def test_close_does_not_wait_for_a_callback_for_ever():
-    store = ps.create("local", devices=[0])
-    init_keys(store, [(1,)])
+    store = local([(1,)])
     may_go = threading.Event()
     array = np.ones(1, np.float32)
     store.push(array, 0, 0)
@@ -335,8 +331,7 @@ def test_close_does_not_wait_for_a_callback_for_ever():
 
 
 def test_an_exception_in_the_block_cancels_and_is_the_one_that_is_raised():
-    with pytest.raises(KeyError), ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(1,)])
+    with pytest.raises(KeyError), local([(1,)], [0, 1]) as store:
         store.push(np.ones(1, np.float32), 0, 0)
         raise KeyError
     with pytest.raises(ps.StoreClosed):
@@ -345,8 +340,7 @@ def test_an_exception_in_the_block_cancels_and_is_the_one_that_is_raised():
 
 def test_threads_end_with_the_store():
     before = set(threading.enumerate())
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(50_000,)])
+    with local([(50_000,)], [0, 1]) as store:
 
         def step(device):
             array = np.ones(50_000, np.float32)

@@ -27,13 +27,15 @@ class Held(ps.Updater):
         threading.Timer(0.2, self.may_go.set).start()
 
 
-def updating(updater, devices=(0,), **parameters):
-    """Return a store of one process with an updater."""
-    store = ps.create("local")
-    store.set_updater(updater)
-    for name, value in parameters.items():
-        store.set_param(name, value)
+def local(shapes, devices=(0,), updater=None, dtype=np.float32, **parameters):
+    """Return a store of one process, with keys 0, 1, ... of these shapes for all devices."""
+    store = ps.create("local", **parameters)
+    if updater is not None:
+        store.set_updater(updater)
     store.init(list(devices))
+    for key, shape in enumerate(shapes):
+        for device in devices:
+            store.init_key(shape, key, device, dtype=dtype)
     return store
 
 
@@ -56,13 +58,6 @@ def on_threads(devices, function):
     if errors:
         raise errors[0]
     return results
-
-
-def init_keys(store, shapes, dtype=np.float32):
-    """Make keys 0, 1, ... for all devices of a store."""
-    for key, shape in enumerate(shapes):
-        for device in store.devices:
-            store.init_key(shape, key, device, dtype=dtype)
 
 
 def pull(store, array, key, device):
