@@ -87,7 +87,6 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
         total("at last")(np.ones((8, 3)))
     assert nothing_records(first) and nothing_records(the_session())
     assert len(of(second, "after")) == len(of(second, "at last")) == 2
-    synk.close()
 
 
 @pytest.mark.faults

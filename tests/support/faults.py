@@ -379,8 +379,15 @@ CALLS = {
 }
 
 
-def use_a_new_session(n, what="function", **kwargs):
+def begun(what, n, master=0):
+    """Fork; return a call, after it has been made, and the process of each rank."""
+    synk.fork(n, master_rank=master)
+    call = CALLS[what if what in CALLS else "function"](n)
+    call()
+    return call, pids_by_rank()
+
+
+def use_a_new_session(n, what="function", master=0):
     """Check that a new session works after a fault: fork, call, and close."""
-    synk.fork(n, **kwargs)
-    CALLS[what](n)()
+    begun(what, n, master)
     synk.close()
