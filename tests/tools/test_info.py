@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 import types
 from pathlib import Path
 
 import pytest
+from support.running import run
 
 from synkhronos.__main__ import main, theanorc
 from synkhronos._host.theano import import_support
@@ -45,12 +45,8 @@ def home(tmp_path_factory):
 def info(home, *arguments, **variables):
     """Run ``synkhronos info`` in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("THEANO")}
-    return subprocess.run(
-        [sys.executable, "-m", "synkhronos", "info", *arguments],
-        env={**environment, "HOME": str(home), **variables},
-        capture_output=True,
-        text=True,
-    )
+    environment.update(variables, HOME=str(home))
+    return run(sys.executable, "-m", "synkhronos", "info", *arguments, env=environment)
 
 
 def checks_of(child):
@@ -334,9 +330,7 @@ def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, mon
     )
     environment = {**os.environ, "HOME": str(home), "THEANORC": str(tmp_path / "rc")}
     environment.pop("THEANO_FLAGS", None)
-    child = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    child = run(sys.executable, "-c", code, env=environment)
     assert child.stdout == flags["blas.ldflags"] + "\n", child.stderr
 
 
