@@ -144,8 +144,8 @@ CHECKS = [
     ),
     (lambda: _info.check_shm("/nowhere"), "broken", True, "/nowhere: ", "mount a tmpfs"),
     (
-        lambda: _info.check_cache({"cache": "/c", "cache_writable": False}), "broken", True,
-        "/c", "base_compiledir",
+        lambda: _info.check_cache("Theano", {"cache": "/c", "cache_writable": False}),
+        "broken", True, "/c", "base_compiledir",
     ),
     (lambda: cuda(WHEELS), "ok", False, "libnvrtc.so (CUDA 12.1)", ""),
     (

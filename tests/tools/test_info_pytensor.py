@@ -35,7 +35,7 @@ def compiler(**changes):
 
 
 def cache(**changes):
-    return pytensor.check_cache({**FACTS, **changes})
+    return pytensor.check_cache("PyTensor", {**FACTS, **changes})
 
 
 ABSENT = "ModuleNotFoundError: No module named 'pytensor'"
@@ -53,7 +53,7 @@ CHECKS = [
     (lambda: compiler(cxx=""), "missing", False, "", "only functions in the mode CVM"),
     (cache, "ok", False, "/c", ""),
     (lambda: cache(cache_writable=False), "broken", True, "/c", "base_compiledir"),
-    (lambda: pytensor.check_cache({}), "broken", False, "not known", "see PyTensor"),
+    (lambda: pytensor.check_cache("PyTensor", {}), "broken", False, "not known", "see PyTensor"),
     (lambda: pytensor.check_numba(FACTS), "ok", False, "0.68.0", ""),
 ]
 for linker, mode in itertools.product(pytensor.REFUSED, (True, False)):
