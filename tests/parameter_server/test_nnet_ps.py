@@ -1,10 +1,10 @@
 """The guide's network of two layers trains as serial training with whole batches does."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from support import gallery
 from support.launching import FOR_ROOT
 from support.running import python
 
@@ -15,10 +15,7 @@ SMALL = ["--epochs", "3", "--hidden", "16", "--check"]
 @pytest.fixture
 def demo(monkeypatch):
     monkeypatch.delenv("SYNKHRONOS_PARAMETER_SERVER", raising=False)
-    spec = importlib.util.spec_from_file_location("nnet_ps", DEMO)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return gallery.module_of("parameter_server/nnet_ps", monkeypatch)
 
 
 def errors(output):

