@@ -121,9 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     theanorc.set_defaults(run=_theanorc)
 
     bench = commands.add_parser(
-        "bench",
-        help="run a benchmark",
-        description="Run a benchmark; without a name, list them.",
+        "bench", help="run a benchmark", description="Run a benchmark; without a name, list them."
     )
     bench.add_argument("name", metavar="NAME", nargs="?", help="which one")
     bench.add_argument(

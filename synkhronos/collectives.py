@@ -23,14 +23,7 @@ from synkhronos._session.staging import send_objects
 from synkhronos._wording import is_bool, truth
 from synkhronos.inputs import Data
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "broadcast",
-    "gather",
-    "reduce",
-    "scatter",
-]
+__all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "scatter"]
 
 _PLAIN = (str, int, type(None))  # types of options that need no checks; not bool
 

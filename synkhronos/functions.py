@@ -25,15 +25,7 @@ from synkhronos._calls.function_values import Containers, Values
 from synkhronos._calls.recipe import Definition, Recipe, Source
 from synkhronos._calls.request import Requests
 from synkhronos._calls.row_numbers import make_inputs, take_out
-from synkhronos._hints import (
-    ArrayLike,
-    Input,
-    Output,
-    Rows,
-    SharedVariable,
-    Update,
-    Variable,
-)
+from synkhronos._hints import ArrayLike, Input, Output, Rows, SharedVariable, Update, Variable
 from synkhronos._session.current import Current, current
 from synkhronos._session.replica import SLICED, Description
 from synkhronos._session.session import State

@@ -7,7 +7,6 @@ import importlib.util
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import threading
 import zlib
@@ -17,7 +16,7 @@ import pytest
 
 # Before all others: it serves Theano's names on PyTensor.
 from support import host_library  # isort: skip
-from support import compiling, hosts, layouts
+from support import compiling, hosts, layouts, running
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
 from support.tiers import beyond_the_sample
 from support.waiting import Watch
@@ -233,22 +232,15 @@ def as_users_run_them(request):
 def script(tmp_path):
     """Return a function that runs a script in an interpreter of its own."""
 
-    def run(text, timeout=300, check=True, **kwargs):
+    def run(text, check=True, **kwargs):
         path = tmp_path / "script.py"
         path.write_text(text)
         here = os.path.dirname(__file__)
         quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # or `host`
         folders = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         env = {**quickly, **os.environ, "PYTHONPATH": folders, **kwargs.pop("env", {})}
-        done = subprocess.run(
-            [sys.executable, *kwargs.pop("options", ()), str(path)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=tmp_path,
-            env=env,
-            **kwargs,
-        )
+        options = kwargs.pop("options", ())
+        done = running.run(sys.executable, *options, path, cwd=tmp_path, env=env, **kwargs)
         if check:
             assert done.returncode == 0, done.stderr
         return done

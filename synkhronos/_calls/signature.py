@@ -420,8 +420,5 @@ def swap_variables(source, swap, defaults):
         updates=[(swap.get(target, target), value) for target, value in zip(targets, values)],
         update_modes=[*source.update_modes, *("avg" for _ in defaults)],
         sliceables=[swap.get(each, each) for each in source.sliceables or ()],
-        keywords={
-            **source.keywords,
-            "givens": list(zip(*swapped(source.keywords["givens"]))),
-        },
+        keywords={**source.keywords, "givens": list(zip(*swapped(source.keywords["givens"])))},
     )

@@ -166,9 +166,7 @@ def get_n_gpu() -> int:
 
 
 def resolve(
-    n_parallel: int | None = None,
-    use_gpu: bool | None = None,
-    devices: Sequence[str] | None = None,
+    n_parallel: int | None = None, use_gpu: bool | None = None, devices: Sequence[str] | None = None
 ) -> tuple[str, ...]:
     """Return the device of each rank of this machine.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition
-from synkhronos._session.replica import make_replica, unpack
+from synkhronos._session.replica import Replica, unpack
 from synkhronos.comm import Reference
 
 # Of rows: a range, a reference to their indices, or POSTED: see `replica`.
@@ -69,7 +69,7 @@ class LoadFunctions:
         for key in new:
             _host.spread_random_state(worker.variables[key], worker.rank)
         for (key, variant), (function, description) in functions.items():
-            replica = worker.replicas.setdefault(key, make_replica(key, description))
+            replica = worker.replicas.setdefault(key, Replica(key, description))
             replica.variants[variant] = function
 
 

@@ -16,7 +16,7 @@ from synkhronos._machine import devices
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log
 from synkhronos._session import commands
-from synkhronos._session.replica import PLAIN, make_replica
+from synkhronos._session.replica import PLAIN, Replica
 from synkhronos._wording import sentence
 from synkhronos.errors import WorkerError
 
@@ -43,7 +43,7 @@ class Registry:
     def add_function(self, function, compiled, description, recipe) -> int:
         """Register a function; the next `distribute` sends it. Return its key."""
         key = next(self._keys)
-        self._session.worker.replicas[key] = make_replica(key, description)
+        self._session.worker.replicas[key] = Replica(key, description)
         self._recipes[key] = recipe
         self._functions[key] = function
         # Keeps the registry and the session alive, until the user drops the function or `release`.

@@ -191,6 +191,7 @@ class Replica:
 
     def _arguments(self, worker, request, rows, span=None):
         chosen, is_copied, selection = rows, False, request.selection
+        axes = self.description.axes
         if selection is POSTED:
             begin, _ = worker.gate.bounds()
             chosen = range(begin + rows.start, begin + rows.stop)
@@ -199,16 +200,17 @@ class Replica:
             is_copied = not _is_forward(chosen)
         arguments = []
         for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
+            axis = axes[position] if axes else 0
             if kind == WHOLE:
                 array = worker.fetch(ref)
             elif kind == BATCH:
-                array = worker.fetch(ref, rows)
+                array = worker.fetch(ref, rows, None, axis)
             elif is_copied:
-                array = worker.fetch(ref, chosen, self._buffer(position, chosen, ref))
+                array = worker.fetch(ref, chosen, self._buffer(position, chosen, ref, axis), axis)
                 if span is not None:
                     span.moved(array)
             else:
-                array = worker.fetch(ref, chosen)
+                array = worker.fetch(ref, chosen, None, axis)
             arguments.append(array)
         return arguments
 
@@ -236,50 +238,16 @@ class Replica:
             pairs.append((variable, taken))
         return pairs
 
-    def _buffer(self, slot, rows, array):
-        """Return the buffer for a copy of rows of an array.
+    def _buffer(self, slot, rows, array, axis=0):
+        """Return the buffer for a copy of rows of an array: one piece of memory.
 
         Its contents are valid until the next slice or call, which use the buffer again.
         """
-        buffer, shape = self._buffers.get(slot), tuple(array.shape[1:])
-        if buffer is None or len(buffer) < len(rows) or buffer.shape[1:] != shape:
-            buffer = self._buffers[slot] = np.empty((len(rows), *shape), array.dtype)
-        return buffer[: len(rows)]
-
-
-class ReplicaAlongAxes(Replica):
-    """A replica with inputs whose rows are on other axes than 0."""
-
-    def _arguments(self, worker, request, rows, span=None):
-        chosen = rows
-        if request.selection is not None:
-            chosen = unpack(worker, request.selection)[rows.start : rows.stop]
-        arguments = []
-        for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
-            axis, mine = self.description.axes[position], rows if kind == BATCH else chosen
-            if kind == WHOLE:
-                array = worker.fetch(ref)
-            elif _is_forward(mine):
-                array = worker.fetch(ref, mine, None, axis)
-            else:
-                array = worker.fetch(ref, mine, self._buffer_along(position, mine, ref, axis), axis)
-                if span is not None:
-                    span.moved(array)
-            arguments.append(array)
-        return arguments
-
-    def _buffer_along(self, slot, rows, array, axis):
-        """Return the buffer for a copy of rows along an axis: one piece of memory, as `_buffer`."""
         shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
         items, buffer = math.prod(shape), self._buffers.get(slot)
         if buffer is None or buffer.size < items:
             buffer = self._buffers[slot] = np.empty(items, array.dtype)
         return buffer[:items].reshape(shape)
-
-
-def make_replica(key, description):
-    """Return the replica of a function."""
-    return (ReplicaAlongAxes if description.axes else Replica)(key, description)
 
 
 def unpack(worker, selection):

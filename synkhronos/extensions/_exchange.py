@@ -23,8 +23,7 @@ class Port:
     def push(self, array):
         self.is_used = True
         try:
-            # A thread of the store would wait for Python's lock until the function has computed.
-            self._store._push_now(array, self.key, self._devid, -self.position)
+            self._store._push(array, self.key, self._devid, -self.position, now=True)
             self._future = self._store.pull_req(array, self.key, self._devid, -self.position)
         except BaseException as error:
             self.failure = error

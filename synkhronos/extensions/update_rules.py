@@ -48,9 +48,7 @@ __all__ = [
 
 
 def sgd(
-    loss_or_grads: LossOrGrads,
-    params: Sequence[SharedVariable],
-    learning_rate: Scalar,
+    loss_or_grads: LossOrGrads, params: Sequence[SharedVariable], learning_rate: Scalar
 ) -> Updates:
     r"""Step down the gradient: :math:`p \leftarrow p - \eta g`.
 
@@ -423,9 +421,7 @@ def adamax(
 
 
 def apply_momentum(
-    updates: UpdatesLike,
-    params: Sequence[SharedVariable] | None = None,
-    momentum: Scalar = 0.9,
+    updates: UpdatesLike, params: Sequence[SharedVariable] | None = None, momentum: Scalar = 0.9
 ) -> Updates:
     r"""Give any rule's steps :math:`\Delta` a velocity.
 
@@ -463,9 +459,7 @@ def apply_momentum(
 
 
 def apply_nesterov_momentum(
-    updates: UpdatesLike,
-    params: Sequence[SharedVariable] | None = None,
-    momentum: Scalar = 0.9,
+    updates: UpdatesLike, params: Sequence[SharedVariable] | None = None, momentum: Scalar = 0.9
 ) -> Updates:
     r"""Give any rule's steps :math:`\Delta` a velocity that looks ahead.
 

@@ -106,17 +106,15 @@ class UpdatingBackend(Backend):
 
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
         """Let the updater fill the weight, once, and make it the result of round 0."""
-        if self._is_at_work():
+        if getattr(self._owner, "is_at_work", False):
             raise OutOfTurn(f"an updater can't make key {key.name!r} of its own store.")
-        kept = np.zeros(key.shape, key.dtype) if weight is None else weight.copy()
+        is_new = weight is None
+        kept = np.zeros(key.shape, key.dtype) if is_new else weight.copy()
         with self._alone():
-            updaters.introduce(self.updater, key.name, kept, weight is not None)
+            (self.updater.init_model if is_new else self.updater.adopt)(key.name, kept)
             self.weights[key.name] = kept
         if not self._is_test:
             self.publish_copy(key, 0, kept)
-
-    def _is_at_work(self):
-        return getattr(self._owner, "is_at_work", False)
 
     @contextlib.contextmanager
     def _alone(self):

@@ -28,12 +28,7 @@ from synkhronos._arithmetic.blocks import reduce_block
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos.parameter_server.backends import Backend
-from synkhronos.parameter_server.errors import (
-    CallbackFailed,
-    OutOfTurn,
-    RoundTimeout,
-    StoreClosed,
-)
+from synkhronos.parameter_server.errors import CallbackFailed, OutOfTurn, RoundTimeout, StoreClosed
 from synkhronos.parameter_server.parameters import Parameters
 from synkhronos.parameter_server.pulls import Pull
 from synkhronos.parameter_server.reductions import Reduction

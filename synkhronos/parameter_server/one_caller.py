@@ -54,14 +54,11 @@ class OneCaller:
                 "push() takes an array, a key, a device and a priority; or a key, a value and a "
                 f"priority. The first was {_wording.shown(first)}."
             )
-        return self._push_values(names, values, priority if rest is None else rest)
-
-    def _push_values(self, key, value, priority):
-        priority = _wording.whole_number("priority", priority, LOWEST)
-        pairs = self._values(key, value)
+        priority = _wording.whole_number("priority", priority if rest is None else rest, LOWEST)
+        pairs = self._values(names, values)
         engine = self._engine
         with engine.held():
-            return _one(key, engine.push_all(pairs, priority))
+            return _one(names, engine.push_all(pairs, priority))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True

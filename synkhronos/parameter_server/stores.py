@@ -388,21 +388,18 @@ class Store(OneCaller):
             For a second push of one device in a round.
         """
         if type(array) is np.ndarray and value is None:
-            return self._push(array, key, devid, priority, False)
+            return self._push(array, key, devid, priority)
         if array is not None and not isinstance(array, _KEYS):
             if value is not None:
                 raise TypeError("push() of an array takes a key and a device, and no value.")
-            return self._push(array, key, devid, priority, False)
+            return self._push(array, key, devid, priority)
         return self._push_by_key(array, key, devid, priority, value)
 
-    def _push_now(self, array, key, devid, priority=0):
-        """Push, and if this closes the round, reduce it and hand it over in this thread.
+    def _push(self, array, key, devid, priority, now=False):
+        """Push; with `now`, if this closes the round, reduce it and hand it over in this thread.
 
         For operations of Theano's graphs: while they run no other thread of this process does.
         """
-        return self._push(array, key, devid, priority, True)
-
-    def _push(self, array, key, devid, priority, now):
         slot = self._slot(key, devid)
         known = slot.key
         if type(array) is not np.ndarray:

@@ -165,11 +165,6 @@ def as_updater(updater: Updater | Callable) -> Updater:
     return function_updater(updater)
 
 
-def introduce(updater: Updater, key: int | str, weight: np.ndarray, is_given: bool) -> None:
-    """Let an updater remember the memory of a key, and fill it if the key was given no value."""
-    (updater.adopt if is_given else updater.init_model)(key, weight)
-
-
 def update(updater: Updater, key: int | str, gradient: np.ndarray, weight: np.ndarray) -> None:
     """Let an updater change a weight; raise if it has put another array in the memory's place."""
     updater.update(key, gradient)

@@ -182,10 +182,4 @@ def _threads(options):
 
 
 def _mpirun_line(hosts, options, job):
-    return mpirun.line_of_group(
-        hosts,
-        options,
-        _node(job),
-        _threads(options),
-        job.token,
-    )
+    return mpirun.line_of_group(hosts, options, _node(job), _threads(options), job.token)

@@ -71,7 +71,8 @@ def _add_arguments_of(parser, rule):
         "node0:cuda0,cuda1; once for each host",
     )  # fmt: skip
     parser.add_argument(
-        "--set", metavar="NAME=VALUE", action="append", default=[], type=_typed(_setting),
+        "--set", metavar="NAME=VALUE", action="append", default=[],
+        type=_typed(_options.parse_setting),
         help="set an attribute of the model or its data: n_epochs=3, data.n_batch_train=10",
     )  # fmt: skip
     for option in _options.of_rule(rule).values():
@@ -94,11 +95,6 @@ def _add_arguments_of(parser, rule):
     # For `synkhronos.rules`: where the end is written, and a run that ends with its script.
     parser.add_argument("--report", help=argparse.SUPPRESS)
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
-
-
-def _setting(text):
-    _options.parse_setting(text)
-    return text
 
 
 def _typed(parse):
@@ -152,7 +148,7 @@ def main(options: argparse.Namespace) -> int:
             options.devices,
             options.modelfile,
             options.modelclass,
-            dict(map(_options.parse_setting, options.set)),
+            dict(options.set),
             given,
             agent=options.agent,
             mpirun_args=options.mpirun_args,
@@ -241,13 +237,7 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
 
 def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
     """Return the command line of mpirun that runs all ranks."""
-    return mpirun.line_of_group(
-        _hosts(asked),
-        asked,
-        worker_command(asked, cores),
-        _flags(),
-        token,
-    )
+    return mpirun.line_of_group(_hosts(asked), asked, worker_command(asked, cores), _flags(), token)
 
 
 def _hosts(asked):

@@ -97,10 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tmlauncher: {note}", file=sys.stderr)
     again = [word for word in line if not word.lstrip("-").startswith("resume")]
     return _rule.start(
-        asked,
-        ["tmlauncher", *again, "-resume"],
-        dry_run=bool(answers.get("dry_run")),
-        refused=1,
+        asked, ["tmlauncher", *again, "-resume"], dry_run=bool(answers.get("dry_run")), refused=1
     )
 
 

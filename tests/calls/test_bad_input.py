@@ -171,7 +171,6 @@ def test_a_wrong_fork_starts_nothing(no_session, case):
     with nothing_left():
         refuse(case, names())
     use_rightly(case.use, names())
-    synk.close()
 
 
 @pytest.mark.skipif(not HAS_KERAS, reason="needs Keras")

@@ -68,6 +68,7 @@ def test_from_dtype_and_ndim_or_shape():
     assert (d.shape, d.alloc_size, d.dtype) == ((2, 5), 15, "int16")
     np.testing.assert_array_equal(d.data, 0)
     assert synk.data(dtype=np.float32, shape=(1,)).dtype == "float32"
+    assert synk.data(dtype="int8", shape=(5, 2), oversize=1.55).alloc_size == 15
     for shape in (np.array([2, 3]), range(2, 4)):
         assert synk.data(dtype="int8", shape=shape).shape == (2, 3)
 

@@ -43,10 +43,7 @@ def lines(rows, title=""):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "n, master, parts",
-    [
-        (2, 0, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]),
-        (3, 1, [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]),
-    ],
+    [(2, 0, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]), (3, 1, [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])],
 )
 def test_print_says_its_rank(script, n, master, parts):
     done = script(

@@ -67,9 +67,7 @@ def test_gradients_over_slices_are_those_without(ranks):
     x = T.fmatrix("x")
     loss = T.tanh(x.dot(w)).sum(1)
     f = synk.function(
-        [x],
-        loss.mean(),
-        updates=[(g, T.grad(loss.mean(), w)), (h, T.grad(loss.sum(), w), "sum")],
+        [x], loss.mean(), updates=[(g, T.grad(loss.mean(), w)), (h, T.grad(loss.sum(), w), "sum")]
     )
     value = np.random.RandomState(1).randn(24, 3).astype("float32")
     whole = f(value)

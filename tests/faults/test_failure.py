@@ -13,19 +13,9 @@ import numpy as np
 import pytest
 import theano.tensor as T
 from support import faults
-from support.faults import (
-    BOUND,
-    ROWS,
-    bounded,
-    held,
-    holding,
-    let_go,
-    may_go,
-    runs,
-    signal_once_held,
-)
+from support.faults import BOUND, ROWS, bounded, held, holding, let_go, may_go, signal_once_held
 from support.helpers import Call, function
-from support.leaks import names_in_shared_memory
+from support.leaks import names_in_shared_memory, runs
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -52,7 +42,6 @@ def test_ctrl_c_returns_at_once_also_while_the_next_call_waits_for_the_interrupt
     threading.Timer(0.2, let_go).start()
     np.testing.assert_array_equal(f(ROWS), ROWS)
     assert may_go()
-    synk.close()
 
 
 changed = faults.shared_numbers(1)  # calls whose rows have changed while they ran
@@ -77,7 +66,6 @@ def test_inputs_of_an_interrupted_call_stay_until_the_worker_has_left_it(no_sess
     threading.Timer(0.2, let_go).start()
     np.testing.assert_array_equal(f(ROWS), ROWS)
     assert changed[0] == 0
-    synk.close()
 
 
 def test_close_does_not_wait_for_an_interrupted_call(no_session):
@@ -118,7 +106,6 @@ def test_a_storm_of_ctrl_c_never_breaks_the_session(no_session):
         np.testing.assert_array_equal(gathered, data.data)
     signal.signal(signal.SIGALRM, previous)
     assert len(came) == 150
-    synk.close()
 
 
 def test_ctrl_c_of_a_terminal_ends_a_script_and_its_workers(script, tmp_path):
@@ -229,7 +216,6 @@ def test_data_that_does_not_fit_is_refused_and_the_session_lives(no_session):
         small.set_length(too_many)
     np.testing.assert_array_equal(small.data, ROWS)
     np.testing.assert_array_equal(f(small), ROWS)
-    synk.close()
 
 
 # Calls from inside calls.
@@ -254,4 +240,3 @@ def test_a_call_from_a_signal_handler_is_refused_and_the_outer_one_is_right(no_s
     assert len(synkhronos_error) == 1
     assert "in the middle of another call" in synkhronos_error[0]
     np.testing.assert_array_equal(g(ROWS + 100), ROWS + 100)
-    synk.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support.faults import BOUND, CALLS, bounded, child_process, pids_by_rank
+from support.faults import BOUND, CALLS, begun, bounded, child_process, pids_by_rank
 from support.helpers import function, square
 from support.layouts import Layout, forked
 from support.leaks import nothing_left
@@ -48,8 +48,7 @@ def refused(do):
 
 
 def fork_a_session(pair):
-    synk.fork(2)
-    CALLS["function"](2)()
+    begun("function", 2)
 
 
 def fork_and_close(pair):

@@ -9,9 +9,9 @@ import threading
 
 import psutil
 import pytest
-from support.faults import BOUND, CALLS, bounded, child_process, pids_by_rank, runs
+from support.faults import BOUND, CALLS, begun, bounded, child_process, pids_by_rank
 from support.helpers import square
-from support.leaks import nothing_left
+from support.leaks import nothing_left, runs
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -22,16 +22,12 @@ pytestmark = pytest.mark.faults
 
 
 def test_a_child_that_outlives_the_session(no_session):
-    synk.fork(2)
-    call = CALLS["function"](2)
-    call()
-    pids = pids_by_rank()
+    _, pids = begun("function", 2)
     with child_process(lambda: signal.pause()) as process:
         with bounded():
             synk.close()
             assert not runs(pids[1])
-            synk.fork(2)
-            CALLS["function"](2)()
+            begun("function", 2)
             pid = pids_by_rank()[1]
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not runs(pid), BOUND)
@@ -46,9 +42,7 @@ def test_a_pool_from_before_the_session(no_session):
     context = multiprocessing.get_context("fork")
     with context.Pool(2) as pool:
         assert pool.map(square, [2]) == [4]
-        synk.fork(2)
-        call = CALLS["function"](2)
-        call()
+        call, _ = begun("function", 2)
         assert pool.map(square, [3]) == [9]
         call()
         synk.close()
@@ -110,8 +104,7 @@ def test_close_in_a_thread_while_others_call(no_session, what, caplog):
     assert closer is None or isinstance(closer, SessionError), closer
     for error in callers:
         assert isinstance(error, (SessionError, WorkerDied)), repr(error)
-    synk.fork(2)
-    CALLS["function"](2)()
+    begun("function", 2)
 
 
 def test_close_while_a_thread_computes_for_long(no_session, monkeypatch):
@@ -141,8 +134,7 @@ def test_close_while_a_thread_computes_for_long(no_session, monkeypatch):
         computes.wait(BOUND)
         synk.close()
         assert psutil.Process().children() == others
-        synk.fork(2)
-        CALLS["all_reduce"](2)()
+        begun("all_reduce", 2)
         may_go_on.set()
         thread.join()
         assert "closed" in errors[0]
@@ -179,7 +171,6 @@ def test_a_worker_killed_while_threads_call(no_session, caplog):
         *callers, _ = in_threads(4, work)
     for error in callers:
         assert isinstance(error, WorkerDied) and error.rank == 2, repr(error)
-    synk.close()
 
 
 @pytest.mark.parametrize("when", [0, 1, 2])
@@ -196,8 +187,7 @@ def test_a_process_that_can_not_be_started(no_session, monkeypatch, when):
     with nothing_left(), bounded(), pytest.raises(SessionError, match="can't start 4 ranks"):
         synk.fork(4)
     monkeypatch.undo()
-    synk.fork(2)
-    CALLS["function"](2)()
+    begun("function", 2)
 
 
 # The end of an interpreter.

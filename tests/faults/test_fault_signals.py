@@ -11,18 +11,10 @@ import time
 import psutil
 import pytest
 from support import faults
-from support.faults import (
-    BOUND,
-    CALLS,
-    armed,
-    bounded,
-    child_process,
-    pids_by_rank,
-    runs,
-    set_point,
-)
+from support.faults import BOUND, armed, begun, bounded, child_process, pids_by_rank, set_point
 from support.interrupts import interrupt_at_begin
-from support.leaks import nothing_left
+from support.leaks import nothing_left, runs
+from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -62,12 +54,11 @@ def continued_once_said(log, words, pid):
             wait_until(lambda: any(words in message for message in said(log)), BOUND)
         os.kill(pid, signal.SIGCONT)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
+    watching = in_thread(watch)
     try:
         yield
     finally:
-        thread.join()
+        watching.result()
 
 
 STOPS = [
@@ -88,9 +79,7 @@ STOPS = [
 def test_a_worker_stopped_at(no_session, monkeypatch, impatient, what, owner, name, when, words):
     n, master, rank = 4, 1, 3
     set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGSTOP))
-    synk.fork(n, master_rank=master)
-    call = CALLS[what](n)
-    call()
+    call, _ = begun(what, n, master)
     impatient.clear()
     pid = pids_by_rank()[rank]
     expected = f"for rank {rank} (process {pid}, stopped) to {words}"
@@ -101,7 +90,6 @@ def test_a_worker_stopped_at(no_session, monkeypatch, impatient, what, owner, na
     assert "the call goes on" in messages[-1]
     call()
     assert pids_by_rank()[rank] == pid
-    synk.close()
 
 
 def test_a_short_wait_is_not_told_of_and_a_long_one_also_without_a_descriptor(impatient):
@@ -118,8 +106,7 @@ def test_a_short_wait_is_not_told_of_and_a_long_one_also_without_a_descriptor(im
 
 def test_close_with_stopped_workers(no_session, monkeypatch):
     monkeypatch.setattr(session_module, "QUIT_SECONDS", 0.5)
-    synk.fork(4)
-    CALLS["function"](4)()
+    begun("function", 4)
     pids = pids_by_rank()
     for pid in pids[1:]:
         os.kill(pid, signal.SIGSTOP)
@@ -132,9 +119,7 @@ def test_close_with_stopped_workers(no_session, monkeypatch):
 
 
 def test_a_stopped_worker_that_is_killed_ends_the_wait(no_session, impatient):
-    synk.fork(3)
-    call = CALLS["exchange"](3)
-    call()
+    call, _ = begun("exchange", 3)
     impatient.clear()  # a busy machine may have made that wait, too
     pid = pids_by_rank()[2]
     os.kill(pid, signal.SIGSTOP)
@@ -144,14 +129,11 @@ def test_a_stopped_worker_that_is_killed_ends_the_wait(no_session, impatient):
         call()
     timer.join()
     assert not any("goes on" in message for message in said(impatient))
-    synk.close()
 
 
 def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
-    synk.fork(2)
-    call = CALLS["all_reduce"](2)
-    call()
-    pid = pids_by_rank()[1]
+    call, pids = begun("all_reduce", 2)
+    pid = pids[1]
     os.kill(pid, signal.SIGSTOP)
     for _ in range(2):
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
@@ -161,7 +143,6 @@ def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
         timer.join()
     with continued_once_said(impatient, "rank 1", pid):
         call()
-    synk.close()
 
 
 # Ctrl-C at lines of what runs in the master.
@@ -169,9 +150,7 @@ def test_ctrl_c_while_a_stopped_worker_is_waited_for(no_session, impatient):
 
 def test_ctrl_c_as_a_call_ends_whose_traceback_is_kept(no_session):
     """A notebook keeps it; and a ``finally`` may call a collective before it has gone."""
-    synk.fork(2)
-    call = CALLS["all_reduce"](2)
-    call()
+    call, _ = begun("all_reduce", 2)
     kept = [interrupt_at_begin(session_module._Steps.__exit__, call)]
     call()
 
@@ -227,9 +206,7 @@ def test_ctrl_c_twice_in_a_row(no_session, other_thread, monkeypatch, what, firs
         with bounded(), pytest.raises(KeyboardInterrupt):
             synk.fork(3)
     else:
-        synk.fork(3)
-        call = CALLS[what if what in CALLS else "function"](3)
-        call()
+        call, _ = begun(what, 3)
         left[:] = [first, second]
         with bounded(), pytest.raises(KeyboardInterrupt):
             synk.close() if what == "close" else call()
@@ -264,9 +241,7 @@ def be_interrupted(what):
         faults.arm_this_process()
         with pytest.raises(KeyboardInterrupt):
             synk.fork(3)
-    synk.fork(3)
-    call = CALLS[what if what in CALLS else "function"](3)
-    call()
+    call, _ = begun(what, 3)
     if what != "fork":
         pids = pids_by_rank()
         faults.arm_this_process()

@@ -4,7 +4,6 @@ import ctypes
 import functools
 import os
 import signal
-import threading
 import time
 
 import numpy as np
@@ -17,14 +16,15 @@ from support.faults import (
     BOUND,
     CALLS,
     armed,
+    begun,
     bounded,
     child_process,
     pids_by_rank,
-    runs,
     set_point,
 )
 from support.helpers import Call, function
-from support.leaks import nothing_left
+from support.leaks import nothing_left, runs
+from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -83,33 +83,34 @@ def check_that_it_is_over(rank, signum, call, pids):
     synk.close()
 
 
-@pytest.mark.parametrize("what, owner, name, when", POINTS, ids=faults.point_id)
-def test_a_worker_killed_at(no_session, monkeypatch, what, owner, name, when):
+WORKER_SIGNALS = [
+    *((signal.SIGKILL, *point) for point in POINTS),
+    *((signal.Signals(each), "function", _host, "run", "before") for each in (15, 11, 6, 7, 26)),
+]
+
+
+@pytest.mark.parametrize("signum, what, owner, name, when", WORKER_SIGNALS, ids=faults.point_id)
+def test_a_worker_killed_at(no_session, monkeypatch, signum, what, owner, name, when):
     n, master, rank = 3, 1, 2
-    set_point(monkeypatch, owner, name, when, faults.hit_by(signal.SIGKILL))
+    set_point(monkeypatch, owner, name, when, faults.hit_by(signum))
     with bounded():
-        synk.fork(n, master_rank=master)
-        call = CALLS[what](n)
-        call()
-        pids = pids_by_rank()
-        with armed(pids[rank]), pytest.raises(WorkerDied, match=rf"rank {rank} .*SIGKILL") as died:
+        call, pids = begun(what, n, master)
+        told = rf"rank {rank} .*\({signum.name}\)"
+        with armed(pids[rank]), pytest.raises(WorkerDied, match=told) as died:
             call()
         assert "Apply node" not in str(died.value)  # of Theano, which catches errors in a graph
-        check_that_it_is_over(rank, signal.SIGKILL, call, pids)
-        faults.use_a_new_session(n, what, master_rank=master)
+        check_that_it_is_over(rank, signum, call, pids)
+        faults.use_a_new_session(n, what, master)
 
 
 @pytest.mark.parametrize("n, master, rank", [(2, 0, 1), (3, 1, 2), (4, 1, 0)])
 def test_a_worker_killed_before_the_start(no_session, n, master, rank):
-    synk.fork(n, master_rank=master)
-    call = CALLS["function"](n)
-    call()
-    pids = pids_by_rank()
+    call, pids = begun("function", n, master)
     os.kill(pids[rank], signal.SIGKILL)
     wait_until(lambda: not runs(pids[rank]), BOUND)
     with bounded():
         check_that_it_is_over(rank, signal.SIGKILL, call, pids)
-        faults.use_a_new_session(n, master_rank=master)
+        faults.use_a_new_session(n, master=master)
 
 
 @pytest.mark.parametrize("what", ["growing outputs", "exchange", "all_reduce", "gather"])
@@ -126,15 +127,12 @@ def test_a_worker_killed_when_it_is_done(no_session, monkeypatch, what):
 
     monkeypatch.setattr(Gate, "finish", finish_late)
     with bounded():
-        synk.fork(n, master_rank=master)
-        call = CALLS[what](n)
-        call()
-        pids = pids_by_rank()
+        call, pids = begun(what, n, master)
         with armed(pids[rank]), pytest.raises(WorkerDied, match=rf"rank {rank} .*SIGKILL"):
             call()
             call()
         check_that_it_is_over(rank, signal.SIGKILL, call, pids)
-        faults.use_a_new_session(n, what, master_rank=master)
+        faults.use_a_new_session(n, what, master)
 
 
 @pytest.mark.parametrize("rank_that_maps", [0, 1])
@@ -159,30 +157,10 @@ def test_a_worker_killed_before_its_memory_is_mapped(no_session, monkeypatch, ra
         check_that_it_is_over(2, signal.SIGKILL, lambda: synk.all_reduce(s), list(pids))
 
 
-@pytest.mark.parametrize("blow", [15, 11, 6, 7, 26], ids=lambda s: signal.Signals(s).name)
-def test_a_worker_ended_by_another_signal(no_session, monkeypatch, blow):
-    set_point(monkeypatch, _host, "run", "before", faults.hit_by(blow))
-    with bounded():
-        synk.fork(2)
-        call = CALLS["function"](2)
-        call()
-        pids = pids_by_rank()
-        name = signal.Signals(blow).name
-        with armed(pids[1]), pytest.raises(WorkerDied, match=rf"rank 1 .*\({name}\)"):
-            call()
-        check_that_it_is_over(1, blow, call, pids)
-
-
-def in_a_thread(do):
-    thread = threading.Thread(target=do)
-    thread.start()
-    thread.join(BOUND)
-
-
 ENDS = {  # how, and the exit status that is seen
     "os._exit(0)": (lambda: os._exit(0), [0]),
     "os._exit(7)": (lambda: os._exit(7), [7]),
-    "os._exit in a thread": (lambda: in_a_thread(lambda: os._exit(3)), [3]),
+    "os._exit in a thread": (lambda: in_thread(os._exit, 3).result(BOUND), [3]),
     "os.abort": (os.abort, [-6]),
     "a segmentation fault": (lambda: ctypes.string_at(0), [-11]),
     "another program": (lambda: os.execv("/bin/sleep", ["sleep", "60"]), [None]),
@@ -212,7 +190,7 @@ def test_a_worker_ends_by_itself(no_session, capfd, how):
         assert caught.value.rank == rank
         assert caught.value.exitcode in ENDS[how][1]
         synk.close()
-        faults.use_a_new_session(n, master_rank=master)
+        faults.use_a_new_session(n, master=master)
 
 
 def leave_a_child(rank, rows):
@@ -277,9 +255,7 @@ def be_a_master(what, n, master):
     """Come to the point where this process is hit, which never returns."""
     if what == "fork":
         faults.arm_this_process()
-    synk.fork(n, master_rank=master)
-    call = CALLS[what if what in CALLS else "function"](n)
-    call()
+    call, _ = begun(what, n, master)
     faults.arm_this_process()
     synk.data(np.ones(100_000))
     if what == "close":

@@ -59,7 +59,6 @@ def test_it_ends_the_masters_part_and_waits_for_no_worker(no_session, n, kind):
     assert synk.status().state == "interrupted"
     let_go()
     np.testing.assert_array_equal(f(np.arange(4.0)), np.arange(4.0))
-    synk.close()
 
 
 def test_an_error_of_the_computation_is_a_worker_error_as_before(no_session):
@@ -70,7 +69,6 @@ def test_an_error_of_the_computation_is_a_worker_error_as_before(no_session):
     with handler_that_raises(OutOfTime) as raised, pytest.raises(WorkerError, match=said):
         f(-np.ones(4))
     assert raised == []
-    synk.close()
 
 
 class Signals:
@@ -113,7 +111,6 @@ def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind
         np.testing.assert_array_equal(g(np.arange(4.0)), np.arange(4.0))
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    synk.close()
 
 
 def test_asyncio_hears_of_one_ctrl_c_once(no_session, monkeypatch):
@@ -134,4 +131,3 @@ def test_asyncio_hears_of_one_ctrl_c_once(no_session, monkeypatch):
     synk.fork(2)
     asyncio.run(main())
     assert came == ["Ctrl-C"]
-    synk.close()

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import theano
 from support import faults
-from support.faults import CALLS, pids_by_rank
+from support.faults import CALLS, begun, pids_by_rank
 from support.interrupts import (
+    SOME_AND_EVERY_LINE,
     OutOfTime,
     Preempted,
     Timeout,
     handler_that_raises,
+    in_strides,
     interrupt_at_line,
     raise_at_line,
 )
@@ -25,12 +27,6 @@ pytestmark = pytest.mark.faults
 
 
 KINDS = [KeyboardInterrupt, Timeout, OutOfTime, Preempted]
-
-
-def in_strides(some):
-    """Return a mark for a test that tries every line, and in the quick tier one in so many."""
-    every = pytest.param(1, id="every line", marks=pytest.mark.slow("a signal at each line"))
-    return pytest.mark.parametrize("stride", [pytest.param(some, id="some lines"), every])
 
 
 def comes_to(line, do):
@@ -64,21 +60,18 @@ def test_fork_and_close_leave_nothing(no_session, other_thread, stride):
     faults.use_a_new_session(2)
 
 
-@in_strides(15)
+@SOME_AND_EVERY_LINE
 def test_the_session_goes_on_with_right_results(no_session, other_thread, stride):
-    synk.fork(2)
-    call = CALLS["function"](2)
-    call()
+    call, _ = begun("function", 2)
     pids, line = pids_by_rank(), 0
     while comes_to(line, call):
         call()
         line += stride
     assert pids_by_rank() == pids
     assert line > 30
-    synk.close()
 
 
-@in_strides(15)
+@SOME_AND_EVERY_LINE
 def test_a_collective_of_a_variable_that_the_workers_were_being_told_of(
     no_session, other_thread, stride
 ):
@@ -92,4 +85,3 @@ def test_a_collective_of_a_variable_that_the_workers_were_being_told_of(
         np.testing.assert_array_equal(synk.get_value(1, s), np.full(3, 4.0))
         line += stride
     assert line > 100
-    synk.close()

@@ -1,11 +1,10 @@
 """The demo of servers and workers, with the numbers of mshadow-ps's guide."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
-from support import nodes
+from support import gallery, nodes
 
 DEMO = Path(__file__).parents[2] / "demos" / "parameter_server" / "dist_async_sum.py"
 
@@ -36,9 +35,7 @@ def test_dist_async_sum(tmp_path):
 )  # fmt: skip
 def test_what_the_demo_refuses(monkeypatch, capsys, devices, said):
     monkeypatch.delenv("SYNKHRONOS_PARAMETER_SERVER", raising=False)
-    spec = importlib.util.spec_from_file_location("dist_async_sum", DEMO)
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
+    demo = gallery.module_of("parameter_server/dist_async_sum", monkeypatch)
     with pytest.raises(SystemExit) as ended:
         demo.main(devices)
     assert ended.value.code == 2 and said in capsys.readouterr().err

@@ -9,15 +9,15 @@ import weakref
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, Held, blocked, init_keys, pull, updating
+from support.parameter_server import SECONDS, Held, blocked, local, pull
+from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
 
 
 def test_close_in_the_main_thread_runs_callbacks_of_rounds_that_are_still_updated():
     updater = Held()
-    store = updating(updater)
-    init_keys(store, [(2,)])
+    store = local([(2,)], [0], updater)
     came, array = [], np.ones(2, np.float32)
     updater.may_go.set()
     for number in (1, 2):
@@ -32,16 +32,7 @@ def test_close_in_the_main_thread_runs_callbacks_of_rounds_that_are_still_update
 
 
 def test_an_interrupted_close_has_closed_the_store():
-    store = ps.create("local", devices=[0, 1])
-    init_keys(store, [(2,)])
-    errors = []
-
-    def wait():
-        try:
-            store.pull_wait(0, 1)
-        except ps.StoreClosed as error:
-            errors.append(error)
-
+    store = local([(2,)], [0, 1])
     with blocked(ps.create("local", devices=[0]), 9, 0):  # another store is not concerned
         store.init_key((1,), 5, 0)
         store.init_key((1,), 5, 1)
@@ -51,14 +42,13 @@ def test_an_interrupted_close_has_closed_the_store():
         store.pull_req(np.ones(1, np.float32), 5, 0, callback=lambda: may_go.wait(SECONDS))
         store.push(np.ones(2, np.float32), 0, 1)
         store.pull_req(np.ones(2, np.float32), 0, 1)
-        waiter = threading.Thread(target=wait)
-        waiter.start()
+        waiting = in_thread(store.pull_wait, 0, 1)
         main = threading.main_thread().ident
         with pytest.raises(KeyboardInterrupt):
             threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
             store.close()
-        waiter.join(SECONDS)
-        assert not waiter.is_alive() and errors
+        with pytest.raises(ps.StoreClosed):
+            waiting.result(SECONDS)
         with pytest.raises(ps.StoreClosed):
             store.push(np.ones(2, np.float32), 0, 0)
         store.close()
@@ -67,8 +57,7 @@ def test_an_interrupted_close_has_closed_the_store():
 
 def test_close_without_draining_drops_rounds_for_good():
     updater = Held()
-    store = updating(updater)
-    init_keys(store, [(2,)])
+    store = local([(2,)], [0], updater)
     futures = [store.push(np.ones(2, np.float32), 0, 0) for _ in range(3)]
     assert updater.is_there.wait(SECONDS)
     updater.go_soon()
@@ -84,21 +73,19 @@ def test_close_without_draining_drops_rounds_for_good():
 
 def test_close_waits_for_an_update_in_a_thread_that_waits():
     updater = Held()
-    store = updating(updater)
-    init_keys(store, [(2,)])
+    store = local([(2,)], [0], updater)
 
     def train():
         array = np.ones(2, np.float32)
         store.push(array, 0, 0)
         pull(store, array, 0, 0)
 
-    thread = threading.Thread(target=train)
-    thread.start()
+    training = in_thread(train)
     assert updater.is_there.wait(SECONDS)
     updater.go_soon()
     store.close()
     assert updater.order == [0]
-    thread.join(SECONDS)
+    training.result(SECONDS)
 
 
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit, KeyError])
@@ -106,8 +93,7 @@ def test_an_updater_may_raise_anything(error):
     def update(key, gradient, weight):
         raise error("no")
 
-    with updating(update) as store:
-        init_keys(store, [(2,)])
+    with local([(2,)], [0], update) as store:
         array = np.ones(2, np.float32)
         for _ in range(2):
             store.push(array, 0, 0)
@@ -125,23 +111,14 @@ def test_a_key_that_can_not_be_made_fails_for_all_devices():
             assert may_go.wait(SECONDS)
             raise KeyError("no")
 
-    errors = []
-
-    def make():
-        try:
-            store.init_key((2,), 0, 0)
-        except KeyError as error:
-            errors.append(error)
-
-    with updating(Fails(), [0, 1]) as store:
-        thread = threading.Thread(target=make)
-        thread.start()
+    with local([], [0, 1], Fails()) as store:
+        making = in_thread(store.init_key, (2,), 0, 0)
         assert is_there.wait(SECONDS)
         store.init_key((2,), 0, 1)
         pulled = store.pull_req(np.zeros(2, np.float32), 0, 1)
         may_go.set()
-        thread.join(SECONDS)
-        assert errors
+        with pytest.raises(KeyError):
+            making.result(SECONDS)
         assert "key 0 could not be made" in str(pulled.exception(SECONDS))
         with pytest.raises(ValueError, match="no key 0"):
             store.push(np.zeros(2, np.float32), 0, 1)
@@ -161,8 +138,7 @@ def test_an_updater_that_waits_for_its_own_store_is_told(use):
         if key == 0:
             use(store)
 
-    with updating(update) as store:
-        init_keys(store, [(2,)])
+    with local([(2,)], [0], update) as store:
         store.init("other", np.zeros(2, np.float32))
         array = np.ones(2, np.float32)
         store.push(array, 0, 0)
@@ -172,8 +148,7 @@ def test_an_updater_that_waits_for_its_own_store_is_told(use):
 
 
 def test_a_callback_in_a_callback_leaves_the_outer_one_guarded():
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(1,), (1,)])
+    with local([(1,), (1,)], [0, 1]) as store:
         arrays = np.ones((4, 1), np.float32)
         for d in (0, 1):
             store.push(arrays[d], 0, d)
@@ -191,8 +166,7 @@ def test_a_callback_in_a_callback_leaves_the_outer_one_guarded():
 
 def test_a_store_that_nothing_refers_to_is_collected_and_its_threads_end():
     before = set(threading.enumerate())
-    store = ps.create("local", devices=[0])
-    init_keys(store, [(1,)])
+    store = local([(1,)])
     array = np.ones(1, np.float32)
     store.push(array, 0, 0)
     store.pull_req(array, 0, 0, callback=lambda: None)
@@ -208,27 +182,19 @@ def test_a_store_that_nothing_refers_to_is_collected_and_its_threads_end():
 
 
 def test_a_timeout_holds_although_a_callback_is_slow():
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(1,)])
-        timed_out, may_go = threading.Event(), threading.Event()
-
-        def wait(future):
-            with pytest.raises(ps.RoundTimeout):
-                future.wait(timeout=0.1)
-            timed_out.set()
-
+    with local([(1,)], [0, 1]) as store:
+        may_go = threading.Event()
         for d in (0, 1):
             store.push(np.ones(1, np.float32), 0, d)
         future = store.pull_req(np.ones(1, np.float32), 0, 0, callback=lambda: may_go.wait(SECONDS))
-        threading.Thread(target=wait, args=(future,)).start()
-        assert timed_out.wait(SECONDS / 2)
+        with pytest.raises(ps.RoundTimeout):
+            in_thread(future.wait, 0.1).result(SECONDS / 2)
         may_go.set()
         future.wait(SECONDS)
 
 
 def test_a_child_process_can_not_use_the_store_and_does_not_hang():
-    store = ps.create("local", devices=[0])
-    init_keys(store, [(1,)])
+    store = local([(1,)])
     with store._engine.lock:  # as while another thread is in the midst of a call
         child = os.fork()
         if child == 0:
@@ -252,8 +218,7 @@ def test_a_child_process_can_not_use_the_store_and_does_not_hang():
 
 
 def test_a_thread_that_can_not_start_leaves_its_tasks_to_waits(monkeypatch, caplog):
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(50_000,)])
+    with local([(50_000,)]) as store:
         array = np.ones(50_000, np.float32)
 
         def refuse(self):

@@ -1,11 +1,11 @@
 """A Ctrl-C before any line of a call: it is raised once, and the store goes on."""
 
 import signal
-import sys
 import threading
 
 import numpy as np
 import pytest
+from support import interrupts
 from support.parameter_server import SECONDS
 
 from synkhronos import parameter_server as ps
@@ -20,30 +20,6 @@ from synkhronos.parameter_server import (
 )
 
 MODULES = [engine, task_queues, one_caller, pulls, reductions, rounds, stores]
-FILES = {each.__file__ for each in MODULES}
-
-
-class InterruptAt:
-    """Raises SIGINT before a line of the package, counted from 0, in the main thread."""
-
-    def __init__(self, number):
-        self.left = number
-
-    def __call__(self, frame, event, argument):
-        if frame.f_code.co_filename not in FILES:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == -1:
-                signal.raise_signal(signal.SIGINT)
-        return self
-
-    def __enter__(self):
-        self._before = sys.gettrace()  # that of a debugger, or of coverage
-        sys.settrace(self)
-
-    def __exit__(self, kind, error, trace):
-        sys.settrace(self._before)
 
 
 def expected_and_parts(size, number):
@@ -51,28 +27,23 @@ def expected_and_parts(size, number):
     return parts[0] + parts[1], parts
 
 
-@pytest.mark.parametrize("size, step", [(5, 1), (200_000, 3)])
-def test_before_each_line_of_a_round(size, step):
-    store = ps.create("local", devices=[0, 1], bigarray_bound=1000)
-    store.init("w", np.zeros(size, np.float32))
-    number = interrupted = 0
-    with store:
-        while True:
-            trace = InterruptAt(step * number)
-            _, parts = expected_and_parts(size, number)
-            try:
-                with trace:
-                    store.pushpull("w", parts).wait(SECONDS)
-            except KeyboardInterrupt:
-                interrupted += 1
-            expected, parts = expected_and_parts(size, 1000 + number)
+@pytest.mark.parametrize("size", [5, 200_000])
+def test_before_each_line_of_a_round(monkeypatch, size):
+    monkeypatch.setattr(interrupts, "FILES", {each.__file__ for each in MODULES})
+    number, came_to_it = 0, True
+    with ps.create("local", devices=[0, 1], bigarray_bound=1000) as store:
+        store.init("w", np.zeros(size, np.float32))
+
+        def round_of(number):
+            expected, parts = expected_and_parts(size, number)
             store.pushpull("w", parts).wait(SECONDS)
-            np.testing.assert_array_equal(parts, [expected, expected])
+            return np.array_equal(parts, [expected, expected])
+
+        while came_to_it:
+            came_to_it = interrupts.interrupt_at_line(number, lambda: round_of(number))  # noqa: B023
+            assert round_of(1000 + number)
             number += 1
-            if trace.left >= 0:
-                break
-    assert interrupted == number - 1
-    assert number * step > 60
+    assert number > 60
 
 
 def test_a_wait_of_the_main_thread_ends_at_once():

@@ -4,11 +4,11 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 
 import numpy as np
 import pytest
+from support.threads import in_thread
 
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel
@@ -49,30 +49,6 @@ def mover():
     yield made
     made.channel.close()
     made.link._shut()
-
-
-def in_thread(call):
-    """Start a call in a thread; return a function that waits for its result or error."""
-    found = []
-
-    def run():
-        try:
-            found.append((call(), None))
-        except Exception as error:
-            found.append((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def wait():
-        thread.join(20)
-        assert found
-        value, error = found[0]
-        if error is not None:
-            raise error
-        return value
-
-    return wait
 
 
 def test_arrays_are_shared_with_the_mover(mover):

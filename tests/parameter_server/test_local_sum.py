@@ -1,22 +1,18 @@
 """The guide's first program, with the numbers of mshadow-ps."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import gallery
+from support.running import python
 
-ROOT = Path(__file__).parents[2]
+DEMO = Path(__file__).parents[2] / "demos" / "parameter_server" / "local_sum.py"
 
 
 @pytest.fixture
 def demo(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from demos.parameter_server import local_sum
-
-    return local_sum
+    return gallery.module_of("parameter_server/local_sum", monkeypatch)
 
 
 def blocks(out):
@@ -79,12 +75,7 @@ def test_a_device_that_fails_ends_the_others(demo, monkeypatch):
 
 @pytest.mark.slow("starts a process")
 def test_as_a_script():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "demos" / "parameter_server" / "local_sum.py"), "0", "1"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python(DEMO, "0", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(blocks(done.stdout)) == 4
     assert gallery.unsaid("parameter_server/local_sum", done.stdout) == []

@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, blocked, init_keys, on_threads
+from support.parameter_server import SECONDS, blocked, local, on_threads
+from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import engine
@@ -14,8 +15,7 @@ from synkhronos.parameter_server import engine
 
 @pytest.fixture
 def store():
-    with ps.create("local", devices=[0, 4]) as made:
-        init_keys(made, [(2, 3), (5,)])
+    with local([(2, 3), (5,)], [0, 4]) as made:
         yield made
         for d in (0, 4):  # it goes on
             made.push(np.ones((2, 3), np.float32), 0, d)
@@ -264,26 +264,15 @@ def test_the_log_names_devices_that_have_not_pushed(store, caplog, monkeypatch):
 
 def test_close_lets_all_waits_end():
     """In mshadow-ps a delete hung, and so did the threads in PullWait."""
-    store = ps.create("local", devices=[0, 1])
-    init_keys(store, [(3,)])
+    store = local([(3,)], [0, 1])
     array = np.ones(3, np.float32)
     pushed = store.push(array, 0, 0)
     store.pull_req(array, 0, 0)
-    caught = []
-
-    def wait():
-        try:
-            store.pull_wait(0, 0)
-        except ps.StoreClosed as error:
-            caught.append(str(error))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    waiting = in_thread(store.pull_wait, 0, 0)
     time.sleep(0.05)
     store.close()
-    thread.join(SECONDS)
-    assert not thread.is_alive()
-    assert "key 0: device 1 has not pushed" in caught[0]
+    with pytest.raises(ps.StoreClosed, match="key 0: device 1 has not pushed"):
+        waiting.result(SECONDS)
     assert isinstance(pushed.exception(1), ps.StoreClosed)
     for call in (
         lambda: store.push(array, 0, 0),
@@ -302,10 +291,9 @@ def test_close_lets_all_waits_end():
 @pytest.mark.parametrize("drain", [True, False])
 def test_close_drains_or_cancels_what_is_queued(drain, face):
     """In mshadow-ps queued tasks were dropped, silently."""
-    store = ps.create("local", devices=[0])
-    init_keys(store, [(20_000,)] * 4)
+    store = local([(20_000,)] * 4)
     arrays = [np.ones(20_000, np.float32) for _ in range(4)]
-    came, pulls, closing = [], [], threading.Event()
+    came, pulls = [], []
     with contextlib.suppress(ps.StoreClosed), blocked(store, 99, 0):
         for key in range(4):
             store.push(arrays[key], key, 0).wait(SECONDS)
@@ -313,18 +301,17 @@ def test_close_drains_or_cancels_what_is_queued(drain, face):
                 pulls.append(store.pull_req(arrays[key], key, 0, callback=lambda: came.append(1)))
             else:
                 pulls.append(store.pull(key))
-        closer = threading.Thread(target=lambda: (store.close(drain), closing.set()))
-        closer.start()
-        assert not closing.wait(0.1)
-    assert closing.wait(SECONDS)
+        closing = in_thread(store.close, drain)
+        time.sleep(0.1)
+        assert not closing.done()
+    closing.result(SECONDS)
     assert len(came) == (4 if drain and face == "a device" else 0)
     for pull in pulls:
         assert isinstance(pull.exception(1), type(None) if drain else ps.StoreClosed)
 
 
 def test_close_does_not_wait_for_a_callback_for_ever():
-    store = ps.create("local", devices=[0])
-    init_keys(store, [(1,)])
+    store = local([(1,)])
     may_go = threading.Event()
     array = np.ones(1, np.float32)
     store.push(array, 0, 0)
@@ -335,8 +322,7 @@ def test_close_does_not_wait_for_a_callback_for_ever():
 
 
 def test_an_exception_in_the_block_cancels_and_is_the_one_that_is_raised():
-    with pytest.raises(KeyError), ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(1,)])
+    with pytest.raises(KeyError), local([(1,)], [0, 1]) as store:
         store.push(np.ones(1, np.float32), 0, 0)
         raise KeyError
     with pytest.raises(ps.StoreClosed):
@@ -345,8 +331,7 @@ def test_an_exception_in_the_block_cancels_and_is_the_one_that_is_raised():
 
 def test_threads_end_with_the_store():
     before = set(threading.enumerate())
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(50_000,)])
+    with local([(50_000,)], [0, 1]) as store:
 
         def step(device):
             array = np.ones(50_000, np.float32)
@@ -365,20 +350,15 @@ def test_a_wait_that_ends_by_its_timeout_leaves_no_task_behind(store):
     store.pull_req(np.ones((2, 3), np.float32), 0, 0)
     store.init_key((50_000,), 9, 0)
     store.init_key((50_000,), 9, 4)
-
-    def wait_too_short():
-        with contextlib.suppress(ps.RoundTimeout):
-            store.pull_wait(0, 0, timeout=0.01)
-
     for _ in range(20):
-        waiter = threading.Thread(target=wait_too_short)
-        waiter.start()
+        waiting = in_thread(store.pull_wait, 0, 0, 0.01)
         time.sleep(0.0095)
         futures = [store.push(np.ones(50_000, np.float32), 9, d) for d in (0, 4)]
         until = time.monotonic() + SECONDS
         while not futures[0].done():
             assert time.monotonic() < until
             time.sleep(0.001)
-        waiter.join(SECONDS)
+        with pytest.raises(ps.RoundTimeout):
+            waiting.result(SECONDS)
     store.push(np.ones((2, 3), np.float32), 0, 4)
     store.pull_wait(0, 0, SECONDS)

@@ -1,14 +1,12 @@
 """The guide's network of two layers trains as serial training with whole batches does."""
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import gallery
 from support.launching import FOR_ROOT
+from support.running import python
 
 DEMO = Path(__file__).parents[2] / "demos" / "parameter_server" / "nnet_ps.py"
 SMALL = ["--epochs", "3", "--hidden", "16", "--check"]
@@ -17,10 +15,7 @@ SMALL = ["--epochs", "3", "--hidden", "16", "--check"]
 @pytest.fixture
 def demo(monkeypatch):
     monkeypatch.delenv("SYNKHRONOS_PARAMETER_SERVER", raising=False)
-    spec = importlib.util.spec_from_file_location("nnet_ps", DEMO)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return gallery.module_of("parameter_server/nnet_ps", monkeypatch)
 
 
 def errors(output):
@@ -98,14 +93,9 @@ def test_a_replica_that_fails_ends_the_others(demo, monkeypatch):
     ids=str,
 )
 def test_processes_train_as_one_device_with_whole_batches(workers, devices, ways):
-    line = [sys.executable, "-m", "synkhronos", "launch", "--servers", "1", "--workers", workers]
-    done = subprocess.run(
-        [*line, str(DEMO), *devices, *SMALL, *ways],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **FOR_ROOT, "THEANO_FLAGS": "cxx=,device=cpu,mode=FAST_COMPILE"},
-    )
+    line = ["-m", "synkhronos", "launch", "--servers", "1", "--workers", workers, DEMO]
+    variables = {**FOR_ROOT, "THEANO_FLAGS": "cxx=,device=cpu,mode=FAST_COMPILE"}
+    done = python(*line, *devices, *SMALL, *ways, **variables)
     assert done.returncode == 0, done.stderr + done.stdout
     assert len(errors(re.sub(r"^.*?(?=round)", "", done.stdout, flags=re.M))) == 3
     differences = re.findall(r"differ by at most (\S+) from .*; replicas are equal", done.stdout)

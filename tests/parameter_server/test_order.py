@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, Held, blocked, init_keys, on_threads, pull, updating
+from support.parameter_server import SECONDS, Held, blocked, local, on_threads, pull
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import engine, task_queues
@@ -20,8 +20,7 @@ PRIORITIES = [1, 2, 3, 4, 5, 6]
 )
 def test_the_priorities_of_pulls_are_honoured(priorities, order, size):
     """In mshadow-ps they were stored, and never used; equal ones came as 1, 3, 5, 2, 4."""
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(size,)] * 6)
+    with local([(size,)] * 6) as store:
         came, outs = [], [np.zeros(size, np.float32) for _ in priorities]
         with blocked(store, 99, 0):
             for key, priority in enumerate(priorities):
@@ -45,8 +44,7 @@ def test_the_priorities_of_pulls_are_honoured(priorities, order, size):
 def test_the_priorities_of_pushes_are_honoured(pushes, order):
     """A later round of a high priority lets the earlier ones of its key go first."""
     updater = Held()
-    with updating(updater) as store:
-        init_keys(store, [(1,)] * 7)
+    with local([(1,)] * 7, [0], updater) as store:
         ones = np.ones(1, np.float32)
         store.push(ones, 0, 0)
         assert updater.is_there.wait(SECONDS)
@@ -60,8 +58,7 @@ def test_the_priorities_of_pushes_are_honoured(pushes, order):
 
 @pytest.mark.parametrize("size", [2, 20_000])
 def test_a_wait_covers_the_callback(size):
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(size,)])
+    with local([(size,)]) as store:
         array, seen, may_go = np.ones(size, np.float32), [], threading.Event()
 
         def callback(given):
@@ -82,8 +79,7 @@ def test_a_wait_covers_the_callback(size):
 def test_a_callback_that_a_caller_waits_for_is_not_left_to_a_thread_that_dozes(monkeypatch, caller):
     for module in (engine, task_queues):
         monkeypatch.setattr(module, "DOZE", 10 * SECONDS)  # was 1 ms, for each key of a round
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(1,)] * 3)
+    with local([(1,)] * 3, [0, 1]) as store:
         called = []
 
         def rounds(device, others=()):
@@ -103,8 +99,7 @@ def test_a_callback_that_a_caller_waits_for_is_not_left_to_a_thread_that_dozes(m
 
 
 def test_callbacks_of_one_device_run_one_at_a_time_and_those_of_others_beside_them():
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(1,)] * 4)
+    with local([(1,)] * 4, [0, 1]) as store:
         meet = threading.Barrier(2)
         active = {0: 0, 1: 0}
 
@@ -124,8 +119,7 @@ def test_callbacks_of_one_device_run_one_at_a_time_and_those_of_others_beside_th
 
 
 def test_a_callback_may_use_the_store():
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(1,), (1,)])
+    with local([(1,), (1,)]) as store:
         a, b = np.ones(1, np.float32), np.ones(1, np.float32)
 
         def push_the_next():
@@ -140,8 +134,7 @@ def test_a_callback_may_use_the_store():
 
 
 def test_a_callback_that_waits_for_itself_is_told():
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(1,)])
+    with local([(1,)]) as store:
         store.push(np.ones(1, np.float32), 0, 0)
         store.pull_req(np.ones(1, np.float32), 0, 0, callback=lambda: store.pull_wait(0, 0))
         with pytest.raises(ps.CallbackFailed, match="OutOfTurn"):
@@ -149,8 +142,7 @@ def test_a_callback_that_waits_for_itself_is_told():
 
 
 def test_a_callback_that_raises_is_raised_by_the_wait_and_the_store_goes_on(caplog):
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(1,)])
+    with local([(1,)]) as store:
         array = np.ones(1, np.float32)
         store.push(array, 0, 0)
         future = store.pull_req(array, 0, 0, callback=lambda: 1 / 0)
@@ -172,8 +164,7 @@ def test_an_updater_that_raises_is_raised_by_the_wait_and_the_next_round_goes_on
             raise KeyError("no")
         weight += gradient
 
-    with updating(update) as store:
-        init_keys(store, [(1,)])
+    with local([(1,)], [0], update) as store:
         array = np.ones(1, np.float32)
         store.push(array, 0, 0)
         store.pull_req(array, 0, 0)

@@ -50,11 +50,7 @@ def numbers(run):
 
 
 @pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("sgd", [-12, -24, -36, -36]),
-        ("none", [12, 12, 12, 12]),
-    ],
+    ("rule", "expected"), [("sgd", [-12, -24, -36, -36]), ("none", [12, 12, 12, 12])]
 )
 @pytest.mark.slow("starts several processes")
 def test_dist_sync_of_kvstore(tmp_path, rule, expected):

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, init_keys, on_threads, pull
+from support.parameter_server import SECONDS, local, on_threads, pull
 
 from synkhronos import parameter_server as ps
 
@@ -30,9 +30,8 @@ def reduced(op, arrays, dtype):
 @pytest.mark.parametrize("devices", [[0], [3, 1], [0, 1, 2, 5]], ids=len)
 @pytest.mark.sample(12)
 def test_all_devices_get_the_same_bits(devices, op, size):
-    with ps.create("local", devices=devices, bigarray_bound=10_000) as store:
-        store.set_param("push_op[0]", op)
-        init_keys(store, [(size,)])
+    parameters = {"push_op[0]": op, "bigarray_bound": 10_000}
+    with local([(size,)], devices, **parameters) as store:
         for number in range(3):
             arrays = arrays_of(devices, size, np.float32, number)
             expected = reduced(op, [arrays[d] for d in devices], np.float32)
@@ -50,8 +49,7 @@ def test_all_devices_get_the_same_bits(devices, op, size):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "uint8", "complex64"])
 def test_sums_are_in_the_dtype_of_the_key(dtype):
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(3, 2)], dtype)
+    with local([(3, 2)], [0, 1], dtype=dtype) as store:
         arrays = {d: np.full((3, 2), 100 + d, dtype) for d in (0, 1)}
         for d, array in arrays.items():
             store.push(array, 0, d)
@@ -64,8 +62,7 @@ def test_the_order_of_summation_is_that_of_the_devices_not_of_the_pushes():
     values = {0: 1e8, 1: -1e8, 2: 1.0}  # in float32 the sum depends on the order
     expected = np.float32(values[0]) + np.float32(values[1]) + np.float32(values[2])
     for order in itertools.permutations(values):
-        with ps.create("local", devices=[0, 1, 2]) as store:
-            init_keys(store, [(1,)])
+        with local([(1,)], [0, 1, 2]) as store:
             for d in order:
                 store.push(np.array([values[d]], np.float32), 0, d)
             out = pull(store, np.zeros(1, np.float32), 0, 0)
@@ -74,8 +71,7 @@ def test_the_order_of_summation_is_that_of_the_devices_not_of_the_pushes():
 
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_a_pull_pends_until_all_devices_have_pushed(size):
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(size,)])
+    with local([(size,)], [0, 1]) as store:
         a, b = np.ones(size, np.float32), np.full(size, 2, np.float32)
         pushed = store.push(a, 0, 0)
         pulled = store.pull_req(a, 0, 0)
@@ -90,8 +86,7 @@ def test_a_pull_pends_until_all_devices_have_pushed(size):
 
 
 def test_a_pull_without_a_push_gets_the_newest_round():
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(2,)])
+    with local([(2,)], [0, 1]) as store:
         for number in (1, 2, 3):  # device 1 never waits
             a = np.full(2, number, np.float32)
             store.push(a, 0, 0)
@@ -103,8 +98,7 @@ def test_a_pull_without_a_push_gets_the_newest_round():
 
 
 def test_a_pull_before_any_push_waits_without_an_initial_weight():
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(1,)])
+    with local([(1,)]) as store:
         out = np.zeros(1, np.float32)
         store.pull_req(out, 0, 0)
         with pytest.raises(ps.RoundTimeout, match="device 0 has not pushed") as caught:
@@ -116,18 +110,16 @@ def test_a_pull_before_any_push_waits_without_an_initial_weight():
 
 
 def test_a_wait_without_a_request_returns_at_once():
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(1,)])
+    with local([(1,)]) as store:
         store.pull_wait(0, 0)
 
 
 @pytest.mark.parametrize("size", [5, 50_000])
 def test_a_fast_device_may_push_while_a_slow_one_still_copies(size):
     """The result of a round is kept, beside that of the next, until all have copied it."""
-    with ps.create("local", devices=[0, 1], pull_thread="ndev") as store:
+    with local([(size,)], [0, 1], pull_thread="ndev") as store:
         store.init_key((1,), 9, 1)
         store.init_key((1,), 9, 0)
-        init_keys(store, [(size,)])
         outs, gate, there = [], threading.Event(), threading.Event()
 
         def hold():
@@ -153,8 +145,7 @@ def test_a_fast_device_may_push_while_a_slow_one_still_copies(size):
 
 
 def test_arrays_of_another_shape_with_the_same_plane_are_taken():
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(2, 3, 4)])
+    with local([(2, 3, 4)], [0, 1]) as store:
         store.push(np.ones((2, 3, 4), np.float32), 0, 0)
         store.push(np.ones((6, 4), np.float32), 0, 1)
         out = pull(store, np.zeros((6, 4), np.float32), 0, 0)
@@ -163,8 +154,7 @@ def test_arrays_of_another_shape_with_the_same_plane_are_taken():
 
 @pytest.mark.parametrize("length", [40, 40_000])
 def test_arrays_that_are_not_contiguous_are_read_and_written_in_place(length):
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(2, length)])
+    with local([(2, length)], [0, 1]) as store:
         rng = np.random.RandomState(1)
         a = rng.rand(length, 2).astype(np.float32).T
         b = rng.rand(2, 2 * length).astype(np.float32)[:, ::2]
@@ -189,42 +179,9 @@ def test_a_pull_into_memory_of_another_push_is_exact(shift):
     a, b = memory[:size], memory[size : 2 * size]
     expected = a + b
     into = memory[size - shift : 2 * size - shift]
-    with ps.create("local", devices=[0, 1], bigarray_bound=1) as store:
-        init_keys(store, [(size,)])
+    with local([(size,)], [0, 1], bigarray_bound=1) as store:
         store.push(a, 0, 0)
         store.pull_req(into, 0, 0)
         store.push(b, 0, 1)
         store.pull_wait(0, 0, SECONDS)
         np.testing.assert_array_equal(into, expected)
-
-
-@pytest.mark.parametrize("threads", ["ndev", "one"])
-@pytest.mark.parametrize("size", [10, 10_000])
-def test_many_keys_and_rounds_from_many_threads(threads, size):
-    devices, n_keys, n_rounds = [0, 1, 2], 5, 12
-    with ps.create(
-        "local", devices=devices, push_thread=threads, pull_thread=threads, bigarray_bound=1000
-    ) as store:
-        init_keys(store, [(size,)] * n_keys)
-
-        def train(device):
-            rng = np.random.RandomState(device)
-            sums = []
-            for _ in range(n_rounds):
-                arrays = [rng.rand(size).astype(np.float32) for _ in range(n_keys)]
-                for key in reversed(range(n_keys)):
-                    store.push(arrays[key], key, device, -key)
-                    store.pull_req(arrays[key], key, device, -key)
-                for key in range(n_keys):
-                    store.pull_wait(key, device, SECONDS)
-                sums.append(arrays)
-            return sums
-
-        got = on_threads(devices, train)
-    rngs = [np.random.RandomState(d) for d in devices]
-    for number in range(n_rounds):
-        parts = [[r.rand(size).astype(np.float32) for _ in range(n_keys)] for r in rngs]
-        for key in range(n_keys):
-            expected = parts[0][key] + parts[1][key] + parts[2][key]
-            for d in devices:
-                np.testing.assert_array_equal(got[d][number][key], expected)

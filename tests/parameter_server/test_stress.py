@@ -6,9 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, init_keys, on_threads
-
-from synkhronos import parameter_server as ps
+from support.parameter_server import SECONDS, local, on_threads
 
 SIZES = [1, 30, 5000, 90_000]
 OPS = ["sum", "max", "mean", "gather"]
@@ -29,8 +27,7 @@ def result_of(seed, devices, key, number, size, op):
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 40))],
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 40))]
 )
 def test_random_devices(seed):
     chosen = random.Random(seed)
@@ -38,17 +35,14 @@ def test_random_devices(seed):
     n_rounds, n_keys = 8, 6
     sizes = [chosen.choice(SIZES) for _ in range(n_keys)]
     ops = [chosen.choice(OPS) for _ in range(n_keys)]
-    store = ps.create(
-        "local",
-        bigarray_bound=chosen.choice([1, 10_000, 10**9]),
-        reduce_thread=chosen.choice([0, 2, 8]),
-        push_thread=chosen.choice(["one", "ndev"]),
-        pull_thread=chosen.choice(["one", "ndev"]),
-    )
-    for key, op in enumerate(ops):
-        store.set_param(f"push_op[{key}]", op)
-    store.init(devices)
-    init_keys(store, [(size,) for size in sizes])
+    parameters = {
+        "bigarray_bound": chosen.choice([1, 10_000, 10**9]),
+        "reduce_thread": chosen.choice([0, 2, 8]),
+        "push_thread": chosen.choice(["one", "ndev"]),
+        "pull_thread": chosen.choice(["one", "ndev"]),
+        **{f"push_op[{key}]": op for key, op in enumerate(ops)},
+    }
+    store = local([(size,) for size in sizes], devices, **parameters)
     lock, callbacks = threading.Lock(), []
 
     def called(key):

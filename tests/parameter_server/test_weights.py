@@ -4,7 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, init_keys, on_threads, pull, updating
+from support.parameter_server import SECONDS, local, on_threads, pull
+from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
 
@@ -31,8 +32,7 @@ class Adds(ps.Updater):
 
 def test_the_first_pull_returns_the_initial_weight_without_any_push():
     updater = Adds()
-    with updating(updater, [0, 1], update_on_server="1") as store:
-        init_keys(store, [(2,)])
+    with local([(2,)], [0, 1], updater, update_on_server="1") as store:
         out = pull(store, np.zeros(2, np.float32), 0, 0)
         assert (out == 100).all()
         assert updater.parameters == {"update_on_server": "1"}
@@ -41,14 +41,14 @@ def test_the_first_pull_returns_the_initial_weight_without_any_push():
 def test_init_model_is_called_once_for_a_key():
     """In mshadow-ps each device's InitKey called it again."""
     updater = Adds()
-    with updating(updater, [0, 1, 2]) as store:
+    with local([], [0, 1, 2], updater) as store:
         on_threads([0, 1, 2], lambda device: store.init_key((2,), 0, device))
         assert updater.calls == [("init_updater", 0), ("init_model", 0)]
 
 
 def test_a_late_init_key_does_not_release_a_pull_with_the_old_weight():
     """In mshadow-ps it did: a device got 100 instead of 103."""
-    with updating(Adds(), [0, 1]) as store:
+    with local([], [0, 1], Adds()) as store:
         store.init_key((1,), 0, 0)
         array = np.ones(1, np.float32)
         store.push(array, 0, 0)
@@ -63,7 +63,7 @@ def test_a_late_init_key_does_not_release_a_pull_with_the_old_weight():
 
 def test_init_key_never_waits_for_other_devices():
     updater = Adds()
-    store = updating(updater, [0, 1])
+    store = local([], [0, 1], updater)
     is_there, may_go = threading.Event(), threading.Event()
     fill = updater.init_model
 
@@ -74,23 +74,21 @@ def test_init_key_never_waits_for_other_devices():
 
     updater.init_model = slow
     with store:
-        first = threading.Thread(target=store.init_key, args=((1,), 0, 0))
-        first.start()
+        first = in_thread(store.init_key, (1,), 0, 0)
         assert is_there.wait(SECONDS)
         store.init_key((1,), 0, 1)
         out = np.zeros(1, np.float32)
         store.pull_req(out, 0, 1)
         may_go.set()
         store.pull_wait(0, 1, SECONDS)
-        first.join()
+        first.result(SECONDS)
         assert out[0] == 100
 
 
 @pytest.mark.parametrize("size", [2, 50_000])
 def test_a_pull_returns_the_weight_after_exactly_one_update_a_round(size):
     updater = Adds()
-    with updating(updater, [0, 1, 2], bigarray_bound=1000) as store:
-        init_keys(store, [(size,)])
+    with local([(size,)], [0, 1, 2], updater, bigarray_bound=1000) as store:
 
         def train(device):
             seen = []
@@ -119,8 +117,7 @@ def test_an_initial_weight_of_the_first_device_counts():
 
 
 def test_test_on_server_returns_sums_and_compares_weights():
-    with updating(Adds(), [0, 1], test_on_server=1) as store:
-        init_keys(store, [(3,)])
+    with local([(3,)], [0, 1], Adds(), test_on_server=1) as store:
         mine = np.array([1, 2, 3], np.float32)
         store.set_weight(mine, 0, 0)
         array = np.ones(3, np.float32)
@@ -141,31 +138,14 @@ def test_test_on_server_returns_sums_and_compares_weights():
             store.check_weight(mine, 0, 0)
 
 
-def test_shared_variables_are_read_and_written_in_place():
-    import theano
-
-    with ps.create("local", devices=[0, 1]) as store:
-        init_keys(store, [(2, 3)])
-        pushed = [theano.shared(np.full((2, 3), d + 1, np.float32)) for d in (0, 1)]
-        for d, variable in enumerate(pushed):
-            own = variable.get_value(borrow=True)
-            store.push(variable, 0, d)
-            store.pull_req(variable, 0, d, callback=lambda given, v=variable: given)
-            assert variable.get_value(borrow=True) is own
-        for d, variable in enumerate(pushed):
-            store.pull_wait(0, d, SECONDS)
-            assert (variable.get_value() == 3).all()
-
-
 def test_a_callback_gets_the_array_that_was_given():
     import theano
 
-    with ps.create("local", devices=[0]) as store:
-        init_keys(store, [(2, 3, 4)])
+    with local([(2, 3, 4)]) as store:
         variable = theano.shared(np.zeros((6, 4), np.float32))
         memory = np.zeros((6, 4), np.float32).view(np.memmap)
         given = []
-        store.push(np.ones((2, 3, 4), np.float32), 0, 0)
+        store.push(theano.shared(np.ones((6, 4), np.float32)), 0, 0)
         for array in (variable, memory):
             store.pull_req(array, 0, 0, callback=given.append)
             store.pull_wait(0, 0, SECONDS)
@@ -175,8 +155,7 @@ def test_a_callback_gets_the_array_that_was_given():
 
 
 def test_complex_weights_are_compared():
-    with updating(Adds(), [0], test_on_server=1) as store:
-        init_keys(store, [(2,)], np.complex64)
+    with local([(2,)], [0], Adds(), dtype=np.complex64, test_on_server=1) as store:
         value = np.array([1 + 2j, 3j], np.complex64)
         store.set_weight(value, 0, 0)
         assert store.check_weight(value, 0, 0) == 0

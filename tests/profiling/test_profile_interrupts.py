@@ -85,7 +85,6 @@ def test_ctrl_c_at_lines_of_a_profile(no_session, other_thread, lines_of_recorde
         line += stride
     assert line > 200
     assert pids_by_rank() == pids
-    synk.close()
 
 
 @SOME_AND_EVERY_LINE
@@ -137,7 +136,6 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker(no_session, when):
     call()
     profiled(call)
     assert nothing_records(session)
-    synk.close()
 
 
 def test_a_profile_that_is_let_go_ends(no_session):
@@ -152,4 +150,3 @@ def test_a_profile_that_is_let_go_ends(no_session):
     del block
     wait_until(lambda: "ended" in repr(recorded), BOUND)
     profiled(call)
-    synk.close()

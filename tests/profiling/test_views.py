@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from support.layouts import Layout, forked
 from support.profiles import STRANGE, total
+from support.running import python
 
 import synkhronos as synk
 from synkhronos import parameter_server as ps
@@ -232,13 +231,7 @@ def test_strange_names_break_nothing(make, tmp_path):
 def test_the_example_of_the_documentation_prints_and_draws(tmp_path):
     example = Path(__file__).parents[2] / "docs" / "examples" / "profiled.py"
     file = tmp_path / "profile.png"
-    done = subprocess.run(
-        [sys.executable, str(example), str(file)],
-        env={**os.environ, "THEANO_FLAGS": "mode=FAST_COMPILE"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python(example, file, THEANO_FLAGS="mode=FAST_COMPILE")
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
     assert {"step", "validate", "broadcast()", "rank"} <= {*names}

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import threading
 import weakref
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.helpers import function
+from support.threads import in_thread
 from support.waiting import wait_until
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -27,14 +27,16 @@ def accumulating():
     """Return a function with an output and updates, and the variable that it updates."""
     x, total = T.dvector("x"), theano.shared(0.0, "total")
     added = synk.ops.all_reduce(x.sum(), "sum")
-    return function([x], (x.sum(), "sum"), updates=[(total, total + added, "sum")]), total
+    f = function([x], (x.sum(), "sum"), updates=[(total, total + added, "sum")])
+    assert f(X) == 66
+    return f, total
 
 
 @pytest.mark.parametrize("before, after", [((1, 0), (2, 0)), ((2, 1), (3, 0)), ((3, 0), (1, 0))])
 def test_functions_join_the_new_session(before, after):
     assert synk.fork(before[0], master_rank=before[1], restart=True) == before[0]
     f, total = accumulating()
-    assert f(X) == 66 and f(X, num_slices=2) == 66
+    assert f(X, num_slices=2) == 66
     pids = _session._Current.session.worker_pids
     assert synk.fork(after[0], master_rank=after[1], restart=True) == after[0]
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
@@ -83,7 +85,6 @@ def test_nothing_is_compiled_again(monkeypatch):
 def test_a_session_closed_before_counts_too_but_only_with_restart():
     synk.fork(2)
     f, _ = accumulating()
-    assert f(X) == 66
     synk.close()
     with pytest.raises(SessionError, match="session that was closed"):
         f(X)
@@ -104,7 +105,6 @@ def test_a_session_closed_before_counts_too_but_only_with_restart():
 def test_a_broken_session_is_replaced():
     synk.fork(2)
     f, total = accumulating()
-    assert f(X) == 66
     os.kill(_session._Current.session.worker_pids[0], signal.SIGKILL)
     with pytest.raises(WorkerDied):
         while True:
@@ -151,23 +151,14 @@ def test_threads_that_call_at_once_make_it_join_once():
     for _ in range(3):
         synk.fork(2, restart=True)
         total.set_value(0.0)
-        results = []
-
-        def call(results=results):
-            results.append(float(f(X)))
-
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == [66.0] * 4 and synk.gather(total).tolist() == [264.0] * 2
+        calls = [in_thread(f, X) for _ in range(4)]
+        assert [float(call.result()) for call in calls] == [66.0] * 4
+        assert synk.gather(total).tolist() == [264.0] * 2
 
 
 def test_the_closed_session_is_let_go():
     synk.fork(2)
     f, _ = accumulating()
-    f(X)
     session = weakref.ref(_session._Current.session)
     synk.fork(2, restart=True)
     f(X)
@@ -179,7 +170,6 @@ def test_a_profile_and_the_status_show_it():
     synk.fork(2)
     with synk.profile():
         f, _ = accumulating()
-        f(X)
         synk.fork(2, restart=True)
     with synk.profile() as recorded:
         f(X)

@@ -10,7 +10,6 @@ import shutil
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -24,6 +23,7 @@ from support import ports
 from support.helpers import function, on_ranks
 from support.layouts import Layout, forked
 from support.leaks import descriptors, nothing_left
+from support.running import run
 from support.sources import MODULES
 from support.watched import WATCHED
 
@@ -158,13 +158,8 @@ def test_a_program_that_the_user_starts_inherits_nothing(tmp_path, memory):
 
     def seen():
         with open(tmp_path / "seen", "w") as out:
-            subprocess.run(
-                [sys.executable, "-c", show],
-                close_fds=False,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                check=True,
-            )
+            command = [sys.executable, "-c", show]
+            run(*command, close_fds=False, capture_output=False, stdout=out, check=True)
         return ast.literal_eval((tmp_path / "seen").read_text())
 
     before, own = seen(), descriptors()
@@ -491,7 +486,7 @@ def _commands():
 def test_commands_import_nothing_from_the_working_folder(tmp_path, name):
     for module in ("json", "logging", "numpy", "socket", "argparse", "random", "runpy", "pickle"):
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    done = subprocess.run(_commands()[name], cwd=tmp_path, capture_output=True, text=True)
+    done = run(*_commands()[name], cwd=tmp_path)
     assert not (tmp_path / "ran").exists(), done.stderr
     assert "No module named" not in done.stderr
 
@@ -503,7 +498,7 @@ def test_a_model_named_by_a_dotted_name_hides_no_module(tmp_path):
     (tmp_path / "part.py").write_text("a = 1\n")
     code = "import sys\nfrom synkhronos.rules.compatible import import_model\n"
     command = devices.python_command(f"{code}sys.modules.pop('json')\nimport_model('net')")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -511,13 +506,9 @@ def test_the_folder_of_a_script_replaces_no_folder_of_the_path(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "helper.py").write_text("")
     (tmp_path / "script.py").write_text("import helper\n")
-    done = subprocess.run(
-        devices.module_command("synkhronos", "run", "-n", "1", "script.py"),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = devices.module_command("synkhronos", "run", "-n", "1", "script.py")
+    paths = {**os.environ, "PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"}
+    done = run(*command, env=paths, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -537,9 +528,7 @@ def test_a_ucx_conf_in_the_working_folder_is_not_read(tmp_path, load):
         "assert os.getcwd() == before",
         "check": "from synkhronos.launch import mpirun\nmpirun.check()",
     }
-    done = subprocess.run(
-        devices.python_command(code[load]), cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run(*devices.python_command(code[load]), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert kept.read_text() == "kept"
 
@@ -550,7 +539,7 @@ def test_another_interpreter_runs_under_pythonsafepath(tmp_path, monkeypatch):
     for value in ("", "1"):  # the path of 1 has no working folder to leave out
         monkeypatch.setenv("PYTHONSAFEPATH", value)
         command = devices.python_command("import json\nprint('' in sys.path, *sys.argv[1:])", "x")
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run(*command)
         assert (done.stdout, done.stderr) == ("False x\n", "")
 
 

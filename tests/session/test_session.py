@@ -17,6 +17,7 @@ import theano
 import theano.tensor as T
 from support.helpers import function, mapped_bytes, on_ranks
 from support.leaks import nothing_left
+from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -273,48 +274,34 @@ def test_signal_masks_and_handlers_of_the_script_stay():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
-@pytest.mark.slow("starts an interpreter")
-def test_workers_do_not_read_the_terminals_input(script):
-    done = script(
+SCRIPTS = {  # and what they print
+    "workers do not read the terminal's input": (
         """
 import sys, os, theano, theano.tensor as T, numpy as np
-import synkhronos as synk
 from support.helpers import on_ranks
 synk.fork(2)
-print(on_ranks(lambda: len(os.readlink("/proc/self/fd/0")) == len("/dev/null")
-               and os.readlink("/proc/self/fd/0") == "/dev/null"))
+print(on_ranks(lambda: os.readlink("/proc/self/fd/0") == "/dev/null"))
 synk.close()
 print(sys.stdin.read())
 """,
-        input="for the master",
-    )
-    assert done.stdout.splitlines() == ["[0.0, 1.0]", "for the master"]
-
-
-@pytest.mark.slow("watches processes for a second")
-def test_idle_workers_use_no_cpu_in_a_process_without_standard_input(script):
-    done = script(
+        ["[0.0, 1.0]", "for the master"],
+    ),
+    "idle workers use no CPU without a standard input": (
         """
 import os, time
 import psutil
 os.close(0)
-import synkhronos as synk
 synk.fork(2, master_rank=1)
 worker = psutil.Process(synk.session._Current.session.worker_pids[0])
 before = worker.cpu_times()
 time.sleep(1)
-print(sum(worker.cpu_times()[:2]) - sum(before[:2]))
-"""
-    )
-    assert float(done.stdout) <= 0.2  # a busy one uses it all
-
-
-@pytest.mark.slow("starts an interpreter")
-def test_fork_where_standard_output_is_broken(script):
-    done = script(
+print(sum(worker.cpu_times()[:2]) - sum(before[:2]) <= 0.2)  # a busy one uses it all
+""",
+        ["True"],
+    ),
+    "standard output is broken": (
         """
 import os, sys
-import synkhronos as synk
 reader, writer = os.pipe()
 os.close(reader)
 sys.stdout = open(writer, "w")
@@ -323,44 +310,12 @@ synk.fork(2)
 synk.close()
 print("all is well", file=sys.__stdout__, flush=True)
 os._exit(0)
-"""
-    )
-    assert done.stdout == "all is well\n"
-
-
-def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
-    """Or the child would have a copy of a file's buffer whose lock is taken for ever."""
-    handler = logging.StreamHandler(io.StringIO())
-    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    real, taken = os.fork, []
-
-    def take():
-        if handler.lock.acquire(blocking=False):
-            handler.lock.release()
-            taken.append(handler)
-
-    def fork():
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join()
-        return real()
-
-    monkeypatch.setattr(os, "fork", fork)
-    synk.fork(3)
-    assert taken == []
-    works(3)
-    synk.close()
-    thread = threading.Thread(target=take)
-    thread.start()
-    thread.join()
-    assert taken == [handler]
-
-
-def test_ops_defined_in_main_after_the_fork(script):
-    done = script(
+""",
+        ["all is well"],
+    ),
+    "operations that are defined after the fork": (
         """
-import numpy as np, theano, theano.tensor as T
-import synkhronos as synk
+import theano, theano.tensor as T
 synk.fork(3)
 
 class Twice(theano.Op):
@@ -376,10 +331,42 @@ def twice(x):
 x = T.dvector("x")
 f = synk.function([x], (Twice()(x), "gather"))
 print(f([1, 2, 3, 4]).tolist())
-synk.close()
-"""
-    )
-    assert done.stdout.strip() == "[2.0, 4.0, 6.0, 8.0]"
+""",
+        ["[2.0, 4.0, 6.0, 8.0]"],
+    ),
+}
+
+
+@pytest.mark.slow("starts an interpreter")
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_a_script_where(script, what):
+    text, printed = SCRIPTS[what]
+    done = script(f"import synkhronos as synk{text}", input="for the master")
+    assert done.stdout.splitlines() == printed
+
+
+def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
+    """Or the child would have a copy of a file's buffer whose lock is taken for ever."""
+    handler = logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    real, taken = os.fork, []
+
+    def take():
+        if handler.lock.acquire(blocking=False):
+            handler.lock.release()
+            taken.append(handler)
+
+    def fork():
+        in_thread(take).result()
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    synk.fork(3)
+    assert taken == []
+    works(3)
+    synk.close()
+    in_thread(take).result()
+    assert taken == [handler]
 
 
 def test_settings_changed_after_the_fork_reach_the_ranks():

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import theano.tensor as T
+from support import running
 from support.helpers import function
 
 import synkhronos as synk
@@ -100,20 +101,10 @@ def run(tmp_path, script, form):
     command = form.format(python=shlex.quote(sys.executable), script=path)
     tests = os.path.dirname(os.path.dirname(__file__))
     folders = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        ["sh", "-c", command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": folders},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    done = running.run("sh", "-c", command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": folders})
     error = tmp_path / "error"
     assert not error.exists(), error.read_text()
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.sample(1)
@@ -315,7 +306,6 @@ def test_a_file_of_another_process_is_never_read(no_session, monkeypatch, tmp_pa
     assert f(good) == 6
     assert f(synk.data(np.ones(6))) == 6
     assert other.read_bytes() == b"secret" * 10_000
-    synk.close()
 
 
 def test_another_file_is_not_mapped(tmp_path):
@@ -340,4 +330,3 @@ def test_the_status_tells_nothing_of_other_processes(no_session, monkeypatch):
         found = synk.status()
     assert {(rank.process, rank.resident) for rank in found.ranks} == {("unknown", None)}
     assert {rank.process for rank in synk.status().ranks} <= {"running", "sleeping"}
-    synk.close()

@@ -60,10 +60,7 @@ def uses(*names, holds="True", **arguments):
 
 
 FORK = Use(
-    "synk.fork",
-    {"n_parallel": "2", "devices": "['cpu', 'cpu']"},
-    "result == 2",
-    before_fork=True,
+    "synk.fork", {"n_parallel": "2", "devices": "['cpu', 'cpu']"}, "result == 2", before_fork=True
 )
 FORK.refuses("n_parallel", TypeError, "'two'", "n_parallel must be an integer or None")
 FORK.refuses("n_parallel", ValueError, "0", "n_parallel must be at least 1")

@@ -1,6 +1,7 @@
 """Outputs of the demos as docs/gallery.rst shows them."""
 
 import contextlib
+import importlib
 import io
 import re
 from pathlib import Path
@@ -8,6 +9,12 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "gallery.rst"
 # Lines that depend on the command and on the settings of the user.
 VARIES = ("$ ", "Computing with floatX=")
+
+
+def module_of(demo, monkeypatch):
+    """Return the module of a demo, until the end of a test."""
+    monkeypatch.syspath_prepend(str(PAGE.parents[1]))
+    return importlib.import_module(f"demos.{demo.replace('/', '.')}")
 
 
 def unsaid(demo, out):

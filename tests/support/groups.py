@@ -12,9 +12,9 @@ import traceback
 from pathlib import Path
 
 import cloudpickle
-import psutil
 
 from support.launching import FOR_ROOT, MPIRUN
+from support.leaks import runs
 from support.waiting import wait_until
 from synkhronos.comm.shared import group as shared
 from synkhronos.comm.single_group import SingleGroup
@@ -166,10 +166,7 @@ class CrewOnMachines:
 
 def has_ended(pid):
     """Return whether a process has ended."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    return not runs(pid)
 
 
 def crew_of(size, function):

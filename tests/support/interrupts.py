@@ -54,14 +54,13 @@ FILES = {
 }
 
 
-# The quick tier interrupts at some lines only, because each takes a second.
-SOME_AND_EVERY_LINE = pytest.mark.parametrize(
-    "stride",
-    [
-        pytest.param(15, id="some lines"),
-        pytest.param(1, id="every line", marks=pytest.mark.slow("interrupts a call at each line")),
-    ],
-)
+def in_strides(some):
+    """Return a mark for a test that tries every line, and in the quick tier one in so many."""
+    every = pytest.param(1, id="every line", marks=pytest.mark.slow("a signal at each line"))
+    return pytest.mark.parametrize("stride", [pytest.param(some, id="some lines"), every])
+
+
+SOME_AND_EVERY_LINE = in_strides(15)
 
 
 def is_in_finalizer(frame):

@@ -2,11 +2,12 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.running import run
 
 needs_jupyter = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("nbclient", "ipykernel", "matplotlib")),
@@ -20,13 +21,7 @@ def in_kernel(folder, *command):
     env = {**os.environ, **{name: str(folder / name.lower()) for name in names}}
     env.pop("SYNKHRONOS_DEVICES", None)
     env.pop("MPLBACKEND", None)
-    child = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "kernels.py"), *command],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    kernels = Path(__file__).with_name("kernels.py")
+    child = run(sys.executable, kernels, *command, cwd=folder, env=env)
     assert child.returncode == 0, child.stderr
     return child.stdout

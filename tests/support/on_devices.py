@@ -3,12 +3,12 @@
 import faulthandler
 import functools
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.running import run
 from synkhronos._machine.devices import probe
 
 HERE = Path(__file__).parents[1]
@@ -34,14 +34,8 @@ def outcome(devices, names, markers="", without=(), master=0, transport="shared"
     left_out = [f"--deselect=tests/{name.replace('::', '.py::')}" for name in without]
     layout = {"DEVICES": devices, "MASTER": str(master), "TRANSPORT": transport}
     variables.update({f"SYNKHRONOS_TEST_{name}": value for name, value in layout.items()})
-    return subprocess.run(
-        [*PYTEST, "-m", markers, *left_out, *paths],
-        cwd=HERE.parent,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    line = [*PYTEST, "-m", markers, *left_out, *paths]
+    return run(*line, cwd=HERE.parent, env={**os.environ, **variables}, timeout=1200)
 
 
 def run_suites(devices, master, names, request, transport="shared", without=()):

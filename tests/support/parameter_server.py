@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 
+from support.threads import in_thread
 from support.waiting import LONG
 from synkhronos import parameter_server as ps
 
@@ -27,42 +28,22 @@ class Held(ps.Updater):
         threading.Timer(0.2, self.may_go.set).start()
 
 
-def updating(updater, devices=(0,), **parameters):
-    """Return a store of one process with an updater."""
-    store = ps.create("local")
-    store.set_updater(updater)
-    for name, value in parameters.items():
-        store.set_param(name, value)
+def local(shapes, devices=(0,), updater=None, dtype=np.float32, **parameters):
+    """Return a store of one process, with keys 0, 1, ... of these shapes for all devices."""
+    store = ps.create("local", **parameters)
+    if updater is not None:
+        store.set_updater(updater)
     store.init(list(devices))
+    for key, shape in enumerate(shapes):
+        for device in devices:
+            store.init_key(shape, key, device, dtype=dtype)
     return store
 
 
 def on_threads(devices, function):
     """Call ``function(device)`` in a thread for each device; return the results by device."""
-    results, errors = {}, []
-
-    def run(device):
-        try:
-            results[device] = function(device)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(device,), daemon=True) for device in devices]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "a device hangs"
-    if errors:
-        raise errors[0]
-    return results
-
-
-def init_keys(store, shapes, dtype=np.float32):
-    """Make keys 0, 1, ... for all devices of a store."""
-    for key, shape in enumerate(shapes):
-        for device in store.devices:
-            store.init_key(shape, key, device, dtype=dtype)
+    futures = {device: in_thread(function, device) for device in devices}
+    return {device: future.result(SECONDS) for device, future in futures.items()}
 
 
 def pull(store, array, key, device):

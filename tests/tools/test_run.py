@@ -1,11 +1,11 @@
 """``synkhronos run`` runs a script as Python does: names, folders, output, errors, exit status."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 from support.layouts import ON_DEVICES
+from support.running import run
 
 from synkhronos.__main__ import main
 
@@ -34,16 +34,10 @@ if how == "close":
 """
 
 
-def python(folder, *command, stdin=None):
+def python(folder, *command, **given):
     """Run Python; return its exit status, what it printed, and its errors."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = run(sys.executable, *command, cwd=folder, env=unbuffered, **given)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -60,10 +54,9 @@ def script(tmp_path):
 def test_a_script_runs_as_in_python(tmp_path, script, how):
     relative = script.relative_to(tmp_path)
     status, out, err = python(tmp_path, relative, how)
-    run = python(tmp_path, "-m", "synkhronos", "run", "-n", "2", relative, how)
+    found = python(tmp_path, "-m", "synkhronos", "run", "-n", "2", relative, how)
     # After a Ctrl-C Python ends itself by the signal, which shells show as 130.
-    assert run[0] == (130 if how == "interrupt" else status)
-    assert run[1:] == (out, err)
+    assert found == (130 if how == "interrupt" else status, out, err)
     assert out and bool(err) == (how in ("message", "raise", "interrupt"))
 
 
@@ -72,14 +65,14 @@ def test_options_of_the_script_are_its_own(tmp_path):
     (tmp_path / "show.py").write_text(
         "import sys, synkhronos as synk\nprint(sys.argv[1:], len(synk.status().ranks))\n"
     )
-    run = ("-m", "synkhronos", "run", "--devices", "cpu,cpu,cpu", "--threads-per-rank", "1")
-    _, out, err = python(tmp_path, *run, "show.py", "-n", "5", "--parallel", "--", "x")
+    line = ("-m", "synkhronos", "run", "--devices", "cpu,cpu,cpu", "--threads-per-rank", "1")
+    _, out, err = python(tmp_path, *line, "show.py", "-n", "5", "--parallel", "--", "x")
     assert (out, err) == ("['-n', '5', '--parallel', '--', 'x'] 3\n", "")
 
 
 @pytest.mark.slow("starts an interpreter")
 def test_a_script_of_standard_input(tmp_path):
-    status, out, _ = python(tmp_path, "-m", "synkhronos", "run", "-n", "1", "-", stdin="print(1)")
+    status, out, _ = python(tmp_path, "-m", "synkhronos", "run", "-n", "1", "-", input="print(1)")
     assert (status, out) == (0, "1\n")
 
 
@@ -90,8 +83,8 @@ def test_follow_and_check(tmp_path):
         "f = synk.function([x], [(x.sum() * w, 'sum'), x.sum()], mode='FAST_COMPILE')\n"
         "f([1, 2, 3, 4]); w.set_value(2.0); print(f([1, 2, 3, 4])[0])\n"
     )
-    run = ("-m", "synkhronos", "run", "-n", "2", "--follow", "--check", "script.py")
-    status, out, err = python(tmp_path, *run)
+    line = ("-m", "synkhronos", "run", "-n", "2", "--follow", "--check", "script.py")
+    status, out, err = python(tmp_path, *line)
     assert (status, out) == (0, "20.0\n")
     assert "PortingWarning: Output 1 of" in err
 

@@ -5,12 +5,7 @@ import pytest
 
 from synkhronos._arithmetic.blocks import reduce_block, reduction
 from synkhronos._arithmetic.operations import OPERATIONS, OPS, Operation, wide
-from synkhronos._arithmetic.reduction import (
-    Accumulator,
-    combine,
-    combine_of_machines,
-    combine_some,
-)
+from synkhronos._arithmetic.reduction import Accumulator, combine, combine_of_machines, combine_some
 from synkhronos.comm.mpi.all_reduce import reduce_all
 from synkhronos.comm.mpi.buckets import reduce_into_first
 from synkhronos.parameter_server import reductions

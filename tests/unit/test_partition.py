@@ -12,13 +12,7 @@ parts = st.integers(1, 300)
 
 
 @pytest.mark.parametrize(
-    "n_rows, n, expected",
-    [
-        (5, 3, [1, 2, 2]),
-        (7, 3, [2, 2, 3]),
-        (2, 3, [0, 1, 1]),
-        (0, 2, [0, 0]),
-    ],
+    "n_rows, n, expected", [(5, 3, [1, 2, 2]), (7, 3, [2, 2, 3]), (2, 3, [0, 1, 1]), (0, 2, [0, 0])]
 )
 def test_counts_as_documented(n_rows, n, expected):
     assert np.diff(edges(n_rows, n)).tolist() == counts(n_rows, n) == expected

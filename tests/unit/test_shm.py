@@ -10,7 +10,6 @@ from support.leaks import descriptors, names_in_shared_memory, nothing_left
 from support.running import python
 
 from synkhronos._machine import shared_memory
-from synkhronos._session.staging import GrowingArray
 from synkhronos.comm.shared.memory import SharedMemory as Segments
 
 
@@ -132,38 +131,6 @@ def test_other_failures_pass_and_leave_no_descriptor(segments, monkeypatch):
     monkeypatch.setattr(shared_memory.os, "posix_fallocate", fail)
     with pytest.raises(OSError, match="broken"):
         segments.create(1000)
-
-
-def test_growing_keeps_contents_and_the_allocation(segments):
-    grown = GrowingArray(segments, "float32", 2)
-    assert (grown.array.shape, grown.allocated, grown.ref) == ((0, 0), 0, None)
-    grown.resize((2, 3))
-    grown.array[...] = np.arange(6).reshape(2, 3)
-    first = grown.ref
-    grown.resize((1, 3))
-    assert grown.allocated == 6
-    assert grown.ref.segment == first.segment
-    grown.resize((4, 3))
-    assert grown.allocated == 12
-    assert grown.ref.segment != first.segment
-    np.testing.assert_array_equal(grown.array.ravel(), [0, 1, 2, 3, 4, 5] + [0] * 6)
-    grown.resize((5, 3), keep=False)
-    np.testing.assert_array_equal(grown.array, 0)
-    fd = grown.ref.segment.fd
-    grown.free()
-    gc.collect()
-    assert (grown.array.shape, grown.allocated, grown.ref) == ((0, 0), 0, None)
-    assert fd not in descriptors()
-    scalar = GrowingArray(segments, "float64", 0)
-    assert scalar.allocated == 1 and scalar.array.shape == ()
-
-
-@pytest.mark.parametrize("oversize, allocated", [(1, 10), (1.1, 11), (1.55, 15)])
-def test_oversize_is_floored(segments, oversize, allocated):
-    grown = GrowingArray(segments, "float64", 2)
-    grown.resize((5, 2), oversize)
-    assert grown.allocated == allocated
-    assert grown.ref.segment.nbytes == 8 * allocated
 
 
 def test_without_unnamed_files_posix_ipc_makes_a_segment(monkeypatch, tmp_path):

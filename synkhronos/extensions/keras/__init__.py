@@ -199,11 +199,7 @@ class _Parallel:
         # Keras keeps the optimizer's state until the model is compiled again.
         state = [] if model.train_function is None else model.optimizer.get_weights()
         graph = Synchronized(self._sync_batch_norm)
-        updates = [
-            *averaged(model.updates, graph),
-            *step(model, graph),
-            *added_up(model, graph),
-        ]
+        updates = [*averaged(model.updates, graph), *step(model, graph), *added_up(model, graph)]
         if state:
             model.optimizer.set_weights(state)
         self._seen.clear()

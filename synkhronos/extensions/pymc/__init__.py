@@ -107,9 +107,7 @@ class _Logp:
 
 @contextlib.contextmanager
 def likelihood(
-    model: pm.Model | None = None,
-    ranks: int | None = None,
-    devices: Sequence[str] | None = None,
+    model: pm.Model | None = None, ranks: int | None = None, devices: Sequence[str] | None = None
 ) -> Iterator[ParallelLikelihood]:
     """Compute the likelihood of a PyMC model on all ranks, inside of a with block.
 

@@ -18,13 +18,7 @@ from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count
 from synkhronos.extensions.pymc.evaluator import compiled
-from synkhronos.extensions.pymc.terms import (
-    NotByRows,
-    Term,
-    first_line,
-    is_float,
-    values_of,
-)
+from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
 _STEPS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6)  # from the initial point, until all is finite

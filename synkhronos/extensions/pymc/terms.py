@@ -201,8 +201,7 @@ def _with_computed_rows(term, axes) -> Term:
     """
     # Computed from parameters or shared variables: it differs from one evaluation to the next.
     moving = _computed_from(
-        [term.logp],
-        lambda each: each in term.parameters or isinstance(each, TensorSharedVariable),
+        [term.logp], lambda each: each in term.parameters or isinstance(each, TensorSharedVariable)
     )
     costly = _computed_from([term.logp], _takes_time)
     back = {rows.variable: rows.data for rows in term.rows}

@@ -290,7 +290,8 @@ class Keeper:
             return
         key.is_known_to_updater = True
         try:
-            updaters.introduce(self._updater, key.name, key.weight, key.is_given_weight)
+            updater = self._updater
+            (updater.adopt if key.is_given_weight else updater.init_model)(key.name, key.weight)
         except Exception as error:
             key.failed = 0, self._reason(error, f"init_model of key {key.name!r}")
         key.snapshot = None
@@ -401,7 +402,8 @@ class Keeper:
             return told[0]
         if key.failed is not None and key.failed[0] == version:
             return key.failed[1]
-        if not key.is_ready and 0 in self.gone and not self._will_be_ready(key):
+        fills = 0 in key.numbers and not key.is_given_weight and self._updater is not None
+        if not key.is_ready and 0 in self.gone and not fills:
             return self._lost(self.gone[0], f"key {key.name!r} has no first value without it")
         if self.mode == "dist_sync" and version > key.n_closed:
             for gone in self.gone.values():
@@ -409,9 +411,6 @@ class Keeper:
                     what = f"round {version} of key {key.name!r} can't be closed"
                     return self._lost(gone, what)
         return None
-
-    def _will_be_ready(self, key):
-        return 0 in key.numbers and not key.is_given_weight and self._updater is not None
 
     def _lost(self, gone, what):
         attributes = {"rank": gone.worker, "host": gone.host, "reason": gone.how}

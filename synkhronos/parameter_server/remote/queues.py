@@ -107,11 +107,6 @@ class Queue:
                     del self._streams[transfer.stream]
         return transfer, begin, chunk
 
-    def clear(self) -> None:
-        """Forget all transfers."""
-        self._heap.clear()
-        self._streams.clear()
-
     def _enter(self, transfer):
         self._n_entries += 1
         entry = -transfer.priority, transfer.sequence, self._n_entries, transfer

@@ -24,12 +24,7 @@ LOOK_SECONDS = 0.25  # between looks for processes that have died
 class Server:
     """The loop of a server, in a group of the servers and then the movers."""
 
-    def __init__(
-        self,
-        group: Group,
-        n_servers: int,
-        hosts: Sequence[str],
-    ) -> None:
+    def __init__(self, group: Group, n_servers: int, hosts: Sequence[str]) -> None:
         self._group, self._post = group, Post(group)
         self._n_servers, self._n_workers = n_servers, group.size - n_servers
         self._rank, self._hosts = group.rank, hosts
@@ -42,7 +37,8 @@ class Server:
         while len(self._keeper.gone) < self._n_workers:
             self._group.wait(LOOK_SECONDS)
             for rank, (name, *rest) in self._post.receive():
-                getattr(self, f"_on_{name}")(rank - self._n_servers, *rest)
+                handle = getattr(self, f"_on_{name}", None) or getattr(self._keeper, f"on_{name}")
+                handle(rank - self._n_servers, *rest)
             self._post.progress()
         self._finish()
         return 0
@@ -81,9 +77,6 @@ class Server:
     def _on_mode(self, worker, mode):
         self._keeper.mode = mode
 
-    def _on_key(self, worker, *rest):
-        self._keeper.on_key(worker, *rest)
-
     def _on_chunk(self, worker, number, version, begin, chunk):
         place = self._keeper.place(worker, number, version, begin, chunk.nbytes)
         if place is not None:
@@ -92,12 +85,6 @@ class Server:
 
     def _on_pull(self, worker, number, version, priority):
         self._keeper.on_request(worker, number, version, priority)
-
-    def _on_updater(self, worker, blob, parameters):
-        self._keeper.on_updater(worker, blob, parameters)
-
-    def _on_begun(self, worker):
-        self._keeper.on_begun(worker)
 
     def _on_barrier(self, worker, question):
         self._at_barrier[worker] = question

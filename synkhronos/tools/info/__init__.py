@@ -27,12 +27,13 @@ from synkhronos.tools.info.report import (
     BROKEN,
     MISSING,
     OK,
-    REINSTALL,
     Check,
     as_json,
+    check_cache,
     check_versions,
     facts_of,
     last_line,
+    not_imported,
     table,
 )
 
@@ -64,7 +65,7 @@ def checks() -> list[Check]:
         check_blas(facts, error),
         check_cores(),
         check_shm(),
-        check_cache(facts),
+        check_cache("Theano", facts),
         *check_gpus(),
     ]
 
@@ -105,14 +106,7 @@ def check_python() -> Check:
 def check_theano(facts: dict, error: str) -> Check:
     """Check that Theano imports."""
     if "theano" not in facts:
-        missing = "No module named 'theano'" in error
-        advice = (
-            pythons.advice("Theano", "pip install Theano==1.0.5")
-            if missing
-            else f"if THEANO_FLAGS or .theanorc are not the cause, {REINSTALL}"
-        )
-        status = MISSING if missing else BROKEN
-        return Check("Theano", status, error, advice, essential=True)
+        return not_imported("Theano", "pip install Theano==1.0.5", error)
     found = f"{facts['theano']} ({facts['theano_path']})"
     if facts["theano"] != "1.0.5":
         return Check("Theano", BROKEN, found, "pip install Theano==1.0.5", essential=True)
@@ -208,16 +202,6 @@ def check_shm(path: str = "/dev/shm") -> Check:
         )
         return Check(name, MISSING, found + ", which is little", advice)
     return Check(name, OK, found, essential=True)
-
-
-def check_cache(facts: dict) -> Check:
-    """Check that Theano can write to its compile cache."""
-    if "cache" not in facts:
-        return Check("Compile cache", BROKEN, "not known without Theano", "see Theano")
-    if not facts["cache_writable"]:
-        advice = "name a folder that can be written: THEANO_FLAGS=base_compiledir=..."
-        return Check("Compile cache", BROKEN, facts["cache"], advice, essential=True)
-    return Check("Compile cache", OK, facts["cache"], essential=True)
 
 
 def check_gpus() -> list[Check]:

@@ -11,11 +11,12 @@ from synkhronos.tools.info.report import (
     BROKEN,
     MISSING,
     OK,
-    REINSTALL,
     Check,
+    check_cache,
     check_versions,
     facts_of,
     installed_version,
+    not_imported,
 )
 
 INSTALL = f"pip install '{pythons.REQUIREMENT}'"
@@ -33,7 +34,7 @@ def checks() -> list[Check]:
         *check_versions(facts),
         check_numba(facts),
         check_compiler(facts),
-        check_cache(facts),
+        check_cache("PyTensor", facts),
         check_pymc(),
     ]
 
@@ -46,13 +47,7 @@ def probe(timeout: float = 300.0) -> tuple[dict, str]:
 def check_pytensor(facts: dict, error: str) -> Check:
     """Check that PyTensor imports, and is one of the versions that Synkhronos knows."""
     if "pytensor" not in facts:
-        missing = "No module named 'pytensor'" in error
-        advice = (
-            pythons.advice("PyTensor", INSTALL)
-            if missing
-            else f"if PYTENSOR_FLAGS or .pytensorrc are not the cause, {REINSTALL}"
-        )
-        return Check("PyTensor", MISSING if missing else BROKEN, error, advice, essential=True)
+        return not_imported("PyTensor", INSTALL, error)
     found = f"{facts['pytensor']} ({facts['path']})"
     version = tuple(int(each) for each in facts["pytensor"].split(".")[:2])
     oldest, newest = pythons.RELEASES
@@ -91,16 +86,6 @@ def check_compiler(facts: dict) -> Check:
         )
         return Check("C++ compiler", OK, f"{path}, with no BLAS", advice)
     return Check("C++ compiler", OK, f"{path}, with {facts['ldflags']}")
-
-
-def check_cache(facts: dict) -> Check:
-    """Check that PyTensor and numba can write to their compile cache."""
-    if "cache" not in facts:
-        return Check("Compile cache", BROKEN, "not known without PyTensor", "see PyTensor")
-    if not facts["cache_writable"]:
-        advice = "name a folder that can be written: PYTENSOR_FLAGS=base_compiledir=..."
-        return Check("Compile cache", BROKEN, facts["cache"], advice, essential=True)
-    return Check("Compile cache", OK, facts["cache"], essential=True)
 
 
 def check_pymc() -> Check:

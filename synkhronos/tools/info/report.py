@@ -8,6 +8,8 @@ import subprocess
 from importlib import metadata
 from typing import Sequence
 
+from synkhronos._host import pythons
+
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
 REINSTALL = (
@@ -30,6 +32,24 @@ class Check:
     def failed(self) -> bool:
         """Whether Synkhronos cannot work because of this check."""
         return self.essential and self.status != OK
+
+
+def not_imported(host: str, install: str, error: str) -> Check:
+    """Return the check of a host library that can't be imported."""
+    if f"No module named {host.lower()!r}" in error:
+        return Check(host, MISSING, error, pythons.advice(host, install), essential=True)
+    advice = f"if {host.upper()}_FLAGS or .{host.lower()}rc are not the cause, {REINSTALL}"
+    return Check(host, BROKEN, error, advice, essential=True)
+
+
+def check_cache(host: str, facts: dict) -> Check:
+    """Check that a host library can write to its compile cache."""
+    if "cache" not in facts:
+        return Check("Compile cache", BROKEN, f"not known without {host}", f"see {host}")
+    if not facts["cache_writable"]:
+        advice = f"name a folder that can be written: {host.upper()}_FLAGS=base_compiledir=..."
+        return Check("Compile cache", BROKEN, facts["cache"], advice, essential=True)
+    return Check("Compile cache", OK, facts["cache"], essential=True)
 
 
 def table(results: list[Check], colour: bool) -> str:
