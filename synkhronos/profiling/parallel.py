@@ -14,6 +14,7 @@ from synkhronos._wording import advise, count, one_line, without_folder
 from synkhronos.profiling.tables import Tables
 
 SLOW_SECONDS = 1.0  # of a call in the master alone, which is worth a warning
+FIRST_CALLS = 3  # of a function, which take longer: `check` compares these by default
 _WIDTH = 100  # characters of a line of advice
 
 
@@ -31,6 +32,9 @@ class FunctionReport:
         All calls, and those that ran on all ranks; the others ran in the master alone.
     seconds, seconds_on_ranks : float
         The time of these calls.
+    first_seconds : float
+        The time of each function's first three calls, in which ranks load it, and ``check``
+        compares with serial Theano.
     reason : str
         Why calls ran in the master alone; empty if none did.
     instead : str
@@ -43,6 +47,7 @@ class FunctionReport:
     calls_on_ranks: int
     seconds: float
     seconds_on_ranks: float
+    first_seconds: float
     reason: str
     instead: str
 
@@ -132,24 +137,22 @@ class FunctionCalls:
     def __init__(self, name, reason=None, instead=""):
         self._name, self._reason, self._instead = name, reason, instead
         self._calls = self._calls_on_ranks = 0
-        self._seconds = self._seconds_on_ranks = 0.0
+        self._seconds = self._seconds_on_ranks = self._first_seconds = 0.0
         self._alone = {}  # why calls of a divided function ran in the master alone -> what to write
         self._has_warned = False
 
-    def on_ranks(self, seconds):
-        """Count a call on all ranks."""
-        self._calls += 1
-        self._calls_on_ranks += 1
-        self._seconds += seconds
-        self._seconds_on_ranks += seconds
-
-    def alone(self, seconds, why=None, instead=""):
-        """Count a call in the master alone; `why`, with its subject, if the function is divided.
-
-        The first one that is slow warns with a PortingWarning.
-        """
+    def count(self, seconds, is_first, is_on_ranks):
+        """Count a call; `is_first` if it is one of its function's first calls."""
         self._calls += 1
         self._seconds += seconds
+        if is_first:
+            self._first_seconds += seconds
+        if is_on_ranks:
+            self._calls_on_ranks += 1
+            self._seconds_on_ranks += seconds
+
+    def note_alone(self, seconds, why, instead):
+        """Take note of why a call ran in the master alone; the first slow one warns."""
         if why is not None:
             self._alone.setdefault(why, instead)
         if seconds >= SLOW_SECONDS and not self._has_warned:
@@ -173,9 +176,31 @@ class FunctionCalls:
             self._calls_on_ranks,
             self._seconds,
             self._seconds_on_ranks,
+            self._first_seconds,
             "; ".join(reasons),
             " ".join(each for each in dict.fromkeys(advice) if each),
         )
+
+
+class CallsOfOne:
+    """Counts the calls of one function, with those of all functions of its name."""
+
+    def __init__(self, all_calls):
+        self._all, self._left = all_calls, FIRST_CALLS
+
+    def on_ranks(self, seconds):
+        """Count a call on all ranks."""
+        self._all.count(seconds, self._left > 0, True)
+        self._left -= 1
+
+    def alone(self, seconds, why=None, instead=""):
+        """Count a call in the master alone; `why`, with its subject, if the function is divided.
+
+        The first one that is slow warns with a PortingWarning.
+        """
+        self._all.count(seconds, self._left > 0, False)
+        self._left -= 1
+        self._all.note_alone(seconds, why, instead)
 
 
 class Recorder:
@@ -195,7 +220,7 @@ class Recorder:
         key = name, reason
         if key not in self._functions:
             self._functions[key] = FunctionCalls(name, reason, instead)
-        return self._functions[key]
+        return CallsOfOne(self._functions[key])
 
     def note_cpu(self):
         """Take note of the CPU time that the ranks have used; those that have ended keep theirs."""

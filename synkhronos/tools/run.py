@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
+import dataclasses
 import io
+import json
 import os
 import socket
 import sys
@@ -54,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-report",
         action="store_true",
         help="with --parallel: don't print at the end which functions ran on all ranks",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="with --parallel: write this report as JSON, for other programs",
     )
     parser.add_argument(
         "script", metavar="SCRIPT", help="a file of Python, or - for standard input"
@@ -115,10 +122,22 @@ def main(options: argparse.Namespace) -> int:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             return _run(code, file, folder, options)
     finally:
-        if options.parallel and not options.no_report:
-            print(f"\n{synk.parallel_report()}", file=sys.stderr)
+        if options.parallel:
+            _tell(synk.parallel_report(), options)
         if synk.status().state == "open":
             synk.close()
+
+
+def _tell(report, options):
+    """Print the report of `parallel`, and write it to a file, as the options say."""
+    if not options.no_report:
+        print(f"\n{report}", file=sys.stderr)
+    if options.report:
+        try:
+            with open(options.report, "w", encoding="utf-8") as file:
+                json.dump(dataclasses.asdict(report), file, indent=2)
+        except OSError as error:
+            print(f"can't write {options.report!r}: {error.strerror}", file=sys.stderr)
 
 
 def _compiled(script):

@@ -1,5 +1,6 @@
 """``synkhronos run`` runs a script as Python does: names, folders, output, errors, exit status."""
 
+import json
 import os
 import sys
 
@@ -87,6 +88,32 @@ def test_follow_and_check(tmp_path):
     status, out, err = python(tmp_path, *line)
     assert (status, out) == (0, "20.0\n")
     assert "PortingWarning: Output 1 of" in err
+
+
+PARALLEL = """
+import sys
+import theano, theano.tensor as T
+x = T.dmatrix("x")
+f, g = (theano.function([x], y, mode="FAST_COMPILE") for y in (x.sum(), x[::-1]))
+print([float(f([[1.0], [2.0]])) for _ in range(5)], g([[1.0], [2.0]]).shape)
+sys.exit(3)
+"""
+
+
+def test_the_report_of_parallel_is_written_for_other_programs(tmp_path):
+    (tmp_path / "script.py").write_text(PARALLEL)
+    run = ("-m", "synkhronos", "run", "--parallel", "-n", "2", "--no-report")
+    status, out, err = python(tmp_path, *run, "--report", "a.json", "script.py")
+    assert (status, out, err) == (3, "[3.0, 3.0, 3.0, 3.0, 3.0] (2, 1)\n", "")
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["n_ranks"] == 2 and all(seconds > 0 for seconds in found["cpu_seconds"])
+    divided, alone = sorted(found["functions"], key=lambda each: not each["is_divided"])
+    assert (divided["calls"], divided["calls_on_ranks"], divided["reason"]) == (5, 5, "")
+    assert 0 < divided["first_seconds"] < divided["seconds"] == divided["seconds_on_ranks"]
+    assert (alone["calls"], alone["calls_on_ranks"]) == (1, 0) and alone["reason"]
+    assert alone["first_seconds"] == alone["seconds"] and alone["name"].endswith("script.py:5")
+    status, _, err = python(tmp_path, *run, "--report", "no/folder.json", "script.py")
+    assert (status, err) == (3, "can't write 'no/folder.json': No such file or directory\n")
 
 
 @pytest.mark.parametrize(
