@@ -79,12 +79,15 @@ def make(
     modelclass: str,
     settings: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
     agent: str | None = None,
     mpirun_args: str = "",
 ) -> Request:
     """Check all that a run is asked with, before anything is started; return the request.
 
-    `devices` are as `find_places` takes them, `given` has options of the rule and the launcher.
+    `devices`, `hosts` and `hostfile` are as `find_places` takes them, `given` has options of the
+    rule and the launcher.
 
     Raises
     ------
@@ -101,7 +104,7 @@ def make(
     own = {name: given.pop(name) for name in _OF_LAUNCHER if name in given}
     options = _options.check(rule, **given)
     of_launcher = _options.check_launcher(**own)
-    places = find_places(devices)
+    places = find_places(devices, hosts=hosts, hostfile=hostfile)
     _check_together(rule, options, places)
     if settings is not None and not isinstance(settings, dict):
         raise TypeError(

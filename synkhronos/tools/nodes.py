@@ -89,8 +89,9 @@ def main(options: argparse.Namespace) -> int:
     It is 0 if all workers have ended with 0, else that of the first process that has failed.
     """
     try:
-        job = _job(options)
-        hosts = _filled(where.find_hosts(options), job)
+        named = where.find_hosts(options.hosts, options.hostfile, options.devices)
+        job = _job(options, any(host.devices for host in named))
+        hosts = _filled(named, job)
         is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
         line = _node(job) if is_here else _mpirun_line(hosts, options, job)
         if options.dry_run:
@@ -112,7 +113,7 @@ def main(options: argparse.Namespace) -> int:
     return status
 
 
-def _job(options):
+def _job(options, has_devices):
     """Return what is asked for, checked."""
     if options.workers is None:
         raise ValueError(
@@ -129,6 +130,7 @@ def _job(options):
         "--check": options.check,
         "-n": options.ranks,
         "--devices": options.devices,
+        "a device": has_devices,
     }
     given = [name for name, value in refused.items() if value not in (None, False)]
     if given:
@@ -149,7 +151,7 @@ def _filled(hosts, job):
     wanted = (
         f"{_wording.count(job.n_servers, 'server')} and {_wording.count(job.n_workers, 'worker')}"
     )
-    if hosts is None:
+    if hosts[0].name is None:
         return [where.Host("localhost", n)]
     given = [host.ranks for host in hosts]
     if None not in given:

@@ -66,10 +66,10 @@ def _add_arguments_of(parser, rule):
     parser.add_argument("modelfile", metavar="MODELFILE", help="models/cifar10.py, models.cifar10")
     parser.add_argument("modelclass", metavar="MODELCLASS", help="the class in it")
     parser.add_argument(
-        "--devices", metavar="LIST", action="append", required=True,
-        help="the device of each rank: cpu,cpu (of each host, in a Slurm or PBS allocation) or "
-        "node0:cuda0,cuda1; once for each host",
+        "--devices", metavar="LIST", action="append",
+        help="the device of each rank: cpu,cpu (of each host) or node0:cuda0,cuda1,node1:cpu",
     )  # fmt: skip
+    launch.add_hosts_arguments(parser)
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], type=_typed(_setting),
         help="set an attribute of the model or its data: n_epochs=3, data.n_batch_train=10",
@@ -154,6 +154,8 @@ def main(options: argparse.Namespace) -> int:
             options.modelclass,
             dict(map(_options.parse_setting, options.set)),
             given,
+            hosts=options.hosts,
+            hostfile=options.hostfile,
             agent=options.agent,
             mpirun_args=options.mpirun_args,
         )

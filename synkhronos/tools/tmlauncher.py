@@ -10,6 +10,7 @@ Usage: tmlauncher -cfg=FILE
     -file=, --modelfile=   a dotted name, or the path of a file
     -class=, --modelclass= the class in it
     -d=, --devices=        cuda0,cuda1 or node0:cuda0;node1:cuda0, else the variable DEVICES
+    -hosts=, -hostfile=    as of `synkhronos launch`: a,b:2 or a:cuda0,a:cuda1,b:cpu
     -bsp_sync_type=        cdd, avg or swap
     -bsp_exch_strategy=    nccl32, nccl16, ar, asa32 or asa16
     -b, -bind              bind each rank to cores of its own
@@ -41,7 +42,8 @@ _NAMES = {
     "cfg": "cfg", "config": "cfg", "file": "modelfile", "modelfile": "modelfile",
     "class": "modelclass", "modelclass": "modelclass", "r": "rule", "rule": "rule", "s": "size",
     "size": "size", "d": "devices", "devices": "devices", "b": "bind", "set": "set",
-    "agent": "agent", "mpirun_args": "mpirun_args", "bsp_sync_type": "sync_type",
+    "hosts": "hosts", "hostfile": "hostfile", "agent": "agent",
+    "mpirun_args": "mpirun_args", "bsp_sync_type": "sync_type",
     "bsp_exch_strategy": "exch_strategy", "dry_run": "dry_run", **{n: n for n in _options.TABLE},
 }  # fmt: skip
 _FLAGS = {"b", "bind", "dry_run", "resume"}  # that need no value
@@ -73,6 +75,12 @@ class _Answers:
     def get(self, name):
         """Return a value, or None."""
         return self.told[name].value if name in self.told else None
+
+    @property
+    def hosts(self):
+        """What names the machines, for `where.find_places`."""
+        given = {name: self.get(name) for name in ("hosts", "hostfile")}
+        return {name: value for name, value in given.items() if value is not None}
 
     def take(self, name, value, source, key):
         """Take a value in place of an earlier one; settings are added to earlier ones."""
@@ -125,7 +133,7 @@ def _read(line):
     if "devices" not in answers.told and os.environ.get("DEVICES"):
         answers.take("devices", os.environ["DEVICES"], "the variable DEVICES", "DEVICES")
     for name, (key, example) in _NEEDED.items():
-        if not answers.get(name):
+        if not answers.get(name) and not (name == "devices" and answers.hosts):
             raise ValueError(
                 f"{key} is empty: write {key}=... in the config file, or {example} in the command."
             )
@@ -157,9 +165,9 @@ def _take_entry(answers, path, key, entry):
 def _asked(answers):
     """Return the checked request."""
     rule = _options.check_rule(answers.get("rule"))
-    known, given = _options.of_rule(rule), {}
+    known, given, hosts = _options.of_rule(rule), {}, answers.hosts
     for name, told in answers.told.items():
-        if name in ("cfg", "size", "set", "agent", "mpirun_args", "dry_run", *_NEEDED):
+        if name in ("cfg", "size", "set", "agent", "mpirun_args", "dry_run", *hosts, *_NEEDED):
             continue
         if rule != "BSP" and told.key in _FOR_BSP:
             answers.notes.append(f"{told.source} is for BSP: {rule} leaves it out.")
@@ -170,7 +178,8 @@ def _asked(answers):
         else:
             given[name] = known[name].parse(told.value, told.source)
     devices = answers.get("devices")
-    count = len(where.find_places(devices, answers.told["devices"].source))
+    source = answers.told["devices"].source if devices else "DEVICES"
+    count = len(where.find_places(devices, source, **hosts))
     size = answers.get("size")
     if size is not None and size != str(count):
         named = _wording.count(count, "device")
@@ -187,6 +196,7 @@ def _asked(answers):
         answers.get("modelclass"),
         settings,
         given,
+        **hosts,
         agent=answers.get("agent"),
         mpirun_args=answers.get("mpirun_args") or "",
     )

@@ -233,6 +233,11 @@ def test_the_ranks_that_launch_gives_a_machine(monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
     with pytest.raises(ValueError, match="n_parallel=1, but SYNKHRONOS_DEVICES names 2"):
         devices.resolve()
+    monkeypatch.setenv("SYNKHRONOS_RANKS_OF_MACHINES", "2,,1")
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu;cpu;opencl0:0")
+    assert devices.resolve() == ("opencl0:0",)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert devices.resolve() == ("cpu", "cpu")
     monkeypatch.setenv("SYNKHRONOS_RANKS_OF_MACHINES", "two")
     with pytest.raises(ValueError, match="'two' must be a number of ranks for each machine"):
         devices.resolve()
@@ -279,8 +284,9 @@ sys.exit(3)
 def test_a_script_on_two_hosts(two_hosts, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     text = "a line\n" * 30_000
-    first = f"{two_hosts.addresses[0]}:2,{two_hosts.addresses[1]}:1"
-    launched = Launched(two_hosts, tmp_path, "script.py", "--hosts", "b c", names=first)
+    one, other = two_hosts.addresses
+    names = f"{one}:cpu,{one}:cpu,{other}:cpu"
+    launched = Launched(two_hosts, tmp_path, "script.py", "--hosts", "b c", names=names)
     status, out, err = launched.wait(text)
     host = f"synk{two_hosts.net}-1"
     assert (status, err) == (3, "no newline")
