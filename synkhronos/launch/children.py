@@ -12,7 +12,7 @@ import subprocess
 from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent, life_of
-from synkhronos.comm import membership
+from synkhronos.comm import heartbeats, membership
 from synkhronos.comm.shared import group
 from synkhronos.launch.streams import Lines
 from synkhronos.launch.watch import AFTER_FAILURE, Watch
@@ -29,6 +29,8 @@ class Children(Watch):
         self.limits_of_ranks = resource.getrlimit(resource.RLIMIT_NOFILE)
         group.allow_descriptors(len(commands))
         self._commands = commands
+        limit = heartbeats.limit(self._environment.get(heartbeats.VARIABLE))
+        self._ends_stopped = limit < float("inf")
         self._processes: list[subprocess.Popen] = []
 
     @contextlib.contextmanager
@@ -80,7 +82,8 @@ class Children(Watch):
                 else:
                     is_exit = found.si_code == os.CLD_EXITED
                     self._note_end(rank, found.si_status if is_exit else -found.si_status)
-        if self.failed and left and all(life_of(each.pid) == "stopped" for each in left):
+        may_end = self.failed and left and self._ends_stopped
+        if may_end and all(life_of(each.pid) == "stopped" for each in left):
             self._end_after(AFTER_FAILURE)  # nobody may continue them
 
     def _is_over(self):

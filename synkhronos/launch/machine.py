@@ -21,6 +21,7 @@ import traceback
 from typing import Mapping, Sequence
 
 from synkhronos._machine.devices import module_command
+from synkhronos.comm.heartbeats import SILENT
 from synkhronos.launch import guard
 from synkhronos.launch.children import Children
 
@@ -145,7 +146,7 @@ class _Machine(Children):
 
     def tell_lost(self, number: int) -> None:
         """Tell the launcher of a rank of a machine that is silent."""
-        self._write(2, f"\0{self._token} {number} lost \0\n".encode())
+        self._write(2, f"\0{self._token} {number} lost {SILENT}\0\n".encode())
 
     def _show(self, stream, rank, text):
         # With a newline, also behind a piece of a very long line: the next mark begins a line.

@@ -27,7 +27,6 @@ import time
 from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent
-from synkhronos.comm.heartbeats import SILENT
 from synkhronos.comm.mpi import folders, secret
 from synkhronos.launch import guard, mpirun
 from synkhronos.launch.streams import Lines, Writer
@@ -161,7 +160,7 @@ class Ranks(Mpirun):
             self._show_machines()
         elif rank not in self.lost and self.ranks[rank].status is None:
             self.lost.append(rank)
-            self.say(f"{self.name(rank)} {SILENT}.")
+            self.say(f"{self.name(rank)} {text}.")
         if self.lost and all(
             known.status is not None or at in self.lost for at, known in enumerate(self.ranks)
         ):

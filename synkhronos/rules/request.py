@@ -28,6 +28,7 @@ class Request:
     bind: bool = False
     agent: str | None = None  # stands in for ssh
     mpirun_args: str = ""  # more arguments of mpirun
+    lost_after: str | None = None  # seconds after which a machine is lost
 
     @property
     def ranks(self) -> list[Place]:
@@ -69,6 +70,8 @@ class Request:
             line += ["--agent", self.agent]
         if self.mpirun_args:
             line += [f"--mpirun-args={self.mpirun_args}"]
+        if self.lost_after is not None:
+            line += ["--lost-after", self.lost_after]
         return line
 
 
@@ -83,6 +86,7 @@ def make(
     hostfile: str | None = None,
     agent: str | None = None,
     mpirun_args: str = "",
+    lost_after: str | None = None,
 ) -> Request:
     """Check all that a run is asked with, before anything is started; return the request.
 
@@ -117,7 +121,7 @@ def make(
     _modelfile.find(modelfile, modelclass)
     return Request(
         rule, places, modelfile, modelclass, options, checked, agent=agent,
-        mpirun_args=mpirun_args, **of_launcher,
+        mpirun_args=mpirun_args, lost_after=lost_after, **of_launcher,
     )  # fmt: skip
 
 

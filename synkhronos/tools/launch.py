@@ -15,6 +15,7 @@ import shlex
 import sys
 
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
+from synkhronos.comm import heartbeats
 from synkhronos.launch import CannotLaunch, mpirun, through, where
 from synkhronos.tools import run
 
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
     add_hosts_arguments(parser)
     add_mpirun_arguments(parser)
+    add_lost_after(parser)
     parser.add_argument(
         "--servers", metavar="S", type=int, help="servers of a parameter server (default: 1)"
     )
@@ -55,6 +57,23 @@ def add_mpirun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mpirun-args", metavar="ARGS", default="", help='more arguments of mpirun, "--mca a b"'
     )
+
+
+def add_lost_after(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the time after which a machine is lost."""
+    parser.add_argument(
+        "--lost-after", metavar="SECONDS",
+        help="seconds after which a machine that is not heard of is lost, and a process on it that "
+        "is stopped is killed (default: 8); 0 is never",
+    )  # fmt: skip
+
+
+def lost_after(given: str | None) -> dict[str, str]:
+    """Return the environment variable that --lost-after sets."""
+    if given is None:
+        return {}
+    heartbeats.limit(given, "--lost-after")
+    return {heartbeats.VARIABLE: given}
 
 
 def main(options: argparse.Namespace) -> int:
@@ -105,7 +124,7 @@ def run_line(options: argparse.Namespace) -> list[str]:
 
 def _variables(options, hosts):
     """Return the environment variables that tell each machine's process of its ranks."""
-    variables = {}
+    variables = lost_after(options.lost_after)
     lists = [",".join(host.devices) for host in hosts]
     if any(lists):
         variables[VARIABLE] = lists[0] if len({*lists}) == 1 else ";".join(lists)

@@ -93,14 +93,16 @@ def main(options: argparse.Namespace) -> int:
         job = _job(options, any(host.devices for host in named))
         hosts = _filled(named, job)
         is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
-        line = _node(job) if is_here else _mpirun_line(hosts, options, job)
+        line, variables = _node(job), _variables(options)
+        if not is_here:
+            line = mpirun.line_of_group(hosts, options, line, variables, job.token)
         if options.dry_run:
             print(shlex.join(line))
             return 0
         nodes: _Nodes
         if is_here:
             lines = [line for host in hosts for _ in range(host.ranks)]
-            nodes = NodesHere(job, lines, environment={**os.environ, **_threads(options)})
+            nodes = NodesHere(job, lines, environment={**os.environ, **variables})
         else:
             mpirun.check()
             nodes = NodesOfMpirun(job, line, hosts, options.agent, environment=os.environ)
@@ -177,17 +179,8 @@ def _node(job):
     return module_command(name, job.as_json(), unbuffered=True)
 
 
-def _threads(options):
-    if options.threads_per_rank is None:
-        return {}
-    return {"OMP_NUM_THREADS": str(options.threads_per_rank)}
-
-
-def _mpirun_line(hosts, options, job):
-    return mpirun.line_of_group(
-        hosts,
-        options,
-        _node(job),
-        _threads(options),
-        job.token,
-    )
+def _variables(options):
+    variables = launch.lost_after(options.lost_after)
+    if options.threads_per_rank is not None:
+        variables["OMP_NUM_THREADS"] = str(options.threads_per_rank)
+    return variables

@@ -86,6 +86,7 @@ def _add_arguments_of(parser, rule):
             words.setdefault("metavar", _metavar(option))
         parser.add_argument(_options.flag(option.name), **words)
     launch.add_mpirun_arguments(parser)
+    launch.add_lost_after(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -158,6 +159,7 @@ def main(options: argparse.Namespace) -> int:
             hostfile=options.hostfile,
             agent=options.agent,
             mpirun_args=options.mpirun_args,
+            lost_after=options.lost_after,
         )
     except (TypeError, ValueError, OSError) as error:
         return refuse(error, 2, options.report)
@@ -219,7 +221,7 @@ def start(
                 line, _hosts(asked), asked.agent, environment=os.environ, **settings
             )
         else:
-            environment = {**os.environ, **_flags()}
+            environment = {**os.environ, **_variables(asked)}
             run = children.Children([line] * len(asked.ranks), environment=environment, **settings)
     except (ValueError, OSError) as error:
         return refuse(error, refused, report)
@@ -247,7 +249,7 @@ def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> li
         _hosts(asked),
         asked,
         worker_command(asked, cores),
-        _flags(),
+        _variables(asked),
         token,
     )
 
@@ -258,9 +260,12 @@ def _hosts(asked):
     return [where.Host(name or "localhost", len(devices)) for name, devices in by_host.items()]
 
 
-def _flags():
-    flags = os.environ.get("THEANO_FLAGS")
-    return {} if flags is None else {"THEANO_FLAGS": without_devices(flags)}
+def _variables(asked):
+    """Return the environment variables of the ranks that are not those of this process."""
+    variables, flags = launch.lost_after(asked.lost_after), os.environ.get("THEANO_FLAGS")
+    if flags is not None:
+        variables["THEANO_FLAGS"] = without_devices(flags)
+    return variables
 
 
 def without_devices(flags: str) -> str:

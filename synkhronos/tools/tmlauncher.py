@@ -17,6 +17,7 @@ Usage: tmlauncher -cfg=FILE
     -s=, --size=           taken, and not needed: the devices say it
     -set=NAME=VALUE        set an attribute of the model, once for each
     -agent=CMD             what stands in for ssh; not in a file, which starts no programs
+    -lost_after=SECONDS    after how long a machine that is not heard of is lost; 0 is never
     -mpirun_args=ARGS      more arguments of mpirun; not in a file either
     -dry-run               print the command line of mpirun, and don't run it
     -KEY=VALUE             each option of `synkhronos rule RULE --help`, such as -alpha=0.25
@@ -43,9 +44,10 @@ _NAMES = {
     "class": "modelclass", "modelclass": "modelclass", "r": "rule", "rule": "rule", "s": "size",
     "size": "size", "d": "devices", "devices": "devices", "b": "bind", "set": "set",
     "hosts": "hosts", "hostfile": "hostfile", "agent": "agent",
-    "mpirun_args": "mpirun_args", "bsp_sync_type": "sync_type",
+    "mpirun_args": "mpirun_args", "lost_after": "lost_after", "bsp_sync_type": "sync_type",
     "bsp_exch_strategy": "exch_strategy", "dry_run": "dry_run", **{n: n for n in _options.TABLE},
 }  # fmt: skip
+_OF_LAUNCHER = ("cfg", "size", "set", "agent", "mpirun_args", "lost_after", "dry_run")
 _FLAGS = {"b", "bind", "dry_run", "resume"}  # that need no value
 _FOR_BSP = {"bsp_sync_type", "bsp_exch_strategy", "BSP_SYNC_TYPE", "BSP_EXCH_STRATEGY"}
 _NEEDED = {
@@ -167,7 +169,7 @@ def _asked(answers):
     rule = _options.check_rule(answers.get("rule"))
     known, given, hosts = _options.of_rule(rule), {}, answers.hosts
     for name, told in answers.told.items():
-        if name in ("cfg", "size", "set", "agent", "mpirun_args", "dry_run", *hosts, *_NEEDED):
+        if name in {*_OF_LAUNCHER, *hosts, *_NEEDED}:
             continue
         if rule != "BSP" and told.key in _FOR_BSP:
             answers.notes.append(f"{told.source} is for BSP: {rule} leaves it out.")
@@ -199,6 +201,7 @@ def _asked(answers):
         **hosts,
         agent=answers.get("agent"),
         mpirun_args=answers.get("mpirun_args") or "",
+        lost_after=answers.get("lost_after"),
     )
 
 

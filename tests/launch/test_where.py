@@ -254,6 +254,26 @@ def test_all_commands_name_the_same_hosts(given, commands, expected, tmp_path, m
             assert _told(shlex.split(out)) == expected, command
 
 
+@needs_mpirun
+@pytest.mark.parametrize("command", [*OF_ALL, WORKERS])
+def test_all_commands_say_after_how_long_a_machine_is_lost(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    allow_root(monkeypatch)
+    (tmp_path / "model.py").write_text("class Model: pass\n")
+    hosts = "--hosts a,b" if command == WORKERS else "--devices a:cpu,b:cpu"
+    for given in "60", "0", "soon":
+        options = f"{hosts} --lost-after {given}"
+        if command == TMLAUNCHER:
+            options = f"-devices=a:cpu,b:cpu -lost_after={given}"
+        name, *line = command.format(options).split()
+        status = tmlauncher.main(line) if command == TMLAUNCHER else main([name, *line])
+        out, err = capsys.readouterr()
+        if given == "soon":
+            assert status in (1, 2) and "--lost-after must be a number of seconds" in err
+        else:
+            assert status == 0 and f"SYNKHRONOS_LOST_AFTER={given}" in shlex.split(out)
+
+
 def _told(line):
     """Return the devices, or else the number of ranks, of each host that a line names."""
     hosts = [each.partition(":")[0] for each in line[line.index("--host") + 1].split(",")]
