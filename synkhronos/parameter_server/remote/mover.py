@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
+from synkhronos._machine.processes import name_of_signal
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
@@ -134,7 +135,7 @@ class Mover:
             pass
         how = "has left"
         if status < 0:
-            how = f"was killed by {_name_of(-status)} (signal {-status})"
+            how = f"was killed by {name_of_signal(-status)} (signal {-status})"
         elif status:
             how = f"has ended with exit status {status}"
         if not self._has_left:
@@ -342,10 +343,3 @@ class Mover:
             how = self._group.losses.get(server, "has died")
             self._reply("lost", "server", server, self._hosts[server], how)
         self._settle_questions()
-
-
-def _name_of(number):
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
