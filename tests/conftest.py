@@ -19,6 +19,7 @@ import pytest
 from support import host_library  # isort: skip
 from support import compiling, hosts, layouts
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
+from support.running import python_path
 from support.tiers import beyond_the_sample
 from support.waiting import Watch
 
@@ -238,8 +239,7 @@ def script(tmp_path):
         path.write_text(text)
         here = os.path.dirname(__file__)
         quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # or `host`
-        folders = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-        env = {**quickly, **os.environ, "PYTHONPATH": folders, **kwargs.pop("env", {})}
+        env = {**quickly, **os.environ, "PYTHONPATH": python_path(here), **kwargs.pop("env", {})}
         done = subprocess.run(
             [sys.executable, *kwargs.pop("options", ()), str(path)],
             capture_output=True,

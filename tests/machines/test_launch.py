@@ -14,6 +14,7 @@ import pytest
 from support import hosts, launching
 from support.launching import FOR_ROOT, needs_mpirun
 from support.machine_scripts import end_cut_off
+from support.running import python_path
 from support.waiting import wait_until
 
 from synkhronos._machine import devices
@@ -194,7 +195,7 @@ def test_a_ctrl_c_before_the_start_prints_nothing(empty, module, whom, status):
     """While the launcher imports, and while it asks which MPI there is."""
     (empty / f"{module}.py").write_text(f"import os, signal\nos.kill(os.{whom}(), signal.SIGINT)")
     given = ("--mpirun-args=--verbose", "--servers", "1", "--workers", "1", "empty.py")
-    found = run(*given, folder=empty, PYTHONPATH=str(empty))
+    found = run(*given, folder=empty, PYTHONPATH=python_path(empty))
     assert found == (status, "", "")
 
 

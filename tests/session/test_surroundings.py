@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import theano.tensor as T
 from support.helpers import function
+from support.running import python_path
 
 import synkhronos as synk
 from synkhronos._machine import shared_memory
@@ -99,11 +100,10 @@ def run(tmp_path, script, form):
     path.write_text(TRY + script)
     command = form.format(python=shlex.quote(sys.executable), script=path)
     tests = os.path.dirname(os.path.dirname(__file__))
-    folders = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         ["sh", "-c", command],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": folders},
+        env={**os.environ, "PYTHONPATH": python_path(tests)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
