@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -41,7 +42,7 @@ class Children(Watch):
                 value, descriptors = founding.place(rank)
                 process = subprocess.Popen(
                     command,
-                    env={**self._environment, membership.VARIABLE: value},
+                    env={**membership.without_mpi(self._environment), membership.VARIABLE: value},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -80,11 +81,20 @@ class Children(Watch):
                 if found is None:
                     left.append(process)
                 else:
+                    self._read_what_is_there(rank)
                     is_exit = found.si_code == os.CLD_EXITED
                     self._note_end(rank, found.si_status if is_exit else -found.si_status)
         may_end = self.failed and left and self._ends_stopped
         if may_end and all(life_of(each.pid) == "stopped" for each in left):
             self._end_after(AFTER_FAILURE)  # nobody may continue them
+
+    def _read_what_is_there(self, rank):
+        """Read the last lines of a rank that has ended, before its end is told."""
+        for fd in [fd for fd, stream in self._streams.items() if stream[0] == rank]:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            if poll.poll(0):
+                self._read(fd)  # as much as a pipe holds
 
     def _is_over(self):
         self._look()

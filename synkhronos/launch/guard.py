@@ -19,7 +19,7 @@ import socket
 import struct
 
 from synkhronos.launch.signals import signals_of
-from synkhronos.launch.streams import SIZE, Writer
+from synkhronos.launch.streams import SIZE, Writer, mark
 
 VARIABLE = "SYNKHRONOS_LAUNCH"  # tells a process of mpirun that it needs a guard: the token
 DATA, SIGNAL = 0, 1
@@ -63,10 +63,10 @@ class _Guard:
         self._selector = selectors.PollSelector()
 
     def mark(self, kind, text=""):
-        """Tell the launcher something, with newlines: PRRTE keeps the rest of a line."""
+        """Tell the launcher something."""
         if self._tells:
             with contextlib.suppress(OSError):
-                os.write(2, f"\0{self._token} {self._rank} {kind} {text}\0\n".encode())
+                os.write(2, mark(self._token, self._rank, kind, text))
 
     def watch(self, pid, sink=None):
         """Pass on what comes until a child has ended; return its status, below 0 for a signal."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import signal
 import sys
@@ -26,7 +25,7 @@ from synkhronos import _wording
 from synkhronos._machine.processes import how_ended
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
-from synkhronos.launch.streams import SIZE
+from synkhronos.launch.streams import SIZE, mark_pattern
 
 PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 AFTER_FAILURE = 10.0  # seconds for the others to end
@@ -88,7 +87,7 @@ class Watch:
         token: str = "",
     ) -> None:
         # What processes tell of themselves in their standard errors; see `_take_mark`.
-        self._mark = re.compile(rb"\x00" + token.encode() + rb" (\d+) ([a-z]+) ([^\x00]*)\x00\n?")
+        self._mark = mark_pattern(token, end="\n?")
         self.ranks = [Rank(name) for name in names]
         self.failed: list[int] = []  # in the order in which they ended
         self.interrupted_by = 0
@@ -288,9 +287,13 @@ class Watch:
         if self.interrupted_by:
             return []
         if self.cause is None:
-            lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
-            return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
+            return self._about_lost()
         return self._about_cause(self.cause)
+
+    def _about_lost(self):
+        """Return sentences about the ranks of which no end was reported."""
+        lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
+        return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
 
     def _about_cause(self, rank):
         """Return sentences about the rank of which the end has ended the run."""

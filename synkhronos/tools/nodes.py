@@ -64,9 +64,9 @@ class _Nodes(watch.Watch):
 
     def _about_cause(self, rank):
         # A killed guard reports no end, and no other process has failed by itself.
-        lost = [at for at, known in enumerate(self.ranks) if known.status is None]
+        lost = self._about_lost()
         if lost and rank in self._following:
-            return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
+            return lost
         known = self.ranks[rank]
         said = [f"{self.name(rank)} {known.end}, as the first that has failed."]
         if known.last_lines:

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
-from synkhronos._machine.processes import name_of_signal
+from synkhronos._machine.processes import how_ended
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
@@ -133,11 +133,7 @@ class Mover:
         """Tell the servers that the script has ended, and what it has left to be sent."""
         while self._serve_script():
             pass
-        how = "has left"
-        if status < 0:
-            how = f"was killed by {name_of_signal(-status)} (signal {-status})"
-        elif status:
-            how = f"has ended with exit status {status}"
+        how = how_ended(status) if status else "has left"
         if not self._has_left:
             self._leave(-1, how, is_dead=bool(status))
         end = time.monotonic() + _PATIENCE
