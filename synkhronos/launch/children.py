@@ -12,7 +12,7 @@ import socket
 import subprocess
 from typing import Any, Sequence
 
-from synkhronos._machine.processes import end_with_parent, life_of
+from synkhronos._machine.processes import end_with_parent, life_of, status_of
 from synkhronos.comm import heartbeats, membership
 from synkhronos.comm.shared import group
 from synkhronos.launch.streams import Lines
@@ -77,13 +77,12 @@ class Children(Watch):
         left = []
         for rank, process in enumerate(self._processes):
             if self.ranks[rank].status is None:
-                found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if found is None:
+                status = status_of(process.pid, reaps=False)
+                if status is None:
                     left.append(process)
                 else:
                     self._read_what_is_there(rank)
-                    is_exit = found.si_code == os.CLD_EXITED
-                    self._note_end(rank, found.si_status if is_exit else -found.si_status)
+                    self._note_end(rank, status)
         may_end = self.failed and left and self._ends_stopped
         if may_end and all(life_of(each.pid) == "stopped" for each in left):
             self._end_after(AFTER_FAILURE)  # nobody may continue them

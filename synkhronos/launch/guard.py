@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 
+from synkhronos._machine.processes import status_of
 from synkhronos.launch.signals import signals_of
 from synkhronos.launch.streams import SIZE, Writer, mark
 
@@ -78,7 +79,7 @@ class _Guard:
             if sink is not None:
                 self._stdin = Writer(sink, self._selector)
                 self._selector.register(0, selectors.EVENT_READ, self._receive)
-            while (status := self._status()) is None:
+            while (status := status_of(pid)) is None:
                 for key, _ in self._selector.select(_SECONDS):
                     key.data(key.fd)
                 if self._owes_mark and not self._stdin.is_behind:
@@ -89,12 +90,6 @@ class _Guard:
                     os.kill(pid, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         return status
-
-    def _status(self):
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if not pid:
-            return None
-        return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
     def _hear(self, signals):
         for number in os.read(signals, 256):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import AbstractSet, Any, Mapping, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.processes import how_ended
+from synkhronos._machine.processes import how_ended, shell_status
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
 from synkhronos.launch.streams import SIZE, mark_pattern
@@ -49,9 +49,9 @@ class Rank:
 
     @property
     def exit_status(self) -> int:
-        """Its exit status as shells have it: 128 and the number of a signal that has killed it."""
+        """Its exit status as shells have it."""
         assert self.status is not None
-        return self.status if self.status >= 0 else 128 - self.status
+        return shell_status(self.status)
 
     @property
     def end(self) -> str:

@@ -314,7 +314,7 @@ def _ending(asked, run, status, began, resume_line):
         return []
     said = run.failure_summary()
     if not run.has_started:
-        return [each.replace("the script", "the ranks") for each in said]
+        return said
     newest = _newest(asked.options["snapshot_path"], began)
     if run.interrupted_by and (newest is None or newest.stat().st_mtime < run.interrupted_at - 1):
         said.append("The ranks have ended before they wrote a snapshot for this interrupt.")

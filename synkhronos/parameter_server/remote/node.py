@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Sequence
 
 from synkhronos._machine.devices import default_threads
-from synkhronos._machine.processes import end_with_parent
+from synkhronos._machine.processes import end_with_parent, shell_status
 from synkhronos.comm import membership
 from synkhronos.launch.streams import mark
 
@@ -134,7 +134,7 @@ def end(status: int) -> None:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    os._exit(status if status >= 0 else 128 - status)
+    os._exit(shell_status(status))
 
 
 if __name__ == "__main__":
