@@ -35,8 +35,9 @@ from synkhronos.launch.where import Host
 
 # A race in PRRTE, of no consequence.
 _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
-# The page about a process that was killed or has failed: exit statuses say it.
+# Pages about a process that was killed or has failed: exit statuses say it, or what it has printed.
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
+_PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
 _TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 _KILLING = 2.0  # seconds in which killed processes end
@@ -149,8 +150,9 @@ class Ranks(Mpirun):
     def own_words(self) -> str:
         """The lines that mpirun has printed by itself, but for those about ranks that failed."""
         text = _NOISE.sub(b"", bytes(self._own + self._of_machines))
-        is_told = self.has_started or self._of_machines
-        return (_PAGE.sub(b"", text) if is_told else text).decode(errors="replace")
+        if self.has_started or self._of_machines:
+            text = (_PAGE if self.has_started else _PAGE_OF_EXIT).sub(b"", text)
+        return text.decode(errors="replace")
 
     def _take_mark(self, rank, kind, text):
         if kind != b"lost":

@@ -54,6 +54,8 @@ def test_the_page_about_machines_that_have_said_why_they_end_is_left_out(tmp_pat
     assert "prterun detected" in fake.own_words
     fake._take(2, b"[1,0]<stderr>: node1: no secret\n")
     assert fake.own_words == "node1: no secret\n"
+    fake._take(2, edge + b"prterun was unable to start a daemon\n" + edge)
+    assert "unable to start a daemon" in fake.own_words
 
 
 def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
