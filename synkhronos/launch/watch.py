@@ -92,7 +92,7 @@ class Watch:
         self.failed: list[int] = []  # in the order in which they ended
         self.interrupted_by = 0
         self.interrupted_at = 0.0  # seconds since the epoch
-        self._environment, self._folder = environment, folder
+        self._environment, self.folder = environment, folder
         self._streams: dict[int, Any] = {}  # open descriptors, and what `_take` calls them
         self._is_served, self._outlives = is_served, outlives
         self._ends_with_stdin, self._patience = ends_with_stdin, patience
@@ -276,10 +276,10 @@ class Watch:
         return f"{self.name(rank)} {self.ranks[rank].end}{what}."
 
     def _log(self, rank, text):
-        if self._folder is None:
+        if self.folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / f"rank_{rank}.log", "ab") as log:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f"rank_{rank}.log", "ab") as log:
             log.write(text)
 
     def failure_summary(self) -> list[str]:
@@ -304,7 +304,7 @@ class Watch:
             others = _wording.count(n_ended, "other rank")
             said = [f"{self.name(rank)} {known.end}; {others} ended as they should."]
         if known.last_lines:
-            said.append(f"Its output is in {self._folder}/rank_{rank}.log.")
+            said.append(f"Its output is in {self.folder}/rank_{rank}.log.")
         return said
 
     def say(self, sentence: str) -> None:

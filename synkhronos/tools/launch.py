@@ -13,10 +13,11 @@ import argparse
 import os
 import shlex
 import sys
+from typing import Any, Callable, Mapping, Sequence
 
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
 from synkhronos.comm import heartbeats
-from synkhronos.launch import CannotLaunch, mpirun, through, where
+from synkhronos.launch import CannotLaunch, children, mpirun, through, watch, where
 from synkhronos.tools import run
 
 
@@ -98,6 +99,34 @@ def main(options: argparse.Namespace) -> int:
     for sentence in script.failure_summary():
         print(sentence, file=sys.stderr)
     return status
+
+
+def run_of_group(
+    hosts: Sequence[where.Host],
+    options: Any,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    token: str,
+    dry_run: bool,
+    here: Callable[..., Any] = children.Children,
+    away: Callable[..., Any] = through.Ranks,
+    **more: Any,
+) -> watch.Watch | None:
+    """Return a run, which has not begun; None for a dry run, of which the line is printed.
+
+    Each rank runs `command`. If all are on this machine the run is made by `here`. mpirun is for
+    other machines, and for a user who has more to tell it.
+    """
+    is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
+    line = command if is_here else mpirun.line_of_group(hosts, options, command, variables, token)
+    if dry_run:
+        print(shlex.join(line))
+        return None
+    if is_here:
+        commands = [command] * sum(host.ranks or 0 for host in hosts)
+        return here(commands, environment={**os.environ, **variables}, token=token, **more)
+    mpirun.check()
+    return away(line, hosts, options.agent, environment=os.environ, token=token, **more)
 
 
 def check_script(name: str) -> None:

@@ -12,8 +12,8 @@ processes on a. Without numbers the processes are divided evenly.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import shlex
 import sys
 from typing import Any
 
@@ -35,7 +35,7 @@ class _Nodes(watch.Watch):
     def __init__(self, job: Job, *args: Any, **more: Any) -> None:
         names = [*["server"] * job.n_servers, *["worker"] * job.n_workers]
         given = {"token": job.token, "outlives": True, "patience": PATIENCE}
-        super().__init__(*args, names=names, **given, **more)
+        super().__init__(*args, names=names, **{**given, **more})
         self._job = job
         self._following: set[int] = set()  # those that fail because others have died
 
@@ -92,23 +92,14 @@ def main(options: argparse.Namespace) -> int:
         named = where.find_hosts(options.hosts, options.hostfile, options.devices)
         job = _job(options, any(host.devices for host in named))
         hosts = _filled(named, job)
-        is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
-        line, variables = _node(job), _variables(options)
-        if not is_here:
-            line = mpirun.line_of_group(hosts, options, line, variables, job.token)
-        if options.dry_run:
-            print(shlex.join(line))
-            return 0
-        nodes: _Nodes
-        if is_here:
-            lines = [line for host in hosts for _ in range(host.ranks)]
-            nodes = NodesHere(job, lines, environment={**os.environ, **variables})
-        else:
-            mpirun.check()
-            nodes = NodesOfMpirun(job, line, hosts, options.agent, environment=os.environ)
+        kinds = [functools.partial(kind, job) for kind in (NodesHere, NodesOfMpirun)]
+        given = _node(job), _variables(options), job.token, options.dry_run
+        nodes = launch.run_of_group(hosts, options, *given, *kinds)
     except ValueError as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
+    if nodes is None:
+        return 0
     status = nodes.run()
     for sentence in nodes.failure_summary() if status else ():
         nodes.say(sentence)

@@ -19,7 +19,7 @@ from typing import Any, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
-from synkhronos.launch import children, cores, mpirun, through, watch, where
+from synkhronos.launch import cores, mpirun, where
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
 from synkhronos.rules.request import Request
@@ -193,36 +193,23 @@ def start(
     what was wrong go to the file `report`. The run ends with its standard input if it
     `ends_with_stdin`.
     """
-    # mpirun only where a rank is elsewhere, or the user has more to tell it.
-    needs_mpirun = bool(asked.mpirun_args or not all(where.is_here(p.host) for p in asked.ranks))
-    token = mpirun.new_token()
     try:
-        if needs_mpirun and not dry_run:
-            mpirun.check()
         bound = cores.of_ranks(asked.ranks, asked) if asked.bind else []
-        line = worker_command(asked, bound)
-        if needs_mpirun:
-            line = mpirun_line(asked, bound, token)
-        if dry_run:
-            print(shlex.join(line))
+        run = launch.run_of_group(
+            _hosts(asked),
+            asked,
+            worker_command(asked, bound),
+            _variables(asked),
+            mpirun.new_token(),
+            dry_run,
+            names=[place.device for place in asked.ranks],
+            is_served=asked.is_served,
+            outlives=asked.outlives_ranks,
+            ends_with_stdin=ends_with_stdin,
+        )
+        if run is None:
             return 0
-        folder = _new_folder(Path(asked.log_path))
-        settings = {
-            "names": [place.device for place in asked.ranks],
-            "token": token,
-            "folder": folder,
-            "is_served": asked.is_served,
-            "outlives": asked.outlives_ranks,
-            "ends_with_stdin": ends_with_stdin,
-        }
-        run: watch.Watch
-        if needs_mpirun:
-            run = through.Ranks(
-                line, _hosts(asked), asked.agent, environment=os.environ, **settings
-            )
-        else:
-            environment = {**os.environ, **_variables(asked)}
-            run = children.Children([line] * len(asked.ranks), environment=environment, **settings)
+        run.folder = folder = _new_folder(Path(asked.log_path))
     except (ValueError, OSError) as error:
         return refuse(error, refused, report)
     print(banner(asked, folder), flush=True)
@@ -241,17 +228,6 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
     """Return the command of each rank."""
     job = asked.job(cores).as_json()
     return module_command("synkhronos.rules.worker", job, unbuffered=True)
-
-
-def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
-    """Return the command line of mpirun that runs all ranks."""
-    return mpirun.line_of_group(
-        _hosts(asked),
-        asked,
-        worker_command(asked, cores),
-        _variables(asked),
-        token,
-    )
 
 
 def _hosts(asked):
