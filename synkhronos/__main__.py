@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         "status is 1 if they don't agree, or one can't be reached",
     )
     launch.add_mpirun_arguments(info)
-    info.set_defaults(run=_info, hostfile=None)
+    info.set_defaults(run=_info)
 
     runner = commands.add_parser(
         "run",

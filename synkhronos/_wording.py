@@ -47,12 +47,12 @@ def is_bool(value):
 
 
 def truth(name, value):
-    """Return an argument as a bool; raise TypeError if bool() raises."""
+    """Return an argument as a bool; raise TypeError if it has no truth."""
     if value is True or value is False:  # a signal handler that raises here is not caught below
         return value
     try:
         return bool(value)
-    except Exception:  # arrays of several items raise ValueError
+    except (TypeError, ValueError):  # of variables, and of arrays of several items
         raise TypeError(f"{name} must be True or False, got {shown(value)}.") from None
 
 

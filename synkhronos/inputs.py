@@ -173,6 +173,11 @@ class Data(Operators):
             If the dtype can't be cast up to the dtype of the Data, or the number of dimensions
             differs.
         """
+        value = self._condition(input_data, force_cast)
+        return value.astype(self._store.array.dtype, copy=False)
+
+    def _condition(self, input_data, force_cast):
+        """Return an array of a dtype that can be cast; storing it casts it."""
         return condition(
             plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
         )
@@ -205,7 +210,7 @@ class Data(Operators):
             If the shared memory is full.
         """
         oversize = oversize_of(oversize)
-        value = self.condition_data(input_data, force_cast)
+        value = self._condition(input_data, force_cast)
         self._resize(value.shape, oversize, keep=False, value=value)
 
     def set_length(self, length: int, oversize: float = 1) -> None:

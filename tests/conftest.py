@@ -18,6 +18,7 @@ import pytest
 from support import host_library  # isort: skip
 from support import compiling, hosts, layouts, running
 from support.leaks import names_in_shared_memory, nothing_left, wait_for_names_to_go
+from support.running import python_path
 from support.tiers import beyond_the_sample
 from support.waiting import Watch
 
@@ -237,8 +238,7 @@ def script(tmp_path):
         path.write_text(text)
         here = os.path.dirname(__file__)
         quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # or `host`
-        folders = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-        env = {**quickly, **os.environ, "PYTHONPATH": folders, **kwargs.pop("env", {})}
+        env = {**quickly, **os.environ, "PYTHONPATH": python_path(here), **kwargs.pop("env", {})}
         options = kwargs.pop("options", ())
         done = running.run(sys.executable, *options, path, cwd=tmp_path, env=env, **kwargs)
         if check:

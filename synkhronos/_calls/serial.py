@@ -440,7 +440,14 @@ class Serial:
         if isinstance(what, int):
             return self._put_together(case, what, self.modes[what], None)
         found = self._parts(case, None)
-        return None if found is None else found[0][self._session.master_rank][1][what]
+        if found is None:
+            return None
+        parts, counts = found
+        master = self._session.master_rank
+        of_ranks = partition.counts(sum(counts), self._session.n_ranks)
+        if not of_ranks[master]:  # it does not run
+            return self.before[what]
+        return parts[np.count_nonzero(of_ranks[:master])][1][what]
 
     def _put_together(self, case, place, mode, axis):
         """Return what a mode makes of the parts of an output; None if it can't be."""

@@ -182,7 +182,7 @@ def resolve(
     n_parallel = _check_n_parallel(n_parallel)
     if use_gpu not in (None, True, False):
         raise TypeError(f"use_gpu must be True, False or None, got {use_gpu!r}.")
-    told = _ranks_of_machine(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    told = _ranks_of_machine()
     if told is not None:
         n_asked = n_parallel if devices is None else len(_check_devices(devices))
         if n_asked not in (None, told):
@@ -195,8 +195,8 @@ def resolve(
         n_parallel = told
     if devices is not None:
         names, source = _check_devices(devices), "devices"
-    elif os.environ.get(VARIABLE, "").strip():
-        names = _check_names(os.environ[VARIABLE].split(","), VARIABLE)
+    elif text := _of_machine(VARIABLE, ";"):
+        names = _check_names(text.split(","), VARIABLE)
         source = VARIABLE
     elif use_gpu:
         return _choose_gpus(n_parallel)
@@ -215,16 +215,22 @@ def resolve(
     return names
 
 
-def _ranks_of_machine(machine: str) -> int | None:
-    """Return the number of ranks that `synkhronos launch` was told for a machine, or None."""
+def _of_machine(variable, separator):
+    """Return what a variable says of this machine: its own part, or the only one."""
+    parts = os.environ.get(variable, "").split(separator)
+    place = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+    number = int(place) if place.isdigit() and len(parts) > 1 else 0
+    return parts[number].strip() if number < len(parts) else ""
+
+
+def _ranks_of_machine():
+    """Return the number of ranks that `synkhronos launch` was told for this machine, or None."""
     text = os.environ.get(RANKS_VARIABLE, "")
-    numbers = [number.strip() for number in text.split(",")]
-    if not all(number == "" or (number.isascii() and number.isdigit()) for number in numbers):
+    if not re.fullmatch(r"\s*[0-9]*\s*(,\s*[0-9]*\s*)*", text):
         raise ValueError(
             f"{RANKS_VARIABLE}={text!r} must be a number of ranks for each machine, such as 2,1."
         )
-    place = int(machine) if machine.isdigit() else 0
-    number = numbers[place] if place < len(numbers) else ""
+    number = _of_machine(RANKS_VARIABLE, ",")
     return _check_n_parallel(int(number)) if number else None
 
 

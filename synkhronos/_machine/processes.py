@@ -84,6 +84,23 @@ def how_ended(status: int) -> str:
     return f"was killed by {name_of_signal(-status)} (signal {-status})"
 
 
+def shell_status(status: int) -> int:
+    """Return an exit status as shells have it: 128 and the number of a signal that has killed.
+
+    >>> shell_status(3), shell_status(-9)
+    (3, 137)
+    """
+    return status if status >= 0 else 128 - status
+
+
+def status_of(pid: int, reaps: bool = True) -> int | None:
+    """Return the exit status of a child, below 0 for a signal, and reap it; None while it runs."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | (0 if reaps else os.WNOWAIT))
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
 class StopWatch:
     """Measures how long processes have been stopped (SIGSTOP); debuggers stop them otherwise.
 
@@ -272,14 +289,10 @@ class ForkedProcess:
         """Return whether the process runs; reap it if it has ended."""
         if not self._ended:
             try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.exitcode = status_of(self.pid)
+                self._ended = self.exitcode is not None
             except ChildProcessError:
                 self._ended = True
-                return False
-            if pid:
-                self._ended = True
-                signalled = os.WIFSIGNALED(status)
-                self.exitcode = -os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
         return not self._ended
 
     def join(self, seconds: float) -> bool:
@@ -291,7 +304,7 @@ class ForkedProcess:
 
     def send(self, signum: int) -> None:
         """Send the process a signal, if it still runs."""
-        # Only after waitpid: the system may give the id of a reaped process to another one.
+        # Only after a look: the system may give the id of a reaped process to another one.
         if self.is_alive():
             os.kill(self.pid, signum)
 

@@ -1,7 +1,7 @@
 """Signs of life between the carriers of machines: one that is cut off tells of no death.
 
 A carrier tells others each second that it is alive, and takes them for lost when they are silent:
-for 8 seconds, or as many as ``SYNKHRONOS_LOST_AFTER`` says.
+for 8 seconds, or as many as ``SYNKHRONOS_LOST_AFTER`` says; 0 is never.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ import time
 from typing import Callable, Iterable
 
 BEAT_SECONDS = 1.0
+VARIABLE = "SYNKHRONOS_LOST_AFTER"
 
 
-def _limit(given):
-    """Return the seconds after which a silent machine is lost.
+def limit(given: str | None, name: str = VARIABLE) -> float:
+    """Return the seconds after which a silent machine is lost, or a stopped process is killed.
 
-    >>> _limit(""), _limit("inf")
-    (8.0, inf)
+    >>> limit(None), limit("60"), limit("0"), limit("never")
+    (8.0, 60.0, inf, inf)
     """
     try:
-        seconds = float(given or 8)
+        seconds = float("inf" if given == "never" else given or 8) or float("inf")
     except ValueError:
         seconds = 0.0
     if not seconds >= 2 * BEAT_SECONDS:
         raise ValueError(
-            f"SYNKHRONOS_LOST_AFTER must be a number of seconds, at least 2, got {given!r}."
+            f"{name} must be a number of seconds, at least 2, or 0 for never, got {given!r}."
         )
     return seconds
 
 
-LOST_SECONDS = _limit(os.environ.get("SYNKHRONOS_LOST_AFTER"))
+LOST_SECONDS = limit(os.environ.get(VARIABLE))
 SILENT = f"has not been heard of for {LOST_SECONDS:g} s"
 
 

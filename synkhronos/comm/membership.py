@@ -28,6 +28,16 @@ def place_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
     return here["ranks"][here["machine"]][told["rank"]], told["size"]
 
 
+def without_mpi(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a process that must not take the place of this one in MPI.
+
+    >>> without_mpi({"OMPI_COMM_WORLD_RANK": "1", "OMP_NUM_THREADS": "2"})
+    {'OMP_NUM_THREADS': '2'}
+    """
+    of_mpi = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+    return {name: value for name, value in environment.items() if not name.startswith(of_mpi)}
+
+
 def join() -> Group:
     """Return the group of this process, which `launch` has started for it."""
     told = json.loads(os.environ.pop(VARIABLE))  # not for what this process starts

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
 from typing import Any, Sequence
 
-from synkhronos._machine.processes import end_with_parent, life_of
-from synkhronos.comm import membership
+from synkhronos._machine.processes import end_with_parent, life_of, status_of
+from synkhronos.comm import heartbeats, membership
 from synkhronos.comm.shared import group
 from synkhronos.launch.streams import Lines
 from synkhronos.launch.watch import AFTER_FAILURE, Watch
@@ -29,6 +30,8 @@ class Children(Watch):
         self.limits_of_ranks = resource.getrlimit(resource.RLIMIT_NOFILE)
         group.allow_descriptors(len(commands))
         self._commands = commands
+        limit = heartbeats.limit(self._environment.get(heartbeats.VARIABLE))
+        self._ends_stopped = limit < float("inf")
         self._processes: list[subprocess.Popen] = []
 
     @contextlib.contextmanager
@@ -39,7 +42,7 @@ class Children(Watch):
                 value, descriptors = founding.place(rank)
                 process = subprocess.Popen(
                     command,
-                    env={**self._environment, membership.VARIABLE: value},
+                    env={**membership.without_mpi(self._environment), membership.VARIABLE: value},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -74,14 +77,23 @@ class Children(Watch):
         left = []
         for rank, process in enumerate(self._processes):
             if self.ranks[rank].status is None:
-                found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if found is None:
+                status = status_of(process.pid, reaps=False)
+                if status is None:
                     left.append(process)
                 else:
-                    is_exit = found.si_code == os.CLD_EXITED
-                    self._note_end(rank, found.si_status if is_exit else -found.si_status)
-        if self.failed and left and all(life_of(each.pid) == "stopped" for each in left):
+                    self._read_what_is_there(rank)
+                    self._note_end(rank, status)
+        may_end = self.failed and left and self._ends_stopped
+        if may_end and all(life_of(each.pid) == "stopped" for each in left):
             self._end_after(AFTER_FAILURE)  # nobody may continue them
+
+    def _read_what_is_there(self, rank):
+        """Read the last lines of a rank that has ended, before its end is told."""
+        for fd in [fd for fd, stream in self._streams.items() if stream[0] == rank]:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            if poll.poll(0):
+                self._read(fd)  # as much as a pipe holds
 
     def _is_over(self):
         self._look()

@@ -18,8 +18,9 @@ import signal
 import socket
 import struct
 
+from synkhronos._machine.processes import status_of
 from synkhronos.launch.signals import signals_of
-from synkhronos.launch.streams import SIZE, Writer
+from synkhronos.launch.streams import SIZE, Writer, mark
 
 VARIABLE = "SYNKHRONOS_LAUNCH"  # tells a process of mpirun that it needs a guard: the token
 DATA, SIGNAL = 0, 1
@@ -63,10 +64,10 @@ class _Guard:
         self._selector = selectors.PollSelector()
 
     def mark(self, kind, text=""):
-        """Tell the launcher something, with newlines: PRRTE keeps the rest of a line."""
+        """Tell the launcher something."""
         if self._tells:
             with contextlib.suppress(OSError):
-                os.write(2, f"\0{self._token} {self._rank} {kind} {text}\0\n".encode())
+                os.write(2, mark(self._token, self._rank, kind, text))
 
     def watch(self, pid, sink=None):
         """Pass on what comes until a child has ended; return its status, below 0 for a signal."""
@@ -78,7 +79,7 @@ class _Guard:
             if sink is not None:
                 self._stdin = Writer(sink, self._selector)
                 self._selector.register(0, selectors.EVENT_READ, self._receive)
-            while (status := self._status()) is None:
+            while (status := status_of(pid)) is None:
                 for key, _ in self._selector.select(_SECONDS):
                     key.data(key.fd)
                 if self._owes_mark and not self._stdin.is_behind:
@@ -89,12 +90,6 @@ class _Guard:
                     os.kill(pid, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         return status
-
-    def _status(self):
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if not pid:
-            return None
-        return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
     def _hear(self, signals):
         for number in os.read(signals, 256):

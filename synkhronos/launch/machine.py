@@ -18,13 +18,13 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Mapping, Sequence
+from typing import Sequence
 
 from synkhronos._machine.devices import module_command
+from synkhronos.comm.heartbeats import SILENT
 from synkhronos.launch import guard
 from synkhronos.launch.children import Children
-
-_OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+from synkhronos.launch.streams import mark
 
 
 def command(token: str, counts: Sequence[int], line: Sequence[str]) -> list[str]:
@@ -52,11 +52,8 @@ def main(argument: str) -> None:
     ends = [sum(told["counts"][: number + 1]) for number in range(len(told["counts"]))]
     ranks = [list(range(end - count, end)) for end, count in zip(ends, told["counts"])]
     carrying = _Carrying(ranks)
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)
-    }
     here = ranks[carrying.carrier.machine]
-    machine = _Machine(carrying, here, [told["line"]] * len(here), environment, told["token"])
+    machine = _Machine(carrying, here, [told["line"]] * len(here), told["token"])
     machine.limits_of_ranks = limits
     carrying.carrier.on_lost = machine.tell_lost
     machine.run()
@@ -98,7 +95,7 @@ class _Carrying(threading.Thread):
         except secret.NoSecret as error:
             sys.stderr.write(f"{socket.gethostname()}: {error}\n")
             sys.stderr.flush()
-            MPI.COMM_WORLD.Abort(1)
+            os._exit(1)  # the end of MPI would wait for others, and MPI_Abort prints a page
         self.carrier = GroupCarrier(comm, self._ranks)
         self._has_begun.set()
         self.carrier.run()
@@ -121,10 +118,9 @@ class _Machine(Children):
         carrying: _Carrying,
         numbers: Sequence[int],
         commands: Sequence[Sequence[str]],
-        environment: Mapping[str, str],
         token: str,
     ) -> None:
-        super().__init__(commands, names=[""] * len(numbers), environment=environment, token=token)
+        super().__init__(commands, names=[""] * len(numbers), environment=os.environ, token=token)
         self._carrier, self._numbers, self._token = carrying.carrier, numbers, token
         self._daemon = os.getppid()
 
@@ -135,28 +131,27 @@ class _Machine(Children):
     def _begun(self):
         with super()._begun():
             for rank, known in enumerate(self.ranks):
-                self._tell(rank, "start", f"{known.pid} {known.host}")
+                self._tell(self._numbers[rank], "start", f"{known.pid} {known.host}")
             yield
 
-    def _tell(self, rank, kind, text):
-        """Write a mark for the launcher, with newlines: PRRTE keeps the rest of a line."""
-        self._write(2, f"\0{self._token} {self._numbers[rank]} {kind} {text}\0\n".encode())
+    def _tell(self, number, kind, text):
+        self._write(2, mark(self._token, number, kind, text))
 
     def tell_lost(self, number: int) -> None:
         """Tell the launcher of a rank of a machine that is silent."""
-        self._write(2, f"\0{self._token} {number} lost \0\n".encode())
+        self._tell(number, "lost", SILENT)
 
     def _show(self, stream, rank, text):
         # With a newline, also behind a piece of a very long line: the next mark begins a line.
         end = b"" if text.endswith(b"\n") else b"\n"
-        self._write(stream, f"\0{self._token} {self._numbers[rank]} line \0".encode() + text + end)
+        self._write(stream, mark(self._token, self._numbers[rank], "line", end="") + text + end)
 
     def _without_marks(self, text):
         return text  # they are for the launcher
 
     def _note_end(self, rank, status):
         self.ranks[rank].status = status
-        self._tell(rank, "status", status)
+        self._tell(self._numbers[rank], "status", status)
 
     def _interrupt(self, number):
         self._end(number)

@@ -192,7 +192,7 @@ def tell(found: Any) -> None:
 
 
 def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> str:
-    """Return a sentence about an mpirun that has ended before the script began."""
+    """Return a sentence about an mpirun that has ended before it started anything."""
     details = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-25:])
     if re.search(r"daemon|unable to reliably start|ORTE was unable|ssh:", printed, re.IGNORECASE):
         lost = _probe_all(hosts, agent, "true")
@@ -212,7 +212,7 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
             "one: is this environment at the same path there, and do the machines reach this one?\n"
             + details
         )
-    return f"mpirun has ended before the script began. It printed:\n{details}"
+    return f"mpirun has ended before it started anything. It printed:\n{details}"
 
 
 def _listed(problems):

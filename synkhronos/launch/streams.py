@@ -1,13 +1,32 @@
-"""Pieces of streams: lines that come in parts, and writes to what may be full for a while."""
+"""Pieces of streams: lines that come in parts, writes to what may be full for a while, and marks.
+
+A mark is what a process tells the launcher of a rank, between what the rank prints: NUL, the token
+of the run, the rank, a kind, a text, NUL.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import selectors
 
 SIZE = 1 << 16  # bytes that are read or written at once
 _MOST = 1 << 20  # bytes of a line that are kept until its end
+
+
+def mark(token: str, rank: int, kind: str, text: object = "", end: str = "\n") -> bytes:
+    """Return a mark, which ends a line: PRRTE keeps the rest of one."""
+    return f"\0{token} {rank} {kind} {text}\0{end}".encode()
+
+
+def mark_pattern(token: str, kind: str = "[a-z]+", end: str = "") -> re.Pattern[bytes]:
+    r"""Return the pattern of marks: groups are the rank, the kind and the text.
+
+    >>> mark_pattern("61ab", end=r"\n").match(mark("61ab", 1, "status", -9)).groups()
+    (b'1', b'status', b'-9')
+    """
+    return re.compile(rf"\x00{token} (\d+) ({kind}) ([^\x00]*)\x00{end}".encode())
 
 
 class Lines:

@@ -27,19 +27,18 @@ import time
 from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent
-from synkhronos.comm.heartbeats import SILENT
 from synkhronos.comm.mpi import folders, secret
 from synkhronos.launch import guard, mpirun
-from synkhronos.launch.streams import Lines, Writer
+from synkhronos.launch.streams import Lines, Writer, mark_pattern
 from synkhronos.launch.watch import Watch
 from synkhronos.launch.where import Host
 
 # A race in PRRTE, of no consequence.
 _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
-# The page about a process that was killed or has failed: exit statuses say it.
+# Pages about a process that was killed or has failed: exit statuses say it, or what it has printed.
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
-_TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>: ?")
-_EDGE = re.compile(rb"-{60,}\n?")
+_PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
+_TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 _KILLING = 2.0  # seconds in which killed processes end
 _PATIENCE = 10.0  # seconds for a script to end after a Ctrl-C
@@ -140,11 +139,9 @@ class Ranks(Mpirun):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._line_mark = re.compile(self._mark.pattern.split(b"([a-z]+)")[0] + b"line \0")
+        self._line_mark = mark_pattern(more["token"], "line")
         self._lines = {1: Lines(), 2: Lines()}  # of mpirun's streams
-        self._speaker: dict[int, int | None] = {1: None, 2: None}  # the rank of half a line
-        self._edges: dict[int, bytes] = {}  # lines of dashes, by rank
-        self._pages: set[int] = set()  # ranks in the midst of a page
+        self._is_tagged = {1: False, 2: False}  # whether half a line is of a machine
         self._own = bytearray()  # what mpirun says by itself
         self._of_machines = bytearray()  # what machines say, and was not shown
         self.lost: list[int] = []  # ranks of machines of which nothing is heard
@@ -153,7 +150,9 @@ class Ranks(Mpirun):
     def own_words(self) -> str:
         """The lines that mpirun has printed by itself, but for those about ranks that failed."""
         text = _NOISE.sub(b"", bytes(self._own + self._of_machines))
-        return (_PAGE.sub(b"", text) if self.has_started else text).decode(errors="replace")
+        if self.has_started or self._of_machines:
+            text = (_PAGE if self.has_started else _PAGE_OF_EXIT).sub(b"", text)
+        return text.decode(errors="replace")
 
     def _take_mark(self, rank, kind, text):
         if kind != b"lost":
@@ -161,7 +160,7 @@ class Ranks(Mpirun):
             self._show_machines()
         elif rank not in self.lost and self.ranks[rank].status is None:
             self.lost.append(rank)
-            self.say(f"{self.name(rank)} {SILENT}.")
+            self.say(f"{self.name(rank)} {text}.")
         if self.lost and all(
             known.status is not None or at in self.lost for at, known in enumerate(self.ranks)
         ):
@@ -182,23 +181,20 @@ class Ranks(Mpirun):
     def _take(self, stream, data, is_end=False):
         for line in self._lines[stream].take(data, is_end):
             self._take_line(stream, line)
-        if stream == 2 and is_end:
-            self._of_machines += b"".join(self._edges.values())
-            self._show_machines()
 
     def _take_line(self, stream, line):
-        """Pass a line on: the parts with the tag of a rank, and what mpirun says by itself."""
-        at, rank = 0, self._speaker[stream]
+        """Pass a line on: the parts with the tag of a machine, and what mpirun says by itself."""
+        at, is_tagged = 0, self._is_tagged[stream]
         for tag in [*_TAG.finditer(line), None]:
             text = line[at : tag.start() if tag else len(line)]
             if text:
-                self._take_text(stream, rank, text)
+                self._take_text(stream, is_tagged, text)
             if tag:
-                at, rank = tag.end(), int(tag[1])
-        self._speaker[stream] = None if line.endswith(b"\n") else rank
+                at, is_tagged = tag.end(), True
+        self._is_tagged[stream] = is_tagged and not line.endswith(b"\n")
 
-    def _take_text(self, stream, machine, text):
-        if machine is None:
+    def _take_text(self, stream, is_tagged, text):
+        if not is_tagged:
             self._own += text
         elif line := self._line_mark.match(text):
             text = text[line.end() :]
@@ -208,9 +204,7 @@ class Ranks(Mpirun):
             if text:
                 self._show(stream, rank, text if text.endswith(b"\n") else text + b"\n")
         else:
-            text = self._without_marks(text)
-            text = self._without_page(machine, text) if text else text
-            self._of_machines += text
+            self._of_machines += self._without_marks(text)
             self._show_machines()
 
     def _show_machines(self):
@@ -218,22 +212,6 @@ class Ranks(Mpirun):
         if self.has_started and self._of_machines:
             self._write(2, bytes(self._of_machines))
             self._of_machines.clear()
-
-    def _without_page(self, rank, line):
-        """Return a line of errors, or nothing if it is of the page that MPI_Abort prints."""
-        is_edge = _EDGE.fullmatch(line)
-        if rank in self._pages:
-            if is_edge:
-                self._pages.discard(rank)
-            return b""
-        edge = self._edges.pop(rank, b"")
-        if edge and line.startswith(b"MPI_ABORT was invoked"):
-            self._pages.add(rank)
-            return b""
-        if is_edge:
-            self._edges[rank] = line  # until the next line says whether it begins the page
-            return edge
-        return edge + line
 
 
 class Script(Mpirun):
@@ -252,7 +230,7 @@ class Script(Mpirun):
         environment = {**os.environ, guard.VARIABLE: token}
         names = ["the script"]
         super().__init__(line, hosts, agent, names=names, environment=environment, token=token)
-        self._mark = re.compile(self._mark.pattern[:-1])  # with its newline, which may come later
+        self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of a mark
         self._tail = bytearray()  # of stderr: may be the beginning of a mark
         self._held = {1: bytearray(), 2: bytearray()}  # before the script has started

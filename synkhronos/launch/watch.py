@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import signal
 import sys
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import AbstractSet, Any, Mapping, Sequence
 
 from synkhronos import _wording
-from synkhronos._machine.processes import how_ended
+from synkhronos._machine.processes import how_ended, shell_status
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
-from synkhronos.launch.streams import SIZE
+from synkhronos.launch.streams import SIZE, mark_pattern
 
 PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 AFTER_FAILURE = 10.0  # seconds for the others to end
@@ -50,9 +49,9 @@ class Rank:
 
     @property
     def exit_status(self) -> int:
-        """Its exit status as shells have it: 128 and the number of a signal that has killed it."""
+        """Its exit status as shells have it."""
         assert self.status is not None
-        return self.status if self.status >= 0 else 128 - self.status
+        return shell_status(self.status)
 
     @property
     def end(self) -> str:
@@ -88,12 +87,12 @@ class Watch:
         token: str = "",
     ) -> None:
         # What processes tell of themselves in their standard errors; see `_take_mark`.
-        self._mark = re.compile(rb"\x00" + token.encode() + rb" (\d+) ([a-z]+) ([^\x00]*)\x00\n?")
+        self._mark = mark_pattern(token, end="\n?")
         self.ranks = [Rank(name) for name in names]
         self.failed: list[int] = []  # in the order in which they ended
         self.interrupted_by = 0
         self.interrupted_at = 0.0  # seconds since the epoch
-        self._environment, self._folder = environment, folder
+        self._environment, self.folder = environment, folder
         self._streams: dict[int, Any] = {}  # open descriptors, and what `_take` calls them
         self._is_served, self._outlives = is_served, outlives
         self._ends_with_stdin, self._patience = ends_with_stdin, patience
@@ -277,10 +276,10 @@ class Watch:
         return f"{self.name(rank)} {self.ranks[rank].end}{what}."
 
     def _log(self, rank, text):
-        if self._folder is None:
+        if self.folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / f"rank_{rank}.log", "ab") as log:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f"rank_{rank}.log", "ab") as log:
             log.write(text)
 
     def failure_summary(self) -> list[str]:
@@ -288,9 +287,13 @@ class Watch:
         if self.interrupted_by:
             return []
         if self.cause is None:
-            lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
-            return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
+            return self._about_lost()
         return self._about_cause(self.cause)
+
+    def _about_lost(self):
+        """Return sentences about the ranks of which no end was reported."""
+        lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
+        return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
 
     def _about_cause(self, rank):
         """Return sentences about the rank of which the end has ended the run."""
@@ -301,7 +304,7 @@ class Watch:
             others = _wording.count(n_ended, "other rank")
             said = [f"{self.name(rank)} {known.end}; {others} ended as they should."]
         if known.last_lines:
-            said.append(f"Its output is in {self._folder}/rank_{rank}.log.")
+            said.append(f"Its output is in {self.folder}/rank_{rank}.log.")
         return said
 
     def say(self, sentence: str) -> None:

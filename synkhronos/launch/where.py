@@ -1,16 +1,16 @@
 """Where the processes of a run are: hosts and devices, as options and batch systems name them.
 
 --hosts a,b:2             hosts, and the number of processes on one
---hostfile FILE           the same from a file, with a line such as b slots=2 for each host
+--hosts a:cuda0,b:cpu     a process for each device; --devices takes such a list, too
+--hostfile FILE           the same from a file: b slots=2, b:2 or b:cuda0 in a line for each host
 SLURM_JOB_NODELIST        the hosts of an allocation, if none are named; PBS_NODEFILE
---devices a:cuda0,cuda1   a process for each device of a host, once for each host
---devices cpu,cpu         the same on each host of an allocation, or else on this one
+--devices a:cuda0,cuda1   a process for each device, of the host before it
+--devices cpu,cpu         the same on each host of --hosts or an allocation, or else on this one
 OMPI_COMM_WORLD_SIZE      processes that mpiexec or srun has already started; PMI_SIZE, ...
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -26,7 +26,9 @@ from synkhronos.launch import CannotLaunch
 
 NO_DEVICE = "none"  # of a server with a process of its own
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
+_OPENCL = re.compile(r"opencl\d+")  # before the colon of a device, where a host may be
 _EXAMPLES = "such as cpu,cpu or node0:cuda0,cuda1"
+_NO_DEVICE_GIVEN = f"{{}} is empty: name a device for each rank, {_EXAMPLES}."
 # Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _SCRIPTS = 0xFFFFFFF0  # Slurm's steps from this one on run a batch script, or a shell
@@ -34,10 +36,11 @@ _SCRIPTS = 0xFFFFFFF0  # Slurm's steps from this one on run a batch script, or a
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, and the number of its ranks if it was given."""
+    """A machine, None for this one; the number of its ranks and their devices, if given."""
 
-    name: str
+    name: str | None
     ranks: int | None = None
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,53 +52,163 @@ class Place:
 
 
 def find_hosts(
-    options: argparse.Namespace, environment: Mapping[str, str] = os.environ
-) -> list[Host] | None:
-    """Return the machines that options or an allocation name, or None for this one alone."""
-    if options.hosts is not None:
-        return parse_hosts(options.hosts)
-    if options.hostfile is not None:
-        return _read_hostfile(options.hostfile)
-    names = allocated(environment)
-    return None if names is None else [Host(name) for name in names]
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    devices: Any = None,
+    source: str = "--devices",
+    environment: Mapping[str, str] = os.environ,
+) -> list[Host]:
+    """Return the machines that options or an allocation name, or else this one alone.
 
+    `devices` are as in `parse_devices`; `source` names them in errors.
 
-def parse_hosts(text: str) -> list[Host]:
-    """Return the machines that --hosts names.
-
-    >>> parse_hosts("node0,node1:2")
-    [Host(name='node0', ranks=None), Host(name='node1', ranks=2)]
+    >>> find_hosts("a,b", devices="cpu")
+    [Host(name='a', ranks=None, devices=('cpu',)), Host(name='b', ranks=None, devices=('cpu',))]
     """
-    return _checked([_parse_host(each.strip(), "--hosts") for each in text.split(",")], "--hosts")
+    given = [] if devices is None else parse_devices(devices, source)
+    option = "--hosts" if hostfile is None else f"the hostfile {hostfile!r}"
+    named = _named(hosts, hostfile)
+    if given and given[0].name is not None:
+        if named:
+            raise ValueError(f"{source} names hosts, and so does {option}: give one of them.")
+        return given
+    if not named:
+        names = allocated(environment)
+        named = [Host(None)] if names is None else [Host(name) for name in names]
+    if not given:
+        return named
+    of_each = given[0].devices
+    for host in named:
+        if host.devices:
+            raise ValueError(f"{source} names devices, and so does {option}: give one of them.")
+        if host.ranks not in (None, len(of_each)):
+            raise ValueError(
+                f"{host.name} is to have {_wording.count(host.ranks, 'rank')}, but {source} "
+                f"names {len(of_each)}: give one of them, or the same number."
+            )
+    return [Host(host.name, host.ranks, of_each) for host in named]
 
 
-def _parse_host(text, source):
-    name, colon, number = text.partition(":")
+def find_places(
+    devices: Any,
+    source: str = "devices",
+    environment: Mapping[str, str] = os.environ,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+) -> list[Place]:
+    """Return the place of each rank: `find_hosts`, where each host must have devices.
+
+    >>> find_places("cpu", environment={"SLURM_JOB_NODELIST": "node[1-2]"})
+    [Place(host='node1', device='cpu'), Place(host='node2', device='cpu')]
+    """
+    found = find_hosts(hosts, hostfile, devices, source, environment)
+    places = [Place(host.name, device) for host in found for device in host.devices]
+    if not places:
+        raise ValueError(_NO_DEVICE_GIVEN.format(source))
+    return places
+
+
+def _named(hosts, hostfile):
+    """Return the machines of --hosts or --hostfile."""
+    if hosts is not None:
+        return _together([_host(each.strip(), "--hosts") for each in hosts.split(",")], "--hosts")
+    return [] if hostfile is None else _read_hostfile(hostfile)
+
+
+def parse_devices(devices: Any, source: str = "devices") -> list[Host]:
+    """Return the machines of devices, in the order of the ranks.
+
+    `devices` are names with commas, each of the host before it; a list, or a semicolon, begins
+    anew. Without hosts they are of one. Anything else raises TypeError or ValueError.
+
+    >>> parse_devices("cpu,cpu")
+    [Host(name=None, ranks=2, devices=('cpu', 'cpu'))]
+    >>> parse_devices(["node0:cuda0", "node1:cuda0,opencl0:1"])[1:]
+    [Host(name='node1', ranks=2, devices=('cuda0', 'opencl0:1'))]
+    """
+    if not isinstance(devices, (str, list, tuple)):
+        raise TypeError(
+            f"{source} must be a list of names, {_EXAMPLES}, got {_wording.shown(devices)}."
+        )
+    given = [devices] if isinstance(devices, str) else devices
+    for each in given:
+        if not isinstance(each, str):
+            raise TypeError(f"{source} must hold names, {_EXAMPLES}, got {_wording.shown(each)}.")
+    parts = [part.strip() for each in given for part in each.split(";") if part.strip()]
+    if not parts:
+        raise ValueError(_NO_DEVICE_GIVEN.format(source))
+    found = []
+    for part in parts:
+        name = None
+        for text in map(str.strip, part.split(",")):
+            before, colon, device = text.partition(":")
+            if colon and not _OPENCL.fullmatch(before):
+                name = _host(text, source).name
+            else:
+                device = text
+            if not DEVICE_NAME.fullmatch(device):
+                raise ValueError(
+                    f"{source}: {device!r} in {part!r} is not the name of a device: it must be one "
+                    "such as cpu, cuda0 or opencl0:0, with its host before it, such as "
+                    "node0:cuda0,cuda1."
+                )
+            found.append(Host(name, 1, (device,)))
+    return _together(found, source)
+
+
+def _host(text, source):
+    """Return the machine of an item such as a, a:2 or a:cuda0."""
+    name, colon, more = text.partition(":")
     if not HOST_NAME.fullmatch(name):
         raise ValueError(
-            f"{source}: {text!r} is not a machine: write names or addresses, and the number of "
-            "ranks behind a colon, such as node0,node1:2."
+            f"{source}: {text!r} is not a machine: write names or addresses, and behind a colon "
+            "the number of ranks or a device, such as node0,node1:2 or node0:cuda0,node1:cpu."
         )
     if not colon:
         return Host(name)
-    if not (number.isascii() and number.isdigit() and int(number)):
+    if DEVICE_NAME.fullmatch(more):
+        return Host(name, 1, (more,))
+    if not (more.isascii() and more.isdigit() and int(more)):
         raise ValueError(
-            f"{source}: {text!r} must have a number of ranks of at least 1 behind the colon, such "
-            f"as {name}:2."
+            f"{source}: {text!r} must have a number of ranks of at least 1, or a device, behind "
+            f"the colon, such as {name}:2 or {name}:cuda0."
         )
-    return Host(name, int(number))
+    return Host(name, int(more))
 
 
-def _checked(hosts, source):
-    names = [host.name for host in hosts]
+def _together(hosts, source):
+    """Return machines with all of their devices; raise where they don't go together."""
+    found: list[Host] = []
+    for host in hosts:
+        if found and found[-1].name == host.name and host.devices and found[-1].devices:
+            devices = found.pop().devices + host.devices
+            host = Host(host.name, len(devices), devices)
+        found.append(host)
+    bare = next((host for host in found if not host.devices), None)
+    named = next((host for host in found if host.name and host.devices), None)
+    if bare and named:
+        raise ValueError(
+            f"{source}: {named.name}:{named.devices[0]} has a device, but {bare.name} has none: "
+            "name a device for each rank, or for none."
+        )
+    here = next((host for host in found if host.name is None), None)
+    if here and named:
+        raise ValueError(
+            f"{source}: {named.name}:{named.devices[0]} has a host, but {here.devices[0]} has "
+            "none: name the host of each list."
+        )
+    names = [host.name for host in found]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{source} names {name} twice: {name}:2 gives it two ranks.")
-    return hosts
+            raise ValueError(
+                f"{source} names {name} twice: put its ranks together, because they are numbered "
+                f"host by host, such as {name}:2 or {name}:cuda0,{name}:cuda1."
+            )
+    return found
 
 
 def _read_hostfile(path):
-    """Return the machines of a file in the format of Open MPI's hostfiles."""
+    """Return the machines of a file in the format of Open MPI's or MPICH's hostfiles."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -107,17 +220,20 @@ def _read_hostfile(path):
         if not words:
             continue
         source = f"{path}, line {number}"
-        host = _parse_host(words[0], source)
+        host = _host(words[0], source)
         for word in words[1:]:
             name, _, value = word.partition("=")
             if name == "slots":
-                host = _parse_host(f"{host.name}:{value}", source)
+                slots = _host(f"{host.name}:{value}", source).ranks
+                if host.ranks not in (None, slots):
+                    raise ValueError(f"{source}: {words[0]} and {word} contradict: give one.")
+                host = Host(host.name, slots, host.devices)
             elif name not in ("max_slots", "max-slots"):
                 raise ValueError(f"{source}: {word!r} is not known; there is slots=2.")
         hosts.append(host)
     if not hosts:
         raise ValueError(f"the hostfile {path!r} names no machine: write one in each line.")
-    return _checked(hosts, path)
+    return _together(hosts, path)
 
 
 def allocated(environment: Mapping[str, str] = os.environ) -> list[str] | None:
@@ -186,88 +302,10 @@ def is_here(name: str | None) -> bool:
     return name.partition(".")[0] in ("localhost", socket.gethostname().partition(".")[0])
 
 
-def find_places(
-    devices: Any, source: str = "devices", environment: Mapping[str, str] = os.environ
-) -> list[Place]:
-    """Return the place of each rank: devices without a host are those of each allocated host.
-
-    >>> find_places("cpu", environment={"SLURM_JOB_NODELIST": "node[1-2]"})
-    [Place(host='node1', device='cpu'), Place(host='node2', device='cpu')]
-    """
-    places = parse_devices(devices, source)
-    hosts = None if places[0].host else allocated(environment)
-    return [Place(host, place.device) for host in hosts for place in places] if hosts else places
-
-
-def parse_devices(devices: Any, source: str = "devices") -> list[Place]:
-    """Return the place of each rank, in the order of the ranks.
-
-    `devices` are names with commas, a host before the first one; of several hosts a list, or with a
-    semicolon between them. A list of names without hosts is of one host. Anything else raises
-    TypeError or ValueError; `source` names the argument there.
-
-    >>> parse_devices("cpu,cpu")
-    [Place(host=None, device='cpu'), Place(host=None, device='cpu')]
-    >>> parse_devices(["node0:cuda0", "node1:cuda0,opencl0:1"])[1:]
-    [Place(host='node1', device='cuda0'), Place(host='node1', device='opencl0:1')]
-    """
-    if not isinstance(devices, (str, list, tuple)):
-        raise TypeError(
-            f"{source} must be a list of names, {_EXAMPLES}, got {_wording.shown(devices)}."
-        )
-    parts = devices.split(";") if isinstance(devices, str) else list(devices)
-    for part in parts:
-        if not isinstance(part, str):
-            raise TypeError(f"{source} must hold names, {_EXAMPLES}, got {_wording.shown(part)}.")
-    parts = [part.strip() for part in parts if part.strip()]
-    if not parts:
-        raise ValueError(f"{source} is empty: name a device for each rank, {_EXAMPLES}.")
-    places = [place for part in parts for place in _parse_part(part, source)]
-    _check_order(places, source)
-    return places
-
-
-def _parse_part(text, source):
-    names = [name.strip() for name in text.split(",")]
-    host, colon, first = names[0].partition(":")
-    if not colon or re.fullmatch(r"opencl\d+", host):
-        host = None
-    else:
-        names[0] = first.strip()
-        if not HOST_NAME.fullmatch(host):
-            raise ValueError(f"{source}: {host!r} is not the name of a host, as in {_EXAMPLES}.")
-    for name in names:
-        if not DEVICE_NAME.fullmatch(name):
-            raise ValueError(
-                f"{source}: {name!r} in {text!r} is not the name of a device: it must be one such "
-                "as cpu, cuda0 or opencl0:0, with the host before the first of a list, such as "
-                "node0:cuda0,cuda1."
-            )
-    return [Place(host, name) for name in names]
-
-
-def _check_order(places, source):
-    hosts = [place.host for place in places]
-    if None in hosts and len({*hosts}) > 1:
-        named = next(place for place in places if place.host)
-        bare = next(place for place in places if not place.host)
-        raise ValueError(
-            f"{source}: {named.host}:{named.device} has a host, but {bare.device} has none: name "
-            "the host of each list."
-        )
-    runs = [host for at, host in enumerate(hosts) if at == 0 or hosts[at - 1] != host]
-    for host in runs:
-        if runs.count(host) > 1:
-            raise ValueError(
-                f"{source} names {host} again after another host: put the devices of a host "
-                "together, because ranks are numbered host by host."
-            )
-
-
 def by_host(places: Sequence[Place]) -> dict[str | None, list[str]]:
     """Return the devices of each host, in the order of the ranks.
 
-    >>> by_host(parse_devices("node0:cpu,cpu;node1:cpu"))
+    >>> by_host(find_places("node0:cpu,cpu;node1:cpu"))
     {'node0': ['cpu', 'cpu'], 'node1': ['cpu']}
     """
     found: dict[str | None, list[str]] = {}

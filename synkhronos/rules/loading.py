@@ -34,6 +34,7 @@ from typing import Any, Iterator, Sequence
 import numpy as np
 
 from synkhronos._machine.devices import module_command
+from synkhronos._machine.processes import name_of_signal
 from synkhronos._wording import shown, whole_number
 from synkhronos.comm.channel import Channel, Closed, pair
 from synkhronos.rules import array_files
@@ -212,7 +213,7 @@ class Loader:
 
     def _death(self):
         code = self._process.wait(SECONDS_TO_END)
-        by = f"by {signal.Signals(-code).name}" if code < 0 else f"with the exit status {code}"
+        by = f"by {name_of_signal(-code)}" if code < 0 else f"with the exit status {code}"
         where = f" while it read {self._file}" if self._position < len(self._order) else ""
         self.close()
         return RuntimeError(f"The loader (process {self._process.pid}) has ended {by}{where}.")

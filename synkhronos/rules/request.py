@@ -28,6 +28,7 @@ class Request:
     bind: bool = False
     agent: str | None = None  # stands in for ssh
     mpirun_args: str = ""  # more arguments of mpirun
+    lost_after: str | None = None  # seconds after which a machine is lost
 
     @property
     def ranks(self) -> list[Place]:
@@ -69,6 +70,8 @@ class Request:
             line += ["--agent", self.agent]
         if self.mpirun_args:
             line += [f"--mpirun-args={self.mpirun_args}"]
+        if self.lost_after is not None:
+            line += ["--lost-after", self.lost_after]
         return line
 
 
@@ -79,12 +82,16 @@ def make(
     modelclass: str,
     settings: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
     agent: str | None = None,
     mpirun_args: str = "",
+    lost_after: str | None = None,
 ) -> Request:
     """Check all that a run is asked with, before anything is started; return the request.
 
-    `devices` are as `find_places` takes them, `given` has options of the rule and the launcher.
+    `devices`, `hosts` and `hostfile` are as `find_places` takes them, `given` has options of the
+    rule and the launcher.
 
     Raises
     ------
@@ -101,7 +108,7 @@ def make(
     own = {name: given.pop(name) for name in _OF_LAUNCHER if name in given}
     options = _options.check(rule, **given)
     of_launcher = _options.check_launcher(**own)
-    places = find_places(devices)
+    places = find_places(devices, hosts=hosts, hostfile=hostfile)
     _check_together(rule, options, places)
     if settings is not None and not isinstance(settings, dict):
         raise TypeError(
@@ -114,7 +121,7 @@ def make(
     _modelfile.find(modelfile, modelclass)
     return Request(
         rule, places, modelfile, modelclass, options, checked, agent=agent,
-        mpirun_args=mpirun_args, **of_launcher,
+        mpirun_args=mpirun_args, lost_after=lost_after, **of_launcher,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any, Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
+from synkhronos._machine.processes import shell_status
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
 
@@ -210,7 +211,7 @@ class Rule:
         except (OSError, ValueError):  # the launcher was killed
             pass
         self._kept.cleanup()
-        code = code if code >= 0 else 128 - code
+        code = shell_status(code)
         _write(f"Rule session {self.pid} terminated with return code: {code}.")
         if interrupt is not None:
             raise interrupt

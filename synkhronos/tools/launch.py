@@ -13,23 +13,19 @@ import argparse
 import os
 import shlex
 import sys
+from typing import Any, Callable, Mapping, Sequence
 
-from synkhronos import _wording
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
-from synkhronos.launch import CannotLaunch, mpirun, through, where
+from synkhronos.comm import heartbeats
+from synkhronos.launch import CannotLaunch, children, mpirun, through, watch, where
 from synkhronos.tools import run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
-    machines = parser.add_mutually_exclusive_group()
-    machines.add_argument(
-        "--hosts", metavar="LIST", help="the machines, such as node0,node1:2 (with 2 ranks)"
-    )
-    machines.add_argument(
-        "--hostfile", metavar="FILE", help="a file with a machine in each line: node1 slots=2"
-    )
+    add_hosts_arguments(parser)
     add_mpirun_arguments(parser)
+    add_lost_after(parser)
     parser.add_argument(
         "--servers", metavar="S", type=int, help="servers of a parameter server (default: 1)"
     )
@@ -42,6 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_arguments(parser)
 
 
+def add_hosts_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name machines, as `where.find_hosts` takes them."""
+    machines = parser.add_mutually_exclusive_group()
+    machines.add_argument(
+        "--hosts", metavar="LIST",
+        help="the machines: node0,node1:2 (with 2 ranks) or node0:cuda0,node0:cuda1,node1:cpu; "
+        "without it those of a Slurm or PBS allocation",
+    )  # fmt: skip
+    machines.add_argument(
+        "--hostfile", metavar="FILE",
+        help="a file with a machine in each line: node1 slots=2, node1:2 or node1:cuda0",
+    )  # fmt: skip
+
+
 def add_mpirun_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how mpirun reaches other machines."""
     parser.add_argument("--agent", metavar="CMD", help="what stands in for ssh")
@@ -50,14 +60,31 @@ def add_mpirun_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lost_after(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the time after which a machine is lost."""
+    parser.add_argument(
+        "--lost-after", metavar="SECONDS",
+        help="seconds after which a machine that is not heard of is lost, and a process on it that "
+        "is stopped is killed (default: 8); 0 is never",
+    )  # fmt: skip
+
+
+def lost_after(given: str | None) -> dict[str, str]:
+    """Return the environment variable that --lost-after sets."""
+    if given is None:
+        return {}
+    heartbeats.limit(given, "--lost-after")
+    return {heartbeats.VARIABLE: given}
+
+
 def main(options: argparse.Namespace) -> int:
     """Start the script on all machines; return its exit status."""
     try:
-        hosts = where.find_hosts(options)
+        hosts = where.find_hosts(options.hosts, options.hostfile, options.devices)
         variables = _variables(options, hosts)
         if options.script != "-":
             check_script(options.script)
-        if hosts is None or (len(hosts) == 1 and where.is_here(hosts[0].name)):
+        if len(hosts) == 1 and where.is_here(hosts[0].name):
             return _run_here(options, variables)
         line = mpirun.line(hosts, options, run_line(options), variables)
         if options.dry_run:
@@ -72,6 +99,34 @@ def main(options: argparse.Namespace) -> int:
     for sentence in script.failure_summary():
         print(sentence, file=sys.stderr)
     return status
+
+
+def run_of_group(
+    hosts: Sequence[where.Host],
+    options: Any,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    token: str,
+    dry_run: bool,
+    here: Callable[..., Any] = children.Children,
+    away: Callable[..., Any] = through.Ranks,
+    **more: Any,
+) -> watch.Watch | None:
+    """Return a run, which has not begun; None for a dry run, of which the line is printed.
+
+    Each rank runs `command`. If all are on this machine the run is made by `here`. mpirun is for
+    other machines, and for a user who has more to tell it.
+    """
+    is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
+    line = command if is_here else mpirun.line_of_group(hosts, options, command, variables, token)
+    if dry_run:
+        print(shlex.join(line))
+        return None
+    if is_here:
+        commands = [command] * sum(host.ranks or 0 for host in hosts)
+        return here(commands, environment={**os.environ, **variables}, token=token, **more)
+    mpirun.check()
+    return away(line, hosts, options.agent, environment=os.environ, token=token, **more)
 
 
 def check_script(name: str) -> None:
@@ -98,17 +153,11 @@ def run_line(options: argparse.Namespace) -> list[str]:
 
 def _variables(options, hosts):
     """Return the environment variables that tell each machine's process of its ranks."""
-    variables = {}
-    if options.devices:
-        variables[VARIABLE] = options.devices
-        n_devices = len(options.devices.split(","))
-        for host in hosts or ():
-            if host.ranks not in (None, n_devices):
-                raise ValueError(
-                    f"{host.name} is to have {_wording.count(host.ranks, 'rank')}, but --devices "
-                    f"names {n_devices}: give one of them, or the same number."
-                )
-    if any(host.ranks is not None for host in hosts or ()):
+    variables = lost_after(options.lost_after)
+    lists = [",".join(host.devices) for host in hosts]
+    if any(lists):
+        variables[VARIABLE] = lists[0] if len({*lists}) == 1 else ";".join(lists)
+    if any(host.ranks is not None for host in hosts):
         if options.ranks is not None:
             raise ValueError(
                 f"-n {options.ranks} is the number of ranks of each machine, but "

@@ -12,8 +12,8 @@ processes on a. Without numbers the processes are divided evenly.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import shlex
 import sys
 from typing import Any
 
@@ -35,7 +35,7 @@ class _Nodes(watch.Watch):
     def __init__(self, job: Job, *args: Any, **more: Any) -> None:
         names = [*["server"] * job.n_servers, *["worker"] * job.n_workers]
         given = {"token": job.token, "outlives": True, "patience": PATIENCE}
-        super().__init__(*args, names=names, **given, **more)
+        super().__init__(*args, names=names, **{**given, **more})
         self._job = job
         self._following: set[int] = set()  # those that fail because others have died
 
@@ -64,9 +64,9 @@ class _Nodes(watch.Watch):
 
     def _about_cause(self, rank):
         # A killed guard reports no end, and no other process has failed by itself.
-        lost = [at for at, known in enumerate(self.ranks) if known.status is None]
+        lost = self._about_lost()
         if lost and rank in self._following:
-            return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
+            return lost
         known = self.ranks[rank]
         said = [f"{self.name(rank)} {known.end}, as the first that has failed."]
         if known.last_lines:
@@ -89,30 +89,24 @@ def main(options: argparse.Namespace) -> int:
     It is 0 if all workers have ended with 0, else that of the first process that has failed.
     """
     try:
-        job = _job(options)
-        hosts = _filled(where.find_hosts(options), job)
-        is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
-        line = _node(job) if is_here else _mpirun_line(hosts, options, job)
-        if options.dry_run:
-            print(shlex.join(line))
-            return 0
-        nodes: _Nodes
-        if is_here:
-            lines = [line for host in hosts for _ in range(host.ranks)]
-            nodes = NodesHere(job, lines, environment={**os.environ, **_threads(options)})
-        else:
-            mpirun.check()
-            nodes = NodesOfMpirun(job, line, hosts, options.agent, environment=os.environ)
+        named = where.find_hosts(options.hosts, options.hostfile, options.devices)
+        job = _job(options, any(host.devices for host in named))
+        hosts = _filled(named, job)
+        kinds = [functools.partial(kind, job) for kind in (NodesHere, NodesOfMpirun)]
+        given = _node(job), _variables(options), job.token, options.dry_run
+        nodes = launch.run_of_group(hosts, options, *given, *kinds)
     except ValueError as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
+    if nodes is None:
+        return 0
     status = nodes.run()
     for sentence in nodes.failure_summary() if status else ():
         nodes.say(sentence)
     return status
 
 
-def _job(options):
+def _job(options, has_devices):
     """Return what is asked for, checked."""
     if options.workers is None:
         raise ValueError(
@@ -129,6 +123,7 @@ def _job(options):
         "--check": options.check,
         "-n": options.ranks,
         "--devices": options.devices,
+        "a device": has_devices,
     }
     given = [name for name, value in refused.items() if value not in (None, False)]
     if given:
@@ -149,7 +144,7 @@ def _filled(hosts, job):
     wanted = (
         f"{_wording.count(job.n_servers, 'server')} and {_wording.count(job.n_workers, 'worker')}"
     )
-    if hosts is None:
+    if hosts[0].name is None:
         return [where.Host("localhost", n)]
     given = [host.ranks for host in hosts]
     if None not in given:
@@ -175,11 +170,8 @@ def _node(job):
     return module_command(name, job.as_json(), unbuffered=True)
 
 
-def _threads(options):
-    if options.threads_per_rank is None:
-        return {}
-    return {"OMP_NUM_THREADS": str(options.threads_per_rank)}
-
-
-def _mpirun_line(hosts, options, job):
-    return mpirun.line_of_group(hosts, options, _node(job), _threads(options), job.token)
+def _variables(options):
+    variables = launch.lost_after(options.lost_after)
+    if options.threads_per_rank is not None:
+        variables["OMP_NUM_THREADS"] = str(options.threads_per_rank)
+    return variables

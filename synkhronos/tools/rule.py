@@ -19,7 +19,7 @@ from typing import Any, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
-from synkhronos.launch import children, cores, mpirun, through, watch, where
+from synkhronos.launch import cores, mpirun, where
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
 from synkhronos.rules.request import Request
@@ -66,10 +66,10 @@ def _add_arguments_of(parser, rule):
     parser.add_argument("modelfile", metavar="MODELFILE", help="models/cifar10.py, models.cifar10")
     parser.add_argument("modelclass", metavar="MODELCLASS", help="the class in it")
     parser.add_argument(
-        "--devices", metavar="LIST", action="append", required=True,
-        help="the device of each rank: cpu,cpu (of each host, in a Slurm or PBS allocation) or "
-        "node0:cuda0,cuda1; once for each host",
+        "--devices", metavar="LIST", action="append",
+        help="the device of each rank: cpu,cpu (of each host) or node0:cuda0,cuda1,node1:cpu",
     )  # fmt: skip
+    launch.add_hosts_arguments(parser)
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[],
         type=_typed(_options.parse_setting),
@@ -87,6 +87,7 @@ def _add_arguments_of(parser, rule):
             words.setdefault("metavar", _metavar(option))
         parser.add_argument(_options.flag(option.name), **words)
     launch.add_mpirun_arguments(parser)
+    launch.add_lost_after(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -150,8 +151,11 @@ def main(options: argparse.Namespace) -> int:
             options.modelclass,
             dict(options.set),
             given,
+            hosts=options.hosts,
+            hostfile=options.hostfile,
             agent=options.agent,
             mpirun_args=options.mpirun_args,
+            lost_after=options.lost_after,
         )
     except (TypeError, ValueError, OSError) as error:
         return refuse(error, 2, options.report)
@@ -185,36 +189,23 @@ def start(
     what was wrong go to the file `report`. The run ends with its standard input if it
     `ends_with_stdin`.
     """
-    # mpirun only where a rank is elsewhere, or the user has more to tell it.
-    needs_mpirun = bool(asked.mpirun_args or not all(where.is_here(p.host) for p in asked.ranks))
-    token = mpirun.new_token()
     try:
-        if needs_mpirun and not dry_run:
-            mpirun.check()
         bound = cores.of_ranks(asked.ranks, asked) if asked.bind else []
-        line = worker_command(asked, bound)
-        if needs_mpirun:
-            line = mpirun_line(asked, bound, token)
-        if dry_run:
-            print(shlex.join(line))
+        run = launch.run_of_group(
+            _hosts(asked),
+            asked,
+            worker_command(asked, bound),
+            _variables(asked),
+            mpirun.new_token(),
+            dry_run,
+            names=[place.device for place in asked.ranks],
+            is_served=asked.is_served,
+            outlives=asked.outlives_ranks,
+            ends_with_stdin=ends_with_stdin,
+        )
+        if run is None:
             return 0
-        folder = _new_folder(Path(asked.log_path))
-        settings = {
-            "names": [place.device for place in asked.ranks],
-            "token": token,
-            "folder": folder,
-            "is_served": asked.is_served,
-            "outlives": asked.outlives_ranks,
-            "ends_with_stdin": ends_with_stdin,
-        }
-        run: watch.Watch
-        if needs_mpirun:
-            run = through.Ranks(
-                line, _hosts(asked), asked.agent, environment=os.environ, **settings
-            )
-        else:
-            environment = {**os.environ, **_flags()}
-            run = children.Children([line] * len(asked.ranks), environment=environment, **settings)
+        run.folder = folder = _new_folder(Path(asked.log_path))
     except (ValueError, OSError) as error:
         return refuse(error, refused, report)
     print(banner(asked, folder), flush=True)
@@ -235,20 +226,18 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
     return module_command("synkhronos.rules.worker", job, unbuffered=True)
 
 
-def mpirun_line(asked: Request, cores: list[list[int] | None], token: str) -> list[str]:
-    """Return the command line of mpirun that runs all ranks."""
-    return mpirun.line_of_group(_hosts(asked), asked, worker_command(asked, cores), _flags(), token)
-
-
 def _hosts(asked):
     """Return the hosts of a request, each with its number of ranks."""
     by_host = where.by_host(asked.ranks)
     return [where.Host(name or "localhost", len(devices)) for name, devices in by_host.items()]
 
 
-def _flags():
-    flags = os.environ.get("THEANO_FLAGS")
-    return {} if flags is None else {"THEANO_FLAGS": without_devices(flags)}
+def _variables(asked):
+    """Return the environment variables of the ranks that are not those of this process."""
+    variables, flags = launch.lost_after(asked.lost_after), os.environ.get("THEANO_FLAGS")
+    if flags is not None:
+        variables["THEANO_FLAGS"] = without_devices(flags)
+    return variables
 
 
 def without_devices(flags: str) -> str:
@@ -297,7 +286,7 @@ def _ending(asked, run, status, began, resume_line):
         return []
     said = run.failure_summary()
     if not run.has_started:
-        return [each.replace("the script", "the ranks") for each in said]
+        return said
     newest = _newest(asked.options["snapshot_path"], began)
     if run.interrupted_by and (newest is None or newest.stat().st_mtime < run.interrupted_at - 1):
         said.append("The ranks have ended before they wrote a snapshot for this interrupt.")

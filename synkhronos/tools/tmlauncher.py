@@ -10,12 +10,14 @@ Usage: tmlauncher -cfg=FILE
     -file=, --modelfile=   a dotted name, or the path of a file
     -class=, --modelclass= the class in it
     -d=, --devices=        cuda0,cuda1 or node0:cuda0;node1:cuda0, else the variable DEVICES
+    -hosts=, -hostfile=    as of `synkhronos launch`: a,b:2 or a:cuda0,a:cuda1,b:cpu
     -bsp_sync_type=        cdd, avg or swap
     -bsp_exch_strategy=    nccl32, nccl16, ar, asa32 or asa16
     -b, -bind              bind each rank to cores of its own
     -s=, --size=           taken, and not needed: the devices say it
     -set=NAME=VALUE        set an attribute of the model, once for each
     -agent=CMD             what stands in for ssh; not in a file, which starts no programs
+    -lost_after=SECONDS    after how long a machine that is not heard of is lost; 0 is never
     -mpirun_args=ARGS      more arguments of mpirun; not in a file either
     -dry-run               print the command line of mpirun, and don't run it
     -KEY=VALUE             each option of `synkhronos rule RULE --help`, such as -alpha=0.25
@@ -41,9 +43,11 @@ _NAMES = {
     "cfg": "cfg", "config": "cfg", "file": "modelfile", "modelfile": "modelfile",
     "class": "modelclass", "modelclass": "modelclass", "r": "rule", "rule": "rule", "s": "size",
     "size": "size", "d": "devices", "devices": "devices", "b": "bind", "set": "set",
-    "agent": "agent", "mpirun_args": "mpirun_args", "bsp_sync_type": "sync_type",
+    "hosts": "hosts", "hostfile": "hostfile", "agent": "agent",
+    "mpirun_args": "mpirun_args", "lost_after": "lost_after", "bsp_sync_type": "sync_type",
     "bsp_exch_strategy": "exch_strategy", "dry_run": "dry_run", **{n: n for n in _options.TABLE},
 }  # fmt: skip
+_OF_LAUNCHER = ("cfg", "size", "set", "agent", "mpirun_args", "lost_after", "dry_run")
 _FLAGS = {"b", "bind", "dry_run", "resume"}  # that need no value
 _FOR_BSP = {"bsp_sync_type", "bsp_exch_strategy", "BSP_SYNC_TYPE", "BSP_EXCH_STRATEGY"}
 _NEEDED = {
@@ -73,6 +77,12 @@ class _Answers:
     def get(self, name):
         """Return a value, or None."""
         return self.told[name].value if name in self.told else None
+
+    @property
+    def hosts(self):
+        """What names the machines, for `where.find_places`."""
+        given = {name: self.get(name) for name in ("hosts", "hostfile")}
+        return {name: value for name, value in given.items() if value is not None}
 
     def take(self, name, value, source, key):
         """Take a value in place of an earlier one; settings are added to earlier ones."""
@@ -122,7 +132,7 @@ def _read(line):
     if "devices" not in answers.told and os.environ.get("DEVICES"):
         answers.take("devices", os.environ["DEVICES"], "the variable DEVICES", "DEVICES")
     for name, (key, example) in _NEEDED.items():
-        if not answers.get(name):
+        if not answers.get(name) and not (name == "devices" and answers.hosts):
             raise ValueError(
                 f"{key} is empty: write {key}=... in the config file, or {example} in the command."
             )
@@ -154,9 +164,9 @@ def _take_entry(answers, path, key, entry):
 def _asked(answers):
     """Return the checked request."""
     rule = _options.check_rule(answers.get("rule"))
-    known, given = _options.of_rule(rule), {}
+    known, given, hosts = _options.of_rule(rule), {}, answers.hosts
     for name, told in answers.told.items():
-        if name in ("cfg", "size", "set", "agent", "mpirun_args", "dry_run", *_NEEDED):
+        if name in {*_OF_LAUNCHER, *hosts, *_NEEDED}:
             continue
         if rule != "BSP" and told.key in _FOR_BSP:
             answers.notes.append(f"{told.source} is for BSP: {rule} leaves it out.")
@@ -167,7 +177,8 @@ def _asked(answers):
         else:
             given[name] = known[name].parse(told.value, told.source)
     devices = answers.get("devices")
-    count = len(where.find_places(devices, answers.told["devices"].source))
+    source = answers.told["devices"].source if devices else "DEVICES"
+    count = len(where.find_places(devices, source, **hosts))
     size = answers.get("size")
     if size is not None and size != str(count):
         named = _wording.count(count, "device")
@@ -184,8 +195,10 @@ def _asked(answers):
         answers.get("modelclass"),
         settings,
         given,
+        **hosts,
         agent=answers.get("agent"),
         mpirun_args=answers.get("mpirun_args") or "",
+        lost_after=answers.get("lost_after"),
     )
 
 

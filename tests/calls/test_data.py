@@ -102,13 +102,15 @@ def test_casts_up_and_down_by_force(own):
                 refused(value)
             assert all(word in str(caught.value) for word in (given, own, "force_cast", "'d'"))
         assert d.shape == (2,)
-        assert d.condition_data(value, force_cast=True).tolist() == [0, 1, 1]
+        conditioned = d.condition_data(value, force_cast=True)
+        assert (conditioned.dtype, conditioned.tolist()) == (own, [0, 1, 1])
         assert d.shape == (2,)  # it was a dry run
         d.set_value(value, force_cast=True)
         assert (d.dtype, d.data.tolist()) == (own, [0, 1, 1])
         assert synk.data(value, dtype=own, force_cast=True).data.tolist() == [0, 1, 1]
         d.set_value(np.zeros(2, own))
     for given in up:
+        assert d.condition_data(np.zeros(2, given)).dtype == own
         d.set_value(np.array([0, 1, 1], given))
         assert (d.dtype, d.data.tolist()) == (own, [0, 1, 1])
         assert synk.data(np.ones(2, given), dtype=own).dtype == own

@@ -15,6 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 import synkhronos as synk
 from synkhronos import PortingWarning
 from synkhronos._calls import check as module
+from synkhronos._session.current import Current
 from synkhronos.extensions import train, update_rules, updates
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
@@ -296,6 +297,17 @@ def test_what_agrees_by_chance_is_told(name):
             f(each)
     [message] = [str(each.message) for each in told if each.category is PortingWarning]
     assert advice in message and ("in another order" in message) == (name != "rare")
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 3])
+def test_the_masters_part_is_its_own_also_where_ranks_have_no_rows(ranks, n_rows):
+    x, total = T.dmatrix(), theano.shared(np.zeros(2))
+    f = made([x], updates={total: total + x.sum(axis=0)}, check=None)
+    serial = module.Serial(Current.session, f._definition, None)
+    serial.select([X[:n_rows]], None)
+    serial.read_variables(None)
+    f(X[:n_rows])
+    np.testing.assert_array_equal(serial.made(0, total), total.get_value())
 
 
 def test_integers_that_are_right_are_not_told(ranks):

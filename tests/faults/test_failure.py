@@ -16,6 +16,7 @@ from support import faults
 from support.faults import BOUND, ROWS, bounded, held, holding, let_go, may_go, signal_once_held
 from support.helpers import Call, function
 from support.leaks import names_in_shared_memory, runs
+from support.running import python_path
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -138,14 +139,13 @@ def _start(tmp_path, text):
     """Start a script in a process group of its own; return it and the numbers it prints."""
     path = tmp_path / "script.py"
     path.write_text(text)
-    folders = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
     process = subprocess.Popen(
         [sys.executable, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
+        env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[1])},
         start_new_session=True,
     )
     return process, [int(pid) for pid in process.stdout.readline().split()]

@@ -39,4 +39,14 @@ def test_a_process_that_was_stopped_has_not_listened_and_expects_nothing(clock):
 @pytest.mark.parametrize("given", ["soon", "1", "-5", "nan"])
 def test_a_limit_that_is_none_is_refused(given):
     with pytest.raises(ValueError, match="SYNKHRONOS_LOST_AFTER must be a number of seconds"):
-        heartbeats._limit(given)
+        heartbeats.limit(given)
+    with pytest.raises(ValueError, match=f"--lost-after must be .* or 0 for never, got '{given}'"):
+        heartbeats.limit(given, "--lost-after")
+
+
+@pytest.mark.parametrize("given", ["0", "never", "inf"])
+def test_without_a_limit_no_process_is_lost(clock, monkeypatch, given):
+    monkeypatch.setattr(heartbeats, "LOST_SECONDS", heartbeats.limit(given))
+    beats = Heartbeats([1], lambda rank: None)
+    clock[0] += 1e9
+    assert beats.beat() and beats.silent() == []

@@ -8,6 +8,7 @@ import sys
 import psutil
 import pytest
 from support import rules
+from support.running import python_path
 from support.waiting import LONG, wait_until
 
 from synkhronos._machine.processes import end_with_parent
@@ -16,13 +17,13 @@ from synkhronos.launch import machine
 pytestmark = pytest.mark.mpi
 
 
-def started(*line, count=1, **variables):
+def started(*line, count=1, stderr=subprocess.PIPE, **variables):
     """Start the ranks of one machine, without mpirun."""
     return subprocess.Popen(
         machine.command("token", [count], line),
         env={**os.environ, **rules.FOR_ROOT, **variables},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
@@ -33,6 +34,17 @@ def test_lines_and_ends_are_told_with_the_numbers_of_ranks():
     assert sorted(out.splitlines()) == ["\0token 0 line \x000", "\0token 1 line \x001"]
     for rank in (0, 1):
         assert f"\0token {rank} start " in err and f"\0token {rank} status 3\0" in err
+
+
+def test_the_end_of_a_rank_is_told_after_its_last_lines():
+    """Lines that came after it were lost to the sentences about its end."""
+    code = "import os; os.write(1, b'a line\\n' * 9000); os.write(2, b'the last\\n'); os._exit(3)"
+    for _ in range(5):
+        process = started(sys.executable, "-c", code, stderr=subprocess.STDOUT)
+        *lines, last = process.communicate(timeout=LONG)[0].splitlines()
+        assert last == "\0token 0 status 3\0"
+        assert lines.count("\0token 0 line \0a line") == 9000
+        assert "\0token 0 line \0the last" in lines
 
 
 def test_signals_are_passed_on_to_the_ranks():
@@ -51,8 +63,7 @@ signal.pause()
 
 def test_without_mpi_a_machine_ends_and_says_why(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('no libmpi here')")
-    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    process = started("true", PYTHONPATH=path)
+    process = started("true", PYTHONPATH=python_path(tmp_path))
     _, err = process.communicate(timeout=LONG)
     assert process.returncode == 1 and "ImportError: no libmpi here" in err
 

@@ -47,15 +47,15 @@ def test_marks_are_taken_out_of_errors(tmp_path):
     )
 
 
-def test_the_page_of_an_abort_is_left_out(tmp_path):
-    edge = b"[1,0]<stderr>: " + b"-" * 74 + b"\n"
+def test_the_page_about_machines_that_have_said_why_they_end_is_left_out(tmp_path):
     fake = FakeRanks(tmp_path)
-    lines = [b"MPI_ABORT was invoked on rank 0", b"  Errorcode: 1", b"", b"NOTE: more"]
-    page = edge + b"".join(b"[1,0]<stderr>: " + line + b"\n" for line in lines) + edge
-    fake._take(2, b"[1,0]<stderr>: node1: no secret\n" + page)
-    fake._take(2, edge + b"[1,0]<stderr>: more\n" + edge + edge)
-    drawn = "-" * 74 + "\n"
-    assert fake.own_words == f"node1: no secret\n{drawn}more\n{drawn}"
+    edge = b"-" * 74 + b"\n"
+    fake._take(2, edge + b"prterun detected that a process exited with non-zero status\n" + edge)
+    assert "prterun detected" in fake.own_words
+    fake._take(2, b"[1,0]<stderr>: node1: no secret\n")
+    assert fake.own_words == "node1: no secret\n"
+    fake._take(2, edge + b"prterun was unable to start a daemon\n" + edge)
+    assert "unable to start a daemon" in fake.own_words
 
 
 def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):

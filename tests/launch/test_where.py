@@ -1,21 +1,18 @@
 """Hosts and devices: by name, in files, in allocations of Slurm and PBS; those that are refused."""
 
 import json
+import re
 import shlex
 import socket
-from argparse import Namespace
 
 import pytest
-from support.launching import FOR_ROOT, needs_mpirun
+from support.launching import allow_root, needs_mpirun
 
 from synkhronos.__main__ import main
 from synkhronos.launch import CannotLaunch, where
 from synkhronos.launch.where import Host, Place
 from synkhronos.rules import request
-
-
-def options(**given):
-    return Namespace(**{"hosts": None, "hostfile": None, **given})
+from synkhronos.tools import tmlauncher
 
 
 @pytest.mark.parametrize(
@@ -25,10 +22,13 @@ def options(**given):
         ("a,b:2", [Host("a"), Host("b", 2)]),
         (" a , 10.0.0.1:12", [Host("a"), Host("10.0.0.1", 12)]),
         ("me@node-1.cluster", [Host("me@node-1.cluster")]),
+        ("a:cuda0,a:cuda1,b:cpu", [Host("a", 2, ("cuda0", "cuda1")), Host("b", 1, ("cpu",))]),
+        ("a:opencl0:1", [Host("a", 1, ("opencl0:1",))]),
+        ("cuda1,cpu:2", [Host("cuda1"), Host("cpu", 2)]),  # each item begins with its host
     ],
 )
 def test_hosts_by_name(text, expected):
-    assert where.find_hosts(options(hosts=text)) == expected
+    assert where.find_hosts(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -39,34 +39,40 @@ def test_hosts_by_name(text, expected):
         ("a b", "'a b' is not a machine"),
         ("-x", "'-x' is not a machine"),
         ("-Fx@y", "'-Fx@y' is not a machine"),  # ssh would read its settings from a file
-        ("a:", "a number of ranks of at least 1 behind the colon, such as a:2"),
+        ("a:", "of at least 1, or a device, behind the colon, such as a:2 or a:cuda0"),
         ("a:0", "at least 1"),
         ("a:two", "at least 1"),
         ("a:1:1", "at least 1"),
-        ("a,b,a:2", "names a twice: a:2 gives it two ranks"),
+        ("a:cuda0,cuda1", "a:cuda0 has a device, but cuda1 has none"),
+        ("a:2,b:cpu", "b:cpu has a device, but a has none: name a device for each rank"),
+        ("a,b,a:2", "names a twice: put its ranks together"),
+        ("a:cpu,b:cpu,a:cpu", "names a twice: put its ranks together.* a:2 or a:cuda0,a:cuda1"),
     ],
 )
 def test_hosts_that_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        where.find_hosts(options(hosts=text))
+        where.find_hosts(text)
 
 
 def test_a_hostfile(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# the cluster\na slots=2 max_slots=4\n\nb:3  # a comment\nc\n")
     expected = [Host("a", 2), Host("b", 3), Host("c")]
-    assert where.find_hosts(options(hostfile=str(path))) == expected
+    assert where.find_hosts(hostfile=str(path)) == expected
+    path.write_text("a:cuda0\na:cuda1 slots=1\nb:cpu\n")
+    assert where.find_hosts(hostfile=str(path)) == where.find_hosts("a:cuda0,a:cuda1,b:cpu")
     for text, message in [
         ("a\nb cores=2\n", "line 2: 'cores=2' is not known; there is slots=2"),
         ("a slots=none\n", "line 1: 'a:none' must have a number of ranks"),
+        ("a:cpu slots=2\n", "line 1: a:cpu and slots=2 contradict"),
         ("# nothing\n", "names no machine"),
         ("a\na\n", "names a twice"),
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            where.find_hosts(options(hostfile=str(path)))
+            where.find_hosts(hostfile=str(path))
     with pytest.raises(CannotLaunch, match="No such file"):
-        where.find_hosts(options(hostfile=str(tmp_path / "none")))
+        where.find_hosts(hostfile=str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_a_hostfile(tmp_path):
 )
 def test_lists_of_slurm(text, names):
     assert where.expand_nodes(text) == names
-    found = where.find_hosts(options(), {"SLURM_JOB_NODELIST": text})
+    found = where.find_hosts(environment={"SLURM_JOB_NODELIST": text})
     assert found == [Host(name) for name in names]
 
 
@@ -94,12 +100,13 @@ def test_lists_of_slurm_that_cannot_be_read(text):
 def test_an_allocation_of_pbs_and_none(tmp_path):
     (tmp_path / "nodes").write_text("a\na\nb\nb\n")
     variables = {"PBS_NODEFILE": str(tmp_path / "nodes")}
-    assert where.find_hosts(options(), variables) == [Host("a"), Host("b")]
-    assert where.find_hosts(options(hosts="c"), variables) == [Host("c")]
-    assert where.find_hosts(options(), {}) is None
-    assert where.find_hosts(options(), {"SLURM_JOB_NODELIST": socket.gethostname()}) is None
+    assert where.find_hosts(environment=variables) == [Host("a"), Host("b")]
+    assert where.find_hosts("c", environment=variables) == [Host("c")]
+    alone = {"SLURM_JOB_NODELIST": socket.gethostname()}
+    for variables in {}, alone:
+        assert where.find_hosts(environment=variables) == [Host(None)]
     with pytest.raises(CannotLaunch, match="name the machines with --hosts"):
-        where.find_hosts(options(), {"PBS_NODEFILE": str(tmp_path / "none")})
+        where.find_hosts(environment={"PBS_NODEFILE": str(tmp_path / "none")})
 
 
 @pytest.mark.parametrize(
@@ -115,16 +122,18 @@ def test_an_allocation_of_pbs_and_none(tmp_path):
         ("a:cpu;b:cpu,cuda", [("a", "cpu"), ("b", "cpu"), ("b", "cuda")]),
         (["a:cpu", "b:cuda0,cuda1"], [("a", "cpu"), ("b", "cuda0"), ("b", "cuda1")]),
         (["a:cpu", "a:cuda0"], [("a", "cpu"), ("a", "cuda0")]),
+        ("a:cuda0,cuda1,b:cpu", [("a", "cuda0"), ("a", "cuda1"), ("b", "cpu")]),
+        ("a:cuda0,a:cuda1,b:cpu", [("a", "cuda0"), ("a", "cuda1"), ("b", "cpu")]),
     ],
 )
 def test_devices(devices, expected):
-    assert where.parse_devices(devices) == [Place(*each) for each in expected]
+    assert where.find_places(devices, environment={}) == [Place(*each) for each in expected]
 
 
 @pytest.mark.parametrize(
     ("devices", "error", "message"),
     [
-        (None, TypeError, "devices must be a list of names, such as cpu,cpu or .*, got None"),
+        (None, ValueError, "devices is empty: name a device for each rank"),
         (2, TypeError, "got 2"),
         ([0, 1], TypeError, "devices must hold names.*, got 0"),
         ([], ValueError, "devices is empty: name a device for each rank"),
@@ -133,16 +142,17 @@ def test_devices(devices, expected):
         ("cpu,", ValueError, "'' in 'cpu,' is not the name of a device"),
         ("gpu0", ValueError, "'gpu0' in 'gpu0' is not the name of a device"),
         ("cuda0x", ValueError, "'cuda0x'"),  # theirs had an unanchored pattern, that took it
-        ("node0:", ValueError, "'' in 'node0:' is not the name"),
-        ("-x:cpu", ValueError, "'-x' is not the name of a host"),
-        ("node0:cpu,node1:cpu", ValueError, "'node1:cpu' in .* is not the name of a device"),
+        ("node0:", ValueError, "'node0:' must have a number of ranks of at least 1, or a device"),
+        ("node0:2", ValueError, "'2' in 'node0:2' is not the name of a device"),
+        ("-x:cpu", ValueError, "'-x:cpu' is not a machine"),
         ("a:cpu;cpu", ValueError, "a:cpu has a host, but cpu has none"),
-        ("a:cpu;b:cpu;a:cpu", ValueError, "names a again after another host"),
+        ("cpu,a:cpu", ValueError, "a:cpu has a host, but cpu has none"),
+        ("a:cpu;b:cpu;a:cpu", ValueError, "names a twice: put its ranks together"),
     ],
 )
 def test_devices_that_are_refused(devices, error, message):
     with pytest.raises(error, match=message):
-        where.parse_devices(devices)
+        where.find_places(devices)
 
 
 OF_SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
@@ -164,36 +174,130 @@ def test_the_number_of_processes(changes, number):
     assert where.n_processes({k: v for k, v in {**OF_SRUN, **changes}.items() if v}) == number
 
 
+SLURM = "SLURM_JOB_NODELIST=node[1-2]"
+PBS = "PBS_NODEFILE=nodes"
+RULE = "rule BSP {} --dry-run model.py Model"
+LAUNCH = "launch {} --dry-run model.py"
+TMLAUNCHER = "tmlauncher -rule=BSP -modelfile=model -modelclass=Model {} -dry-run"
+WORKERS = "launch --servers 1 --workers 2 {} --dry-run model.py"
+OF_ALL = (LAUNCH, RULE, TMLAUNCHER)
+CPUS = {"a": "cpu cpu", "b": "cpu cpu"}
+DEVICES = {"a": "cuda0 cuda1", "b": "cpu"}
+NODES = {"node1": "cpu cpu", "node2": "cpu cpu"}
+
+
 @needs_mpirun
-@pytest.mark.parametrize("batch_system", ["Slurm", "PBS"])
-def test_launch_and_rule_name_the_hosts_of_an_allocation(
-    batch_system, tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "nodes").write_text("node1\nnode1\nnode2\n")
-    (tmp_path / "model.py").write_text("class Model: pass\n")
+@pytest.mark.parametrize(
+    ("given", "commands", "expected"),
+    [
+        ("--hosts a,b --devices cpu,cpu", OF_ALL, CPUS),
+        ("--hosts a:2,b --devices cpu,cpu", OF_ALL, CPUS),
+        ("--hostfile ab --devices cpu,cpu", OF_ALL, CPUS),
+        ("--hosts a:cuda0,a:cuda1,b:cpu", OF_ALL, DEVICES),
+        ("--hostfile devices", OF_ALL, DEVICES),
+        ("--devices a:cuda0,a:cuda1,b:cpu", OF_ALL, DEVICES),
+        ("--devices a:cuda0,cuda1;b:cpu", OF_ALL, DEVICES),
+        ("--devices a:cuda0,cuda1 --devices b:cpu", [RULE], DEVICES),
+        (f"{SLURM} --devices cpu,cpu", OF_ALL, NODES),
+        (f"{PBS} --devices cpu,cpu", OF_ALL, NODES),
+        (f"{SLURM} --devices b:cpu,cpu", OF_ALL, {"b": "cpu cpu"}),
+        (f"{SLURM} --hosts b --devices cpu,cpu", OF_ALL, {"b": "cpu cpu"}),
+        ("--hosts a:2,b", [LAUNCH], {"a": "2", "b": ""}),
+        ("--hosts a,b", [LAUNCH], {"a": "", "b": ""}),
+        ("--hosts a:1,b:2", [WORKERS], {"a": "1", "b": "2"}),
+        ("--hosts a,b", [WORKERS], {"a": "2", "b": "1"}),
+        ("--hostfile ab", [WORKERS], {"a": "2", "b": "1"}),
+        (SLURM, [WORKERS], {"node1": "2", "node2": "1"}),
+        (PBS, [WORKERS], {"node1": "2", "node2": "1"}),
+        # mistakes
+        ("--hosts a:x --devices cpu", OF_ALL, "--hosts: 'a:x' must have a number of ranks"),
+        ("--hosts a:3 --devices cpu,cpu", OF_ALL, "a is to have 3 ranks, but .* names 2: give"),
+        ("--hosts a --devices b:cpu", OF_ALL, "names hosts, and so does --hosts: give one"),
+        ("--hosts a:cpu --devices cpu", OF_ALL, "names devices, and so does --hosts: give one"),
+        ("--hostfile none --devices cpu", OF_ALL, "can't read the hostfile 'none': No such file"),
+        ("--hosts a,b,a --devices cpu", OF_ALL, "--hosts names a twice: put its ranks together"),
+        ("--hosts a:2,b", [RULE, TMLAUNCHER], "is empty: name a device for each rank"),
+        ("--hosts a:cpu,b:cpu", [WORKERS], "a device is for the ranks of a session"),
+        ("--hosts a:2,b", [WORKERS], "b has no number of processes"),
+    ],
+)
+def test_all_commands_name_the_same_hosts(given, commands, expected, tmp_path, monkeypatch, capsys):
+    for name, text in {
+        "nodes": "node1\nnode1\nnode2\n",
+        "ab": "a  # slots\nb\n",
+        "devices": "a:cuda0\na:cuda1\nb:cpu\n",
+        "model.py": "class Model: pass\n",
+    }.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    allocation = {
-        "Slurm": {"SLURM_JOB_NODELIST": "node[1-2]"},
-        "PBS": {"PBS_NODEFILE": str(tmp_path / "nodes")},
-    }
-    for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
+    for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {**FOR_ROOT, **allocation[batch_system]}.items():
-        monkeypatch.setenv(name, value)
+    allow_root(monkeypatch)
+    words = given.split()
+    if "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("="))
+    for command in commands:
+        name, *line = command.format("{}").split()
+        at = line.index("{}")
+        if name == "tmlauncher":
+            pairs = zip(words[::2], words[1::2])
+            line[at : at + 1] = [f"{option[1:]}={value}" for option, value in pairs]
+            status = tmlauncher.main(line)
+        else:
+            line[at : at + 1] = words
+            status = main([name, *line])
+        out, err = capsys.readouterr()
+        if isinstance(expected, str):
+            assert status in (1, 2) and not out and re.search(expected, err), (command, err)
+        else:
+            assert status == 0, (command, err)
+            assert _told(shlex.split(out)) == expected, command
 
-    def hosts_of(command):
-        assert main([*command.split(), "--dry-run", "model.py", "Model"]) == 0
-        line = shlex.split(capsys.readouterr().out)
-        return line[line.index("--host") + 1], line[-1]
 
-    here = "node1:1,node2:1"
-    assert hosts_of("launch --devices cpu,cpu")[0] == here
-    named, told = hosts_of("launch --workers 3")
-    assert named == here and json.loads(told)["counts"] == [2, 2]
-    named, told = hosts_of("rule BSP --devices cpu,cpu")
-    assert named == here and json.loads(told)["counts"] == [2, 2]
-    assert json.loads(json.loads(told)["line"][-1])["devices"] == ["cpu"] * 4
-    assert hosts_of("rule BSP --devices node3:cpu,cpu")[0] == "node3:1"
+@needs_mpirun
+@pytest.mark.parametrize("command", [*OF_ALL, WORKERS])
+def test_all_commands_say_after_how_long_a_machine_is_lost(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    allow_root(monkeypatch)
+    (tmp_path / "model.py").write_text("class Model: pass\n")
+    hosts = "--hosts a,b" if command == WORKERS else "--devices a:cpu,b:cpu"
+    for given in "60", "0", "soon":
+        options = f"{hosts} --lost-after {given}"
+        if command == TMLAUNCHER:
+            options = f"-devices=a:cpu,b:cpu -lost_after={given}"
+        name, *line = command.format(options).split()
+        status = tmlauncher.main(line) if command == TMLAUNCHER else main([name, *line])
+        out, err = capsys.readouterr()
+        if given == "soon":
+            assert status in (1, 2) and "--lost-after must be a number of seconds" in err
+        else:
+            assert status == 0 and f"SYNKHRONOS_LOST_AFTER={given}" in shlex.split(out)
+
+
+def _told(line):
+    """Return the devices, or else the number of ranks, of each host that a line names."""
+    hosts = [each.partition(":")[0] for each in line[line.index("--host") + 1].split(",")]
+    variables = dict(word.partition("=")[::2] for word in line if word.startswith("SYNKHRONOS_"))
+    if "model.py" in line:  # of sessions
+        ranks = variables.get("SYNKHRONOS_RANKS_OF_MACHINES", "," * (len(hosts) - 1)).split(",")
+        found = variables.get("SYNKHRONOS_DEVICES", "").replace(",", " ").split(";")
+        found = found * len(hosts) if len(found) == 1 else found
+        counts = (each.split() and str(len(each.split())) for each in found)
+        assert all(not one or not number or one == number for one, number in zip(counts, ranks))
+        return dict(zip(hosts, [each or number for each, number in zip(found, ranks)]))
+    told = json.loads(line[-1])
+    devices = json.loads(told["line"][-1]).get("devices")
+    if devices is None:
+        return dict(zip(hosts, map(str, told["counts"])))
+    return {
+        host: " ".join(devices.pop(0) for _ in range(n)) for host, n in zip(hosts, told["counts"])
+    }
+
+
+def test_a_request_names_its_hosts_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text("class Model: pass\n")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
     found = request.make("BSP", "cpu", "model.py", "Model")
     assert found.arguments()[1:5] == ["--devices", "node1:cpu", "--devices", "node2:cpu"]
     monkeypatch.setattr(where, "is_here", lambda name: name == "node1")

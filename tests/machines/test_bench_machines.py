@@ -41,13 +41,15 @@ def test_without_machines_it_says_what_it_needs(monkeypatch, capsys):
     assert "--hosts node0:2,node1:2" in error
     assert main(["bench", "machines", "--hosts", "node0"]) == 2
     assert "node0 is one machine alone, and nothing crosses a network" in capsys.readouterr().err
+    assert main(["bench", "machines", "--hosts", "a:cpu,b:cpu"]) == 2
+    assert "layouts have numbers of ranks, not devices" in capsys.readouterr().err
     assert main(["bench", "machines", "--hosts", "a b"]) == 2
     assert "--hosts: 'a b' is not a machine" in capsys.readouterr().err
 
 
 def test_the_machines_of_an_allocation_are_found(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-3]")
-    found = where.find_hosts(options(), os.environ)
+    found = where.find_hosts(environment=os.environ)
     assert machines.layouts(found, None) == [
         [Host("node1", 1), Host("node2", 1), Host("node3", 1)],
         [Host("node1"), Host("node2"), Host("node3")],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import hosts
+from support.running import python_path
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
@@ -117,7 +118,7 @@ def begun(two_hosts, folder, script, *options, **variables):
     ids=["session", "parameter server"],
 )
 def test_a_job_goes_on_among_forged_messages(two_hosts, tmp_path, script, options, rights):
-    forging = {"PYTHONPATH": str(FORGING)}
+    forging = {"PYTHONPATH": python_path(FORGING)}
     with begun(two_hosts, tmp_path, script, *options, **forging) as (launched, said):
         pattern = rb"(?:^|\0)SYNKHRONOS_SECRET=([0-9a-f]{64})(?=\0|$)"
         secrets = {each for text in of_processes("environ") for each in re.findall(pattern, text)}

@@ -14,6 +14,7 @@ import pytest
 from support import hosts, launching
 from support.launching import FOR_ROOT, needs_mpirun
 from support.machine_scripts import end_cut_off
+from support.running import python_path
 from support.waiting import wait_until
 
 from synkhronos._machine import devices
@@ -194,7 +195,7 @@ def test_a_ctrl_c_before_the_start_prints_nothing(empty, module, whom, status):
     """While the launcher imports, and while it asks which MPI there is."""
     (empty / f"{module}.py").write_text(f"import os, signal\nos.kill(os.{whom}(), signal.SIGINT)")
     given = ("--mpirun-args=--verbose", "--servers", "1", "--workers", "1", "empty.py")
-    found = run(*given, folder=empty, PYTHONPATH=str(empty))
+    found = run(*given, folder=empty, PYTHONPATH=python_path(empty))
     assert found == (status, "", "")
 
 
@@ -233,6 +234,11 @@ def test_the_ranks_that_launch_gives_a_machine(monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu")
     with pytest.raises(ValueError, match="n_parallel=1, but SYNKHRONOS_DEVICES names 2"):
         devices.resolve()
+    monkeypatch.setenv("SYNKHRONOS_RANKS_OF_MACHINES", "2,,1")
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cpu,cpu;cpu;opencl0:0")
+    assert devices.resolve() == ("opencl0:0",)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert devices.resolve() == ("cpu", "cpu")
     monkeypatch.setenv("SYNKHRONOS_RANKS_OF_MACHINES", "two")
     with pytest.raises(ValueError, match="'two' must be a number of ranks for each machine"):
         devices.resolve()
@@ -279,8 +285,9 @@ sys.exit(3)
 def test_a_script_on_two_hosts(two_hosts, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     text = "a line\n" * 30_000
-    first = f"{two_hosts.addresses[0]}:2,{two_hosts.addresses[1]}:1"
-    launched = Launched(two_hosts, tmp_path, "script.py", "--hosts", "b c", names=first)
+    one, other = two_hosts.addresses
+    names = f"{one}:cpu,{one}:cpu,{other}:cpu"
+    launched = Launched(two_hosts, tmp_path, "script.py", "--hosts", "b c", names=names)
     status, out, err = launched.wait(text)
     host = f"synk{two_hosts.net}-1"
     assert (status, err) == (3, "no newline")

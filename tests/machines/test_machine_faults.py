@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from support import hosts
 from support.machine_scripts import Job, job
-from support.running import run
+from support.running import python_path, run
 
 from synkhronos.comm.mpi.job import digest
 
@@ -230,7 +230,7 @@ def begin_with(two_hosts, tmp_path, on_second):
         "    raise FileNotFoundError(path)\n"
         f"if socket.gethostname().endswith('-2'):\n    {on_second}\n"
     )
-    environment = two_hosts.environment(PYTHONPATH=str(tmp_path))
+    environment = two_hosts.environment(PYTHONPATH=python_path(tmp_path))
     done = run(*two_hosts.script("-n", "1", script), cwd=tmp_path, env=environment)
     assert done.returncode == 2
     assert f"synk{two_hosts.net}-2" in done.stderr

@@ -5,7 +5,6 @@ Theano does by default, on the others without a C compiler, which takes less tha
 """
 
 import faulthandler
-import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ def run(these, layout, names, request, leave_out="", **variables):
     folders = [str(HERE), *dict.fromkeys(str(Path(path.split("::")[0]).parent) for path in paths)]
     pytest_arguments = ["-q", "--color=no", "--no-header", "-p", "no:cacheprovider", *paths]
     pytest_arguments += ["-k", f"not {leave_out}"] if leave_out else []
-    variables["PYTHONPATH"] = os.pathsep.join(folders)
+    variables["PYTHONPATH"] = running.python_path(*folders)
     done = running.run(
         *these.script("-n", n_ranks, RUN_PYTEST, *pytest_arguments, n_hosts=int(n_machines)),
         cwd=HERE.parent,

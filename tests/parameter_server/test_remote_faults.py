@@ -6,6 +6,7 @@ import time
 
 import pytest
 from support import nodes, rules
+from support.running import python_path
 from support.waiting import LONG, wait_until
 
 from synkhronos._machine import processes
@@ -165,8 +166,7 @@ if json.loads(os.environ.get("SYNKHRONOS_GROUP", "{}")).get("rank") == 1:
 def test_a_process_that_dies_before_it_is_in_the_group(tmp_path, monkeypatch, what):
     """The others do not wait for it."""
     (tmp_path / "sitecustomize.py").write_text(DIES_EARLY)
-    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     if what == "a worker":
         launched = nodes.run(tmp_path, nodes.ROUNDS, "dist_sync", "goes on", status=139)
     else:

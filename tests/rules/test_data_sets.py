@@ -139,7 +139,7 @@ def test_extend_data_repeats_the_last_batches(chosen):
     before = list(data.train_img)
     data.extend_data(0, 3), data.extend_data(0, 3)
     assert len(data.train_img) == len(data.train_labels) == 9 and len(data.val_img) == 3
-    assert data.train_img[7] is before[6] and data.train_img[8] is before[5]
+    assert data.train_img[7] is before[5] and data.train_img[8] is before[6]  # as in utils
     assert [len(shard) for shard in numbers_of_shards(data, 3)] == [3, 3, 3]
 
 

@@ -17,7 +17,7 @@ from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
 from synkhronos._machine.devices import module_command
-from synkhronos.launch.where import Place, parse_devices
+from synkhronos.launch.where import Place, find_places
 from synkhronos.rules import options, request
 from synkhronos.tools import rule
 
@@ -157,7 +157,7 @@ def test_ranks_are_bound_without_a_gpu_or_ssh(dry_run):
         (["EASGD", "--devices", "cpu", "model.py", "Model"], "EASGD with one device"),
         (["BSP", "--devices", "cpu", "model.py", "Model", "--sync-type", "swap"], "must be even"),
         (["BSP", "--devices", "cpu", "model.py", "Model", "--exchange-freq", "2"], "'avg' ranks"),
-        (["BSP", "model.py", "Model"], "the following arguments are required: --devices"),
+        (["BSP", "model.py", "Model"], "devices is empty: name a device for each rank"),
         (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alhpa", "1"], "meant --alpha"),
         (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alpha", "2"], "at most 1, got"),
         (["BSP", "--devices", "cpu", "model.py", "Model", "--set", "x"], "NAME=VALUE"),
@@ -338,7 +338,7 @@ def test_a_host_that_cannot_be_reached(two_hosts, folder):
 def test_the_banner_counts_workers():
     """Theirs counted EASGD's server among the workers."""
     given = ("models.none", "Model", {"exch_strategy": "ar", "server": "first"})
-    places = parse_devices("a:cpu,cuda0;b:cuda0")
+    places = find_places("a:cpu,cuda0;b:cuda0")
     asked = request.Request("EASGD", places, *given)
     assert rule.banner(asked, Path("logs/1")) == (
         "EASGD(ar): 2 workers and a server on a:cpu, a:cuda0, b:cuda0; logs in logs/1"

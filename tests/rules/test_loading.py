@@ -131,13 +131,16 @@ def test_a_file_that_can_not_be_read_is_an_error_that_names_it(files, tmp_path):
         np.testing.assert_array_equal(loader.next(), images(0))
 
 
-def test_a_loader_that_dies_is_an_error_that_names_the_file(files):
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 6, "signal 40")]
+)
+def test_a_loader_that_dies_is_an_error_that_names_the_file(files, number, name):
     with nothing_left():
         loader = Loader(files, SHAPE, preprocess=PREPARE)
         loader.begin([0, 1, 2, 3])
         loader.next()
-        os.kill(loader.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"has ended by SIGKILL while it read .*\.npy"):
+        os.kill(loader.pid, number)
+        with pytest.raises(RuntimeError, match=rf"has ended by {name} while it read .*\.npy"):
             for _ in range(3):
                 loader.next()
         with pytest.raises((RuntimeError, IndexError)):

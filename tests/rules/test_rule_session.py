@@ -209,7 +209,7 @@ def test_the_request_is_the_command_that_the_launcher_reads(folder):
 
     given = {"tau": 3, "resume": True, "snapshot_path": "a b", "bind": True, "log_path": "l"}
     settings = {"name": "x y", "lr_step": [1, 2], "data.n": 0.5, "on": None}
-    more = {"agent": "my ssh", "mpirun_args": "--mca a b"}
+    more = {"agent": "my ssh", "mpirun_args": "--mca a b", "lost_after": "60"}
     devices = ["me@a:cpu,cpu", "b:opencl0:0"]
     asked = request.make("ASGD", devices, "models.small", "Model", settings, given, **more)
     parsed = _parser().parse_args(["rule", *asked.arguments()])
@@ -223,6 +223,7 @@ def test_the_request_is_the_command_that_the_launcher_reads(folder):
         {name: value for name, value in vars(parsed).items() if name in known},
         agent=parsed.agent,
         mpirun_args=parsed.mpirun_args,
+        lost_after=parsed.lost_after,
     )
     assert again == asked
 

@@ -7,7 +7,7 @@ import pytest
 from support.launching import allow_root, needs_mpirun
 from support.rules import README
 
-from synkhronos.launch.where import parse_devices
+from synkhronos.launch.where import find_places
 from synkhronos.rules import options
 from synkhronos.tools import rule, tmlauncher
 
@@ -45,7 +45,7 @@ def test_the_file_of_their_readme(launched):
         "models.modelfile",
         "ModelClass",
     )
-    assert asked.places == parse_devices("cuda0,cuda1")
+    assert asked.places == find_places("cuda0,cuda1")
     assert asked.options == options.defaults("BSP") and not asked.bind and not asked.settings
     assert again == ["tmlauncher", "-cfg=train.cfg", "-resume"]
 
@@ -83,7 +83,7 @@ def test_options_of_the_command(launched, monkeypatch):
         *("-r=EASGD", "-file=models.modelfile", "-class=ModelClass", "-b", "-alpha=0.25"),
         *("-set=n_epochs=3", "--set=name=a b", "--snapshot-freq=1", "-resume"),
     )
-    assert asked.rule == "EASGD" and asked.places == parse_devices("node0:cpu,cpu") and asked.bind
+    assert asked.rule == "EASGD" and asked.places == find_places("node0:cpu,cpu") and asked.bind
     assert asked.options["alpha"] == 0.25 and asked.options["snapshot_freq"] == 1
     assert asked.options["resume"] is True and asked.settings == {"n_epochs": 3, "name": "a b"}
     assert again.count("-resume") == 1

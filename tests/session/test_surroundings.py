@@ -12,6 +12,7 @@ import pytest
 import theano.tensor as T
 from support import running
 from support.helpers import function
+from support.running import python_path
 
 import synkhronos as synk
 from synkhronos._machine import shared_memory
@@ -100,8 +101,8 @@ def run(tmp_path, script, form):
     path.write_text(TRY + script)
     command = form.format(python=shlex.quote(sys.executable), script=path)
     tests = os.path.dirname(os.path.dirname(__file__))
-    folders = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
-    done = running.run("sh", "-c", command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": folders})
+    env = {**os.environ, "PYTHONPATH": python_path(tests)}
+    done = running.run("sh", "-c", command, cwd=tmp_path, env=env)
     error = tmp_path / "error"
     assert not error.exists(), error.read_text()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from support.running import python_path
 from synkhronos._host import choice
 
 NAME = choice.choose()
@@ -96,8 +97,7 @@ def serve():
     flags = os.environ.get("PYTENSOR_FLAGS", "")
     os.environ["PYTENSOR_FLAGS"] = f"mode={MODE},{flags}".rstrip(",")
     sys.path.insert(0, str(NAMES))
-    given = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(NAMES), given]))
+    os.environ["PYTHONPATH"] = python_path(NAMES)
 
 
 def reason_to_leave_out(path):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from support import hosts
+from support.running import python_path
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -54,7 +55,7 @@ def start(these, script, tmp_path, ranks=1, impatient=False, **variables):
     """
     file = tmp_path / "script.py"
     file.write_text(BEGIN + textwrap.dedent(script))
-    environment = these.environment(RANKS=str(ranks), PYTHONPATH=str(hosts.ROOT / "tests"))
+    environment = these.environment(RANKS=str(ranks), PYTHONPATH=python_path(hosts.ROOT / "tests"))
     if impatient:
         environment.update(hosts.IMPATIENT)
     return subprocess.Popen(
@@ -200,7 +201,7 @@ class Job:
         self._number = 0
         self.folder = Path(tempfile.mkdtemp(dir=self.folder))
         (self.folder / "server.py").write_text(SERVER)
-        environment = self.hosts.environment(PYTHONPATH=str(hosts.ROOT / "tests"))
+        environment = self.hosts.environment(PYTHONPATH=python_path(hosts.ROOT / "tests"))
         self._process = subprocess.Popen(
             self.hosts.script(self.folder / "server.py", self.folder),
             env={**environment, "PYTHONUNBUFFERED": "1"},

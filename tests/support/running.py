@@ -6,6 +6,11 @@ import sys
 import textwrap
 
 
+def python_path(*folders):
+    """Return a PYTHONPATH that has some folders before those of this process's own."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
+
+
 def run(*command, **kwargs):
     """Run a command for at most 300 s; return its exit status, and its output as text."""
     given = {"capture_output": True, "text": True, "timeout": 300}

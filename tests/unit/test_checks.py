@@ -58,3 +58,14 @@ def test_what_is_taken(check, value, result):
 def test_what_is_refused(check, value, kind, said):
     with pytest.raises(kind, match=said):
         check(value)
+
+
+def test_what_bool_raises_by_itself_is_not_replaced():
+    """An exception of a signal handler, such as a timeout's, could come there."""
+
+    class Late:
+        def __bool__(self):
+            raise TimeoutError("late")
+
+    with pytest.raises(TimeoutError, match="late"):
+        truth("it", Late())

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
+from synkhronos._machine.processes import how_ended
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
@@ -132,11 +133,7 @@ class Mover:
         """Tell the servers that the script has ended, and what it has left to be sent."""
         while self._serve_script():
             pass
-        how = "has left"
-        if status < 0:
-            how = f"was killed by {_name_of(-status)} (signal {-status})"
-        elif status:
-            how = f"has ended with exit status {status}"
+        how = how_ended(status) if status else "has left"
         if not self._has_left:
             self._leave(-1, how, is_dead=bool(status))
         end = time.monotonic() + _PATIENCE
@@ -342,10 +339,3 @@ class Mover:
             how = self._group.losses.get(server, "has died")
             self._reply("lost", "server", server, self._hosts[server], how)
         self._settle_questions()
-
-
-def _name_of(number):
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

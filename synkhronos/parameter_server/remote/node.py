@@ -3,8 +3,8 @@
     rank below the number of servers  ──▶ a server
     each other rank                   ──▶ a mover, which starts the script of its worker
 
-The launcher starts it, on one machine, or mpirun on several. The script gets an environment without
-MPI: a library that starts MPI there must not take the mover's place.
+The launcher starts it, or the process of mpirun on its machine. The script gets an environment
+without MPI: a library that starts MPI there must not take the place of that process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 from typing import Sequence
 
 from synkhronos._machine.devices import default_threads
-from synkhronos._machine.processes import end_with_parent
+from synkhronos._machine.processes import end_with_parent, shell_status
 from synkhronos.comm import membership
+from synkhronos.launch.streams import mark
 
-_OF_MPI = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _LEAVE_SECONDS = 2.0  # for others to take what was sent last
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -101,17 +101,16 @@ def _move(group, job):
 
     def start(connection):
         told["descriptor"] = connection.fileno()
-        kept = {name: os.environ[name] for name in os.environ if not name.startswith(_OF_MPI)}
         return subprocess.Popen(
             job.command,
-            env={**kept, link.VARIABLE: json.dumps(told)},
+            env={**membership.without_mpi(os.environ), link.VARIABLE: json.dumps(told)},
             stdin=subprocess.DEVNULL,
             pass_fds=[connection.fileno()],
             preexec_fn=functools.partial(_begin, os.getpid()),
         )
 
     def tell_that_it_follows():
-        os.write(2, f"\0{job.token} {group.rank} follows \0\n".encode())
+        os.write(2, mark(job.token, group.rank, "follows"))
 
     return mover.Mover(group, job.n_servers, group.hosts, start, tell_that_it_follows).run()
 
@@ -135,7 +134,7 @@ def end(status: int) -> None:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    os._exit(status if status >= 0 else 128 - status)
+    os._exit(shell_status(status))
 
 
 if __name__ == "__main__":

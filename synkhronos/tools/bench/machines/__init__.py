@@ -39,15 +39,7 @@ _MOST_ROWS = 8192  # of each rank: the memory of a network's layers grows with t
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    machines = parser.add_mutually_exclusive_group()
-    machines.add_argument(
-        "--hosts", metavar="LIST",
-        help="the machines, such as node0:2,node1:2 (with 2 ranks); without it those of a Slurm or "
-        "PBS allocation",
-    )  # fmt: skip
-    machines.add_argument(
-        "--hostfile", metavar="FILE", help="a file with a machine in each line: node1 slots=2"
-    )
+    launch.add_hosts_arguments(parser)
     launch.add_mpirun_arguments(parser)
     what = (
         "ranks of each machine, such as 1,2, one layout after the other (default: 1, and then what "
@@ -83,12 +75,14 @@ def measure(args, report):
 
 
 def _hosts(args):
-    hosts = where.find_hosts(args)
-    if hosts is None:
+    hosts = where.find_hosts(args.hosts, args.hostfile)
+    if hosts[0].name is None:
         raise CannotLaunch(
             "there is no allocation of Slurm or PBS with several machines: name them with --hosts "
             "node0:2,node1:2, or a --hostfile."
         )
+    if hosts[0].devices:
+        raise CannotLaunch("layouts have numbers of ranks, not devices: write node0:2,node1:2.")
     if len(hosts) < 2:
         raise CannotLaunch(
             f"{hosts[0].name} is one machine alone, and nothing crosses a network: name two or "
@@ -100,9 +94,9 @@ def _hosts(args):
 def layouts(hosts, ranks):
     """Return lists of hosts, one for each layout.
 
-    >>> layouts([where.Host("a", 2), where.Host("b", 1)], None)
-    [[Host(name='a', ranks=1), Host(name='b', ranks=1)], \
-[Host(name='a', ranks=2), Host(name='b', ranks=1)]]
+    >>> found = layouts([where.Host("a", 2), where.Host("b", 1)], None)
+    >>> [[(host.name, host.ranks) for host in each] for each in found]
+    [[('a', 1), ('b', 1)], [('a', 2), ('b', 1)]]
     """
     found = [[where.Host(host.name, number) for host in hosts] for number in ranks or (1,)]
     if ranks is None and hosts not in found:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos.rules.compatible.models.data import utils
 from synkhronos.rules.preprocessing import check_mode
 
 
@@ -151,9 +152,8 @@ class Batches:
             (self.train_img, self.train_labels),
             (self.val_img, self.val_labels),
         ):
-            for number in range(-len(items) % size):
-                items.append(items[len(items) - 1 - 2 * number])
-                labels.append(labels[len(labels) - 1 - 2 * number])
+            if items:
+                items[:], labels[:] = utils.extend_data(rank, size, items, labels)
         self._begin()
         self.extended = True
 
