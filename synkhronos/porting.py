@@ -173,10 +173,12 @@ class ParallelFunction:
         self.name = name
         self._compile_serially, self._theano = compile_serially, None
         self._names = [each.name for each in variables]
-        self._axes, self._dtypes, self._n_rows = divided.axes, divided.dtypes, divided.n_rows
-        self._scattered = [i for i, has_rows in enumerate(divided.scattered) if has_rows]
-        others = [i for i, has_rows in enumerate(divided.scattered) if not has_rows]
-        self._order = self._scattered + others
+        self._axes, self._merged = divided.axes, divided.merged
+        self._dtypes, self._n_rows = divided.dtypes, divided.n_rows
+        # The axis of the rows of each input that has some.
+        self._scattered = {i: a for i, a in enumerate(divided.scattered) if a is not None}
+        others = [i for i, axis in enumerate(divided.scattered) if axis is None]
+        self._order = [*self._scattered, *others]
         self._session = current("theano.function in a block of parallel()")
         self._count = None
         self._n_totals = len(divided.totals)
@@ -189,9 +191,9 @@ class ParallelFunction:
         states = [target for target, _ in divided.updates if _host.is_random_state(target)]
         self._updated = [each for each, _ in divided.updates if each not in states]
         self._on_ranks = function(
-            [variables[i] for i in self._scattered],
+            [divided.inputs[i] for i in self._scattered],
             list(divided.outputs),
-            bcast_inputs=[variables[i] for i in others],
+            bcast_inputs=[divided.inputs[i] for i in others],
             updates=divided.updates,
             no_default_updates=True,
             mode=arguments["mode"],
@@ -207,6 +209,10 @@ class ParallelFunction:
         if values is None or not self._is_for_ranks(values):
             return self.serial(*args, **kwargs)
         try:
+            if any(self._scattered.values()):
+                values = list(values)
+                for i, axis in self._scattered.items():
+                    values[i] = np.moveaxis(np.asarray(values[i]), axis, 0)
             results = self._on_ranks(*[values[i] for i in self._order])
         except WorkerError as error:
             self._undo_updates(error.rank)
@@ -219,10 +225,7 @@ class ParallelFunction:
                 _host.tell(variable)
             raise
         if any(self._axes):
-            results = [
-                np.moveaxis(each, 0, axis) if axis else each
-                for each, axis in zip(results, self._axes)
-            ]
+            results = list(map(_placed, results, self._axes, self._merged))
         for i, dtype in self._dtypes:
             results[i] = results[i].astype(dtype)
         if self._keys is not None:
@@ -252,13 +255,16 @@ class ParallelFunction:
         if self._session.state is not State.OPEN and not self._joins_current():
             return False
         try:
-            lengths = {len(values[i]) for i in self._scattered}
+            lengths = {
+                np.shape(values[i])[axis] if axis else len(values[i])
+                for i, axis in self._scattered.items()
+            }
             if self._count is not None:
                 counted = self._count(*values)
                 lengths.update(int(each) for each in counted[: self._n_totals])
                 if any(counted[self._n_totals :]):
                     return False
-        except (TypeError, ValueError):  # Theano will say what is wrong
+        except (TypeError, ValueError, IndexError):  # Theano will say what is wrong
             return False
         if self._n_rows is not None:
             lengths.add(self._n_rows)
@@ -304,6 +310,17 @@ class ParallelFunction:
 
     def __repr__(self):
         return f"<ParallelFunction {self.name!r} of {self._on_ranks!r}>"
+
+
+def _placed(result, axis, is_merged):
+    """Return a gathered result with its rows along an axis, which is merged with the one before."""
+    if not axis:
+        return result
+    result = np.moveaxis(result, 0, axis)
+    if not is_merged:
+        return result
+    shape = result.shape
+    return result.reshape(*shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :])
 
 
 def _as_it_is(value):

@@ -72,6 +72,18 @@ def normalized(v):
     return (v.x - v.x.mean(axis=0)) / T.sqrt(v.x.var(axis=0) + 1e-4)
 
 
+def normalized_by_theano(v, axes="per-activation"):
+    """Return all that Theano's own batch normalization computes, of rows or of images."""
+    x, n = (v.x, 4) if axes == "per-activation" else (v.images, 2)
+    pattern = ("x", 0) if x is v.x else ("x", 0, "x", "x")
+    parameters = [each[:n].dimshuffle(*pattern) for each in (v.row, T.sqr(v.row))]
+    running = {"running_mean": parameters[1], "running_var": 1 + parameters[1]}
+    new = T.nnet.bn.batch_normalization_train(x, *parameters, axes, **running)
+    fixed = T.nnet.bn.batch_normalization_test(x, *parameters, *running.values(), axes)
+    loss = T.tanh(new[0] * fixed).mean() + T.sqr(new[1] + new[2]).sum()
+    return [*new, fixed, loss, *T.grad(loss, [v.row, x])]
+
+
 def of_own_rows(v):
     return T.log(T.nnet.softmax(v.x))[T.arange(v.y.shape[0]), v.y]
 
@@ -89,6 +101,10 @@ EXPRESSIONS = {
     "centered": lambda v: [
         normalized(v),
         T.grad(T.sqr(normalized(v)).mean(), v.row, None, "ignore"),
+    ],
+    "batch normalization": lambda v: [
+        *normalized_by_theano(v),
+        *normalized_by_theano(v, "spatial"),
     ],
     "matrices": lambda v: [v.x.dot(v.w), v.x.T.dot(v.x), v.w.T.dot(v.x.T), T.dot(v.x, v.row)],
     "covariance": lambda v: [

@@ -168,8 +168,8 @@ def _dimshuffle(division, node):
     if value.kind == ROWS and value.axis in order:
         axis = order.index(value.axis)
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
-    if value.kind == PART:
-        return division.apply(node, [value.variable], PART)
+    if value.kind in (PART, STREAM):
+        return division.apply(node, [value.variable], value.kind)
     return division.unruled(node)
 
 
