@@ -156,7 +156,7 @@ class ParallelFunction:
     """
 
     def __init__(self, compile_serially, name, arguments, check):
-        variables = _variables_of(arguments)
+        variables, self._names, self._defaults = _inputs_of(arguments)
         outputs = arguments["outputs"]
         self._is_list = outputs is None or isinstance(outputs, (list, tuple))
         chosen = [] if outputs is None else list(outputs) if self._is_list else [outputs]
@@ -169,10 +169,10 @@ class ParallelFunction:
             list(updates.items() if hasattr(updates, "items") else updates),
             arguments["givens"],
             arguments["no_default_updates"],
+            [i for i, each in enumerate(self._defaults) if each is not None],
         )
         self.name = name
         self._compile_serially, self._theano = compile_serially, None
-        self._names = [each.name for each in variables]
         self._axes, self._merged = divided.axes, divided.merged
         self._dtypes, self._n_rows = divided.dtypes, divided.n_rows
         # The axis of the rows of each input that has some.
@@ -180,7 +180,7 @@ class ParallelFunction:
         others = [i for i, axis in enumerate(divided.scattered) if axis is None]
         self._order = [*self._scattered, *others]
         self._session = current("theano.function in a block of parallel()")
-        self._count = None
+        self._is_serial, self._count = False, None
         self._n_totals = len(divided.totals)
         counted = divided.totals + divided.remainders
         if counted:
@@ -205,7 +205,8 @@ class ParallelFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, on all ranks if the inputs have equally many rows, else serially."""
-        values = self._bind(args, kwargs) if kwargs else args
+        is_plain = not kwargs and len(args) == len(self._names)
+        values = args if is_plain else self._bind(args, kwargs)
         if values is None or not self._is_for_ranks(values):
             return self.serial(*args, **kwargs)
         try:
@@ -245,12 +246,14 @@ class ParallelFunction:
     def _bind(self, args, kwargs):
         """Return the values of all inputs in order; None where Theano should say what is wrong."""
         rest = self._names[len(args) :]
-        if set(rest) != set(kwargs) or len(rest) != len(kwargs):
+        if not set(kwargs) <= set(rest) or len(set(rest)) < len(rest):
             return None
-        return [*args, *(kwargs[name] for name in rest)]
+        defaults = dict(zip(rest, self._defaults[len(args) :]))
+        values = [kwargs.get(name, defaults[name]) for name in rest]
+        return None if any(each is None for each in values) else [*args, *values]
 
     def _is_for_ranks(self, values):
-        if len(values) != len(self._order):
+        if self._is_serial or len(values) != len(self._order):
             return False
         if self._session.state is not State.OPEN and not self._joins_current():
             return False
@@ -293,13 +296,21 @@ class ParallelFunction:
     def __getattr__(self, name):
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in ("container", "input_storage", "value"):
+            self._may_have_set_inputs()
         return getattr(self.serial, name)
 
     def __getitem__(self, item):
         return self.serial[item]
 
     def __setitem__(self, item, value):
+        self._may_have_set_inputs()
         self.serial[item] = value
+
+    def _may_have_set_inputs(self):
+        # Only the Theano function knows then which values its next call has.
+        if any(each is not None for each in self._defaults):
+            self._is_serial = True
 
     def __contains__(self, item):
         return item in self.serial
@@ -327,14 +338,20 @@ def _as_it_is(value):
     return value
 
 
-def _variables_of(arguments):
-    """Return the variables of the inputs; raise CannotDivide for arguments that have no rule."""
+def _inputs_of(arguments):
+    """Return the variables of the inputs, their names, and the values that calls may leave out.
+
+    Raises CannotDivide for arguments that have no rule.
+    """
     for name, usual in (("accept_inplace", False), ("rebuild_strict", True), ("profile", None)):
         if arguments[name] != usual:
             raise _host.CannotDivide(f"was given {name}={arguments[name]!r}")
-    variables = []
-    for each in arguments["params"]:
-        if getattr(each, "update", None) is not None or getattr(each, "value", None) is not None:
-            raise _host.CannotDivide(f"has an input with a value or an update, {each}")
-        variables.append(getattr(each, "variable", each))
-    return variables
+    inputs = arguments["params"]
+    variables = [getattr(each, "variable", each) for each in inputs]
+    values = [getattr(each, "value", None) for each in inputs]
+    for each, value in zip(inputs, values):
+        if getattr(each, "update", None) is not None:
+            raise _host.CannotDivide(f"has an input with an update, {each}")
+        if hasattr(value, "storage") or hasattr(value, "container"):
+            raise _host.CannotDivide(f"has an input whose value is a variable's, {each}")
+    return variables, [each.name for each in inputs], values

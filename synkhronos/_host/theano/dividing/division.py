@@ -133,9 +133,10 @@ class RowsOfRank(RankOperation):
 
 
 @recurses_deep
-def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
+def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) -> Divided:
     """Divide a function, given by arguments of ``theano.function``; its updates become all updates.
 
+    `optional` are the positions of inputs that have values, which calls may leave out.
     Raises `CannotDivide`, with the reason.
     """
     _, computed, (_, update_of, _, _) = rebuild_collect_shared(
@@ -144,7 +145,7 @@ def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
     targets = list(update_of)
     wanted = [*computed, *(update_of[target] for target in targets)]
     failure = None
-    for axes in _axes_of_inputs(inputs, wanted):
+    for axes in _axes_of_inputs(inputs, wanted, optional):
         try:
             return _divide(inputs, axes, wanted, len(computed), targets)
         except CannotDivide as error:
@@ -152,10 +153,11 @@ def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
     raise failure
 
 
-def _axes_of_inputs(inputs, wanted):
+def _axes_of_inputs(inputs, wanted, optional):
     """Return the ways to choose an axis of rows, or None, for each input: those to try, in order.
 
-    A vector beside matrices may hold something else than an item for each row, such as weights.
+    A vector beside matrices may hold something else than an item for each row, such as weights, and
+    so may an input with a value.
     Scans go over axis 0, the time, of arrays that have their rows on axis 1.
     """
     nodes = io_toposort(inputs, wanted)
@@ -165,7 +167,10 @@ def _axes_of_inputs(inputs, wanted):
         axes = [first if each.ndim > 1 else 0 for each in map(_as_array, inputs)]
         axes = [a if _may_have_rows(each, a) else None for each, a in zip(inputs, axes)]
         matrices = [None if _as_array(each).ndim < 2 else a for each, a in zip(inputs, axes)]
-        ways += [axes, matrices] if any(a is not None for a in matrices) else [axes]
+        required = [None if i in optional else a for i, a in enumerate(axes)]
+        ways += (
+            [required, axes, matrices] if any(a is not None for a in matrices) else [required, axes]
+        )
     return dict.fromkeys(map(tuple, ways))
 
 
