@@ -9,6 +9,7 @@ import theano.tensor as T
 from support import compiling
 from support.layouts import ON_DEVICES, Layout
 from theano.compile.function_module import Function
+from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.scan_module.scan_utils import until
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -136,6 +137,12 @@ def merged(v):
     return T.dot(v.steps, v.w).reshape((-1, UNITS))
 
 
+def masks_as_wide(v, rows):
+    """Return the first item of each mask as often as a row has items."""
+    repeats = T.concatenate([[1], rows.shape[1:]])
+    return T.tile(T.eq(v.mask[:, 0], 1).dimshuffle(0, "x"), repeats, ndim=2)
+
+
 def losses_of_merged(v):
     p, labels = T.nnet.softmax(merged(v)), T.cast(v.masks.flatten(), "int32")
     return -T.log(p)[T.arange(labels.shape[0]), labels]
@@ -181,7 +188,15 @@ EXPRESSIONS = {
             v.zeros,
         )[0]
     ],
+    "chosen": lambda v: [
+        ifelse(T.gt(v.b.sum(), 0), v.x, v.x * 2),
+        ifelse(T.gt(v.x.sum(), 0), v.x.sum(axis=0), v.x.mean(axis=0)),
+        *T.grad(
+            T.sqr(ifelse(T.gt(v.x.sum(), 0), v.x.dot(v.w), v.x.dot(v.w * 2))).sum(), [v.w, v.x]
+        ),
+    ],
     "tiled": lambda v: [
+        T.switch(masks_as_wide(v, v.x[:, 0]), v.x[:, 0], 0),
         T.tile(v.x, (1, 1, 2)),
         T.tile(v.x[:, 0, :1], [1, 4]),
         T.repeat(v.x, 2, axis=2),

@@ -5,8 +5,10 @@ import operator
 
 import numpy as np
 from theano import scalar
+from theano.compile.mode import optdb
 from theano.compile.ops import Shape, Shape_i
-from theano.gof import Constant
+from theano.gof import Constant, FunctionGraph, Query
+from theano.gof.graph import ancestors
 from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic, opt
 from theano.tensor.elemwise import DimShuffle, Elemwise, Prod
@@ -91,7 +93,8 @@ def _reshape(division, node):
         division.refuse(node, "rows that become several rows in one")
     axis = numbers.index(-1) if is_rest else shape.axis
     times = _times_after(division, node, value, shape, lengths[:axis], axis)
-    items = [Shape_i(i)(node.inputs[0]) for i in range(value.axis + 1, node.inputs[0].ndim)]
+    array = node.inputs[0]
+    items = [_length_of(array, i) for i in range(value.axis + 1, array.ndim)]
     exact = shape.exact and _are_equal(
         *([each[0]] if each else [] for each in (times, shape.times))
     )
@@ -106,7 +109,7 @@ def _reshape(division, node):
 def _times_after(division, node, value, shape, lengths, axis):
     """Return how often the rows come on their axis after reshaping, for the lengths before it."""
     array, result, refusal = *node.inputs[:1], *node.outputs, "rows that it would tear apart"
-    before = [Shape_i(i)(array) for i in range(value.axis)]
+    before = [_length_of(array, i) for i in range(value.axis)]
     if value.times and shape.times and _are_equal(before, lengths):
         return value.times
     before += [value.times[0]] if value.times else []
@@ -174,6 +177,25 @@ def _lengths(shape, ndim):
     return [shape[i] for i in range(ndim)]
 
 
+def _n_items(vector):
+    node = vector.owner
+    if node is not None and isinstance(node.op, basic.Join):
+        items = [vector_length(each) for each in node.inputs[1:]]
+        return None if None in items else sum(items)
+    return vector_length(vector)
+
+
+def _length_of(array, axis):
+    """Return the length of an axis, by the number that an array was made with if there is one."""
+    node = array.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        source = node.op.new_order[axis]
+        return basic.constant(1) if source == "x" else _length_of(node.inputs[0], source)
+    if node is not None and isinstance(node.op, basic.Alloc):
+        return node.inputs[1 + axis]
+    return Shape_i(axis)(array)
+
+
 def _factors(length):
     """Return the factors of a length, as the graph says them."""
     node = length.owner
@@ -189,11 +211,11 @@ def _factors(length):
         vector = node.inputs[0]
         return [f for each in _lengths(vector, vector_length(vector)) for f in _factors(each)]
     if isinstance(node.op, Subtensor) and length.ndim == 0:
-        [index] = get_idx_list(node.inputs, node.op.idx_list)
-        vector, index = node.inputs[0], number(index)
-        if index is not None and vector_length(vector) is not None:
-            [item] = _lengths(vector, vector_length(vector))[int(index) :][:1] or [None]
-            if item is not None and not (item.owner and item.owner.op == node.op):
+        vector, index = node.inputs[0], number(*get_idx_list(node.inputs, node.op.idx_list))
+        n_items = _n_items(vector)
+        if None not in (index, n_items) and -n_items <= index < n_items:
+            item = _lengths(vector, n_items)[int(index)]
+            if not (item.owner and item.owner.op == node.op):
                 return _factors(item)
     return [length]
 
@@ -220,9 +242,27 @@ def _product(lengths):
 
 
 def _constant(length):
-    """Return the number that a length is, if it is a constant, else None."""
+    """Return the number that a length always is, as far as Theano can say, else None."""
     found = number(length)
+    if found is None and length.owner and not isinstance(length.owner.op, (Shape_i, Subtensor)):
+        [length, *others] = _factors(_simplified(length))
+        found = None if others else number(length)
     return None if found is None else int(found)
+
+
+def _simplified(length):
+    """Return a number by what Theano makes of its graph, up to the arrays that it measures."""
+    nodes = [each.owner for each in ancestors([length]) if each.owner]
+    measured = [node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))]
+    measured = [
+        each for each in measured if not isinstance(each.owner and each.owner.op, basic.Join)
+    ]
+    inputs = list(dict.fromkeys(each for each in measured if not isinstance(each, Constant)))
+    blocked = ancestors([length], blockers=inputs)
+    leaves = [each for each in blocked if each.owner is None and not isinstance(each, Constant)]
+    graph = FunctionGraph([*inputs, *(each for each in leaves if each not in inputs)], [length])
+    optdb.query(Query(["canonicalize", "ShapeOpt", "fast_compile"])).optimize(graph)
+    return graph.outputs[0]
 
 
 @rule(basic.Alloc, basic.AllocEmpty)
