@@ -44,6 +44,7 @@ _FIXED_ROWS = (
     "Reshape to (x.shape[0], ...), and use minibatches of one size.",
 )
 _OTHER_ARGUMENTS = "its arguments are no arrays with rows", ""  # Theano says what is wrong
+_SET_INPUTS = "its inputs may have been given other values", "Pass them in each call."
 _CLOSED = "the session has been closed", "Call it in the block, or in a session of fork()."
 
 
@@ -214,7 +215,7 @@ class ParallelFunction:
     """
 
     def __init__(self, compile_serially, name, arguments, check):
-        variables = _variables_of(arguments)
+        variables, self._names, self._defaults = _inputs_of(arguments)
         outputs = arguments["outputs"]
         self._is_list = outputs is None or isinstance(outputs, (list, tuple))
         chosen = [] if outputs is None else list(outputs) if self._is_list else [outputs]
@@ -227,17 +228,19 @@ class ParallelFunction:
             list(updates.items() if hasattr(updates, "items") else updates),
             arguments["givens"],
             arguments["no_default_updates"],
+            [i for i, each in enumerate(self._defaults) if each is not None],
         )
         self.name = name
         self._compile_serially, self._theano = compile_serially, None
-        self._names = [each.name for each in variables]
-        self._axes, self._dtypes, self._n_rows = divided.axes, divided.dtypes, divided.n_rows
-        self._scattered = [i for i, has_rows in enumerate(divided.scattered) if has_rows]
-        others = [i for i, has_rows in enumerate(divided.scattered) if not has_rows]
-        self._order = self._scattered + others
+        self._axes, self._merged = divided.axes, divided.merged
+        self._dtypes, self._n_rows = divided.dtypes, divided.n_rows
+        # The axis of the rows of each input that has some.
+        self._scattered = {i: a for i, a in enumerate(divided.scattered) if a is not None}
+        others = [i for i, axis in enumerate(divided.scattered) if axis is None]
+        self._order = [*self._scattered, *others]
         self._session = current("theano.function in a block of parallel()")
         self._calls = _Current.report.function(name)
-        self._count = None
+        self._is_serial, self._count = False, None
         self._n_totals = len(divided.totals)
         counted = divided.totals + divided.remainders
         if counted:
@@ -248,9 +251,9 @@ class ParallelFunction:
         states = [target for target, _ in divided.updates if _host.is_random_state(target)]
         self._updated = [each for each, _ in divided.updates if each not in states]
         self._on_ranks = function(
-            [variables[i] for i in self._scattered],
+            [divided.inputs[i] for i in self._scattered],
             list(divided.outputs),
-            bcast_inputs=[variables[i] for i in others],
+            bcast_inputs=[divided.inputs[i] for i in others],
             updates=divided.updates,
             no_default_updates=True,
             mode=arguments["mode"],
@@ -263,7 +266,8 @@ class ParallelFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, on all ranks if the inputs have equally many rows, else serially."""
         begin = perf_counter()
-        values = self._bind(args, kwargs) if kwargs else args
+        is_plain = not kwargs and len(args) == len(self._names)
+        values = args if is_plain else self._bind(args, kwargs)
         why_alone = self._why_alone(values)
         if why_alone is not None:
             result = self.serial(*args, **kwargs)
@@ -275,6 +279,10 @@ class ParallelFunction:
 
     def _call_on_ranks(self, values):
         try:
+            if any(self._scattered.values()):
+                values = list(values)
+                for i, axis in self._scattered.items():
+                    values[i] = np.moveaxis(np.asarray(values[i]), axis, 0)
             results = self._on_ranks(*[values[i] for i in self._order])
         except WorkerError as error:
             self._undo_updates(error.rank)
@@ -287,10 +295,7 @@ class ParallelFunction:
                 _host.tell(variable)
             raise
         if any(self._axes):
-            results = [
-                np.moveaxis(each, 0, axis) if axis else each
-                for each, axis in zip(results, self._axes)
-            ]
+            results = list(map(_placed, results, self._axes, self._merged))
         for i, dtype in self._dtypes:
             results[i] = results[i].astype(dtype)
         if self._keys is not None:
@@ -310,24 +315,31 @@ class ParallelFunction:
     def _bind(self, args, kwargs):
         """Return the values of all inputs in order; None where Theano should say what is wrong."""
         rest = self._names[len(args) :]
-        if set(rest) != set(kwargs) or len(rest) != len(kwargs):
+        if not set(kwargs) <= set(rest) or len(set(rest)) < len(rest):
             return None
-        return [*args, *(kwargs[name] for name in rest)]
+        defaults = dict(zip(rest, self._defaults[len(args) :]))
+        values = [kwargs.get(name, defaults[name]) for name in rest]
+        return None if any(each is None for each in values) else [*args, *values]
 
     def _why_alone(self, values):
         """Return why a call can't run on all ranks, and what to write instead; None if it can."""
         if values is None or len(values) != len(self._order):
             return _OTHER_ARGUMENTS
+        if self._is_serial:
+            return _SET_INPUTS
         if self._session.state is not State.OPEN and not self._joins_current():
             return _CLOSED
         try:
-            lengths = {len(values[i]) for i in self._scattered}
+            lengths = {
+                np.shape(values[i])[axis] if axis else len(values[i])
+                for i, axis in self._scattered.items()
+            }
             if self._count is not None:
                 counted = self._count(*values)
                 lengths.update(int(each) for each in counted[: self._n_totals])
                 if any(counted[self._n_totals :]):
                     return _FIXED_ROWS
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, IndexError):
             return _OTHER_ARGUMENTS
         if len(lengths) != 1:
             return _DIFFERENT_LENGTHS
@@ -358,13 +370,21 @@ class ParallelFunction:
     def __getattr__(self, name):
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in ("container", "input_storage", "value"):
+            self._may_have_set_inputs()
         return getattr(self.serial, name)
 
     def __getitem__(self, item):
         return self.serial[item]
 
     def __setitem__(self, item, value):
+        self._may_have_set_inputs()
         self.serial[item] = value
+
+    def _may_have_set_inputs(self):
+        # Only the Theano function knows then which values its next call has.
+        if any(each is not None for each in self._defaults):
+            self._is_serial = True
 
     def __contains__(self, item):
         return item in self.serial
@@ -377,18 +397,35 @@ class ParallelFunction:
         return f"<ParallelFunction {self.name!r} of {self._on_ranks!r}>"
 
 
+def _placed(result, axis, is_merged):
+    """Return a gathered result with its rows along an axis, which is merged with the one before."""
+    if not axis:
+        return result
+    result = np.moveaxis(result, 0, axis)
+    if not is_merged:
+        return result
+    shape = result.shape
+    return result.reshape(*shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :])
+
+
 def _as_it_is(value):
     return value
 
 
-def _variables_of(arguments):
-    """Return the variables of the inputs; raise CannotDivide for arguments that have no rule."""
+def _inputs_of(arguments):
+    """Return the variables of the inputs, their names, and the values that calls may leave out.
+
+    Raises CannotDivide for arguments that have no rule.
+    """
     for name, usual in (("accept_inplace", False), ("rebuild_strict", True), ("profile", None)):
         if arguments[name] != usual:
             raise _host.CannotDivide(f"was given {name}={arguments[name]!r}")
-    variables = []
-    for each in arguments["params"]:
-        if getattr(each, "update", None) is not None or getattr(each, "value", None) is not None:
-            raise _host.CannotDivide(f"has an input with a value or an update, {each}")
-        variables.append(getattr(each, "variable", each))
-    return variables
+    inputs = arguments["params"]
+    variables = [getattr(each, "variable", each) for each in inputs]
+    values = [getattr(each, "value", None) for each in inputs]
+    for each, value in zip(inputs, values):
+        if getattr(each, "update", None) is not None:
+            raise _host.CannotDivide(f"has an input with an update, {each}")
+        if hasattr(value, "storage") or hasattr(value, "container"):
+            raise _host.CannotDivide(f"has an input whose value is a variable's, {each}")
+    return variables, [each.name for each in inputs], values

@@ -77,6 +77,18 @@ def normalized(v):
     return (v.x - v.x.mean(axis=0)) / T.sqrt(v.x.var(axis=0) + 1e-4)
 
 
+def normalized_by_theano(v, axes="per-activation"):
+    """Return all that Theano's own batch normalization computes, of rows or of images."""
+    x, n = (v.x, 4) if axes == "per-activation" else (v.images, 2)
+    pattern = ("x", 0) if x is v.x else ("x", 0, "x", "x")
+    parameters = [each[:n].dimshuffle(*pattern) for each in (v.row, T.sqr(v.row))]
+    running = {"running_mean": parameters[1], "running_var": 1 + parameters[1]}
+    new = T.nnet.bn.batch_normalization_train(x, *parameters, axes, **running)
+    fixed = T.nnet.bn.batch_normalization_test(x, *parameters, *running.values(), axes)
+    loss = T.tanh(new[0] * fixed).mean() + T.sqr(new[1] + new[2]).sum()
+    return [*new, fixed, loss, *T.grad(loss, [v.row, x])]
+
+
 def of_own_rows(v):
     return T.log(T.nnet.softmax(v.x))[T.arange(v.y.shape[0]), v.y]
 
@@ -94,6 +106,10 @@ EXPRESSIONS = {
     "centered": lambda v: [
         normalized(v),
         T.grad(T.sqr(normalized(v)).mean(), v.row, None, "ignore"),
+    ],
+    "batch normalization": lambda v: [
+        *normalized_by_theano(v),
+        *normalized_by_theano(v, "spatial"),
     ],
     "matrices": lambda v: [v.x.dot(v.w), v.x.T.dot(v.x), v.w.T.dot(v.x.T), T.dot(v.x, v.row)],
     "covariance": lambda v: [
@@ -421,12 +437,13 @@ def test_functions_without_rows_stay_theanos(ranks, caplog):
             theano.function([a], a * 2),
             theano.function([], v.w * 2),
             theano.function([v.x], v.w * 2, on_unused_input="ignore"),
-            theano.function([theano.In(v.x, value=np.ones((3, 4)))], v.x.sum()),
+            theano.function([v.x, theano.In(a, value=1, update=a + 1)], v.x.sum() + a),
             theano.function([v.x], v.x.sum(), profile=True),
         ]
     assert all(map(is_theanos, functions))
     assert caplog.text.count("stays a Theano function") == len(functions)
-    assert functions[0](2) == 4 and functions[3]() == 12
+    assert functions[0](2) == 4
+    assert [float(functions[3](np.ones((3, 4)))) for _ in range(2)] == [13, 14]
 
 
 def adam_like(loss, params):
@@ -570,6 +587,38 @@ def test_the_ways_of_outputs_and_inputs(ranks):
     np.testing.assert_array_equal(joined, value[:, 0])
     assert added == 210 and several._theano is None
     assert nothing(value, 2) == []
+
+
+def with_values():
+    """Return what functions compute whose inputs have values, and the functions."""
+    data = theano.shared(np.arange(20.0).reshape(10, 2), "data")
+    i, x, rate, row = T.lscalar("i"), T.dmatrix("x"), T.dscalar("rate"), T.dvector("row")
+    by_name = [i, theano.In(rate, value=0.5), theano.In(row, name="weights", value=[1, 2])]
+    step = theano.function(
+        by_name, (x * row).sum() * rate, givens={x: data[i * 5 : (i + 1) * 5]}, name="step"
+    )
+    results = [step(1), step(0, 2), step(i=1, weights=[0, 1]), step(1, rate=3), step(0)]
+    mean = theano.function([x, theano.In(rate, value=0.5)], (x * rate).mean(axis=0))
+    rows = np.arange(8.0).reshape(4, 2)
+    results += [*mean(rows), *mean(rows, 2), *mean(rate=3, x=rows)]
+    of_rows = theano.function([theano.In(x, value=rows)], [x * 2, x.sum()])
+    results += [*of_rows(), *of_rows(rows[::-1])]
+    for wrong in (lambda: step(), lambda: step(1, 2, rate=3), lambda: step(1, no_such=2)):
+        with pytest.raises(TypeError):
+            wrong()
+    of_rows["x"] = rows[:1]  # for the next call of the Theano function alone
+    results += [*of_rows(), *of_rows()]
+    return results, [step, mean, of_rows]
+
+
+def test_inputs_with_values_may_be_left_out(ranks):
+    expected, _ = with_values()
+    with synk.parallel():
+        results, functions = with_values()
+    assert_equal(results, expected)
+    for each in functions:
+        assert type(each) is ParallelFunction
+    assert functions[1]._theano is None
 
 
 def test_random_numbers_are_those_of_each_rank(ranks):

@@ -454,13 +454,120 @@ def repeated(g, rng):
             lambda: theano.scan(lambda row: row.sum(), rows)[0]][rng.randint(10)]()  # fmt: skip
 
 
+def sequences(g, rng):
+    """Return an array whose second axis has the rows, with the time along the first."""
+    x = g.x if rng.rand() < 0.5 else g.pick(2, FLOATS[1:])
+    x = T.cast(x, "float64")
+    return [lambda: T.stack([x, x * 2, x - 1]), lambda: x.dimshuffle(1, 0, "x"),
+            lambda: x.reshape((-1, 2, 2)).dimshuffle(1, 0, 2), lambda: x.T,
+            lambda: x.reshape((x.shape[0], 2, -1)).dimshuffle(1, 0, 2),
+            lambda: T.stack([x, x, x])[::-1]][rng.randint(6)]()  # fmt: skip
+
+
+def merged(g, rng):
+    a = sequences(g, rng) if rng.rand() < 0.6 else g.pick()
+    n = g.x.shape[0]
+    shapes = [(-1,), (-1, a.shape[-1]), (a.shape[0] * a.shape[1], -1), (a.shape[0], -1), (2, n, 2),
+              (3, n, -1), (3, -1, 4), (n, -1), (a.shape[1], -1), (-1, n), (n * 3, 4), (-1, 4),
+              (a.shape[0], a.shape[1], -1), (T.prod(a.shape) // 4, 4), (4, -1), (4, n),
+              (T.prod(a.shape[:2]), a.shape[2] if a.ndim > 2 else 1)]  # fmt: skip
+    a = a.reshape(shapes[rng.randint(len(shapes))])
+    if rng.rand() < 0.4:
+        a = a.reshape(shapes[rng.randint(len(shapes))])
+    return a
+
+
+def projected(g, rng):
+    a = sequences(g, rng)
+    return T.dot(a, g.shared[0]) if rng.rand() < 0.7 else T.tensordot(a, g.shared[0], [[-1], [0]])
+
+
+def scanned(g, rng):
+    """Return outputs of a scan: states with rows, or without, sums over rows, and masks."""
+    xs = sequences(g, rng)
+    inner = xs.ndim - 1
+    xs = xs if inner == 2 else xs.dimshuffle(0, 1, "x") + T.zeros((COLUMNS,))
+    w, n = g.shared[0], xs.shape[1]
+    other = g.pick(1, FLOATS[1:]) if rng.rand() < 0.3 else g.shared[1]
+    mask = T.gt(xs.sum(axis=2), 0) if rng.rand() < 0.5 else T.ones((xs.shape[0], n))
+    wide = (lambda x: x) if rng.rand() < 0.5 else (lambda x: T.cast(x, "float32"))
+    kind = rng.randint(8)
+
+    def step(x, m, h, total, same):
+        new = T.tanh(wide(x).dot(w[: 2 if kind == 0 else COLUMNS]) / 8 + h / 2)
+        new = T.switch(m.dimshuffle(0, "x"), new, h) if kind % 2 else new * m[:, None]
+        if kind == 2:
+            new = new - new.mean(axis=0)
+        if kind == 3:
+            new = new + other
+        new_total = [total + new.sum(), total / 2 + new.sum(), total + same.sum(), new.max()][
+            kind % 4
+        ]
+        return (
+            T.cast(new, h.dtype),
+            T.cast(new_total, total.dtype),
+            T.tanh(same.dot(w) / 4),
+            new.mean(axis=1),
+        )
+
+    dtypes = ["float64", "float64", "float32"]
+    h = [T.zeros((n, COLUMNS), dtypes[rng.randint(3)]), T.zeros((6, COLUMNS)), T.ones((n, COLUMNS)),
+         T.alloc(np.float64(0), n, COLUMNS)][rng.randint(4)]  # fmt: skip
+    total = [T.zeros((), dtypes[rng.randint(3)]), T.constant(1.5), xs.sum()][rng.randint(3)]
+    states, truncated = [h, total, T.as_tensor_variable(w), None], -1 if rng.rand() < 0.7 else 2
+    backwards = bool(rng.rand() < 0.3)
+    outputs, _ = theano.scan(
+        step, [xs, mask], states, go_backwards=backwards, truncate_gradient=truncated
+    )
+    return [each[-1] if rng.rand() < 0.4 else each for each in outputs]
+
+
+def taps(g, rng):
+    xs = T.stack([T.cast(g.x, "float64")] * 3)
+    start = {"initial": xs[:2] * rng.randint(2), "taps": [-2, -1]}
+    k = g.pick(dtypes=["float64"]) if rng.rand() < 0.3 else 0.5
+    return theano.scan(lambda x, two, one: x + two * k - one, xs, start)[0]
+
+
+def normalized(g, rng):
+    a = T.cast(g.pick(2), "float64") if rng.rand() < 0.8 else T.cast(g.pick(4), "float64")
+    shift, pattern = g.shared[1], ("x", 0, *["x"] * (a.ndim - 2))
+    shift = T.cast(shift, "float64").dimshuffle(*pattern)
+    axes = "per-activation" if a.ndim == 2 else "spatial"
+    if rng.rand() < 0.3:
+        return T.nnet.bn.batch_normalization_test(a, abs(shift), shift, shift, 1 + abs(shift), axes)
+    return list(T.nnet.bn.batch_normalization_train(a, abs(shift), shift, axes))
+
+
+def chosen(g, rng):
+    a = g.pick()
+    conditions = [T.gt(g.a, 1), T.gt(T.sum(g.x), 0), T.gt(g.x.shape[0], 3)]
+    b = [g.pick(a.ndim), a * 2, T.zeros_like(a)][rng.randint(3)]
+    return ifelse(
+        conditions[rng.randint(3)], a, T.patternbroadcast(T.cast(b, a.dtype), a.broadcastable)
+    )
+
+
+def along_axes(g, rng):
+    a = g.pick()
+    axis = int(rng.randint(max(a.ndim, 1)))
+    return [lambda: T.cumsum(a, axis=axis), lambda: T.cumprod(a / 8, axis=axis),
+            lambda: T.sort(a, axis=axis), lambda: T.argsort(a, axis=axis),
+            lambda: T.extra_ops.diff(a, axis=axis), lambda: T.roll(a, 1, axis=axis),
+            lambda: T.repeat(a, 2, axis=axis), lambda: T.tile(a, (2, 1)[: a.ndim]),
+            lambda: T.tile(a, (1, 2)), lambda: T.squeeze(a), lambda: T.shape_padleft(a),
+            lambda: a[..., None, :], lambda: a.swapaxes(0, axis)][rng.randint(13)]()  # fmt: skip
+
+
 def check(g, rng):
     condition = [T.ge(g.a, 1), T.all(g.index < COLUMNS), T.gt(g.x.shape[0], 2)][rng.randint(3)]
     return T.opt.Assert("checked")(g.pick(), condition)
 
 
-STEPS = [unary, binary, binary, division, cast, cast, switch, add_up, add_up, add_up, mean, mean,
-         extreme, bits, length, length, of_length, reshape, reshape, axes, basic_index, lookup,
+STEPS = [sequences, merged, merged, projected, scanned, scanned, taps, normalized, chosen,
+         along_axes, along_axes, unary, binary, binary, division, cast, cast, switch, add_up,
+         add_up, add_up, mean, mean, extreme, bits, length, length, of_length, reshape, reshape,
+         axes, basic_index, lookup,
          lookup, change, change, join, split, products, products, by_row, by_row, repeated,
          check]  # fmt: skip
 ONLY_IN_PYTHON = {division, bits}

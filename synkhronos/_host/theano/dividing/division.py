@@ -16,9 +16,10 @@ from theano.compile.ops import Shape_i
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import Constant, Variable
 from theano.gof.graph import io_toposort
+from theano.scan_module.scan_op import Scan
 from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
-from theano.tensor.elemwise import CAReduce
+from theano.tensor.elemwise import CAReduce, Elemwise
 
 from synkhronos._arithmetic import partition
 from synkhronos._host.base.calls import rows_of_ranks
@@ -67,14 +68,20 @@ class Value(NamedTuple):
     exact: bool = False  # whether this axis is as long as the rank has rows, no multiple
     total: Any = None  # the serial value of a length or a shape
     reason: str = ""
+    # How often the rows come one after another on this axis, where reshaping has merged it with the
+    # axes before: of (time, rows) the axis holds all rows of the first moment, then of the next.
+    # The number of the serial graph, and of the rank's.
+    times: Optional[Tuple[Any, Any]] = None
 
 
 class Divided(NamedTuple):
     """A function for ranks that computes what a serial one computes."""
 
-    scattered: List[bool]  # for each input
+    inputs: List[Any]  # in place of those of the serial function
+    scattered: List[Optional[int]]  # for each input the axis of its rows, which is axis 0 here
     outputs: List[Tuple[Any, Optional[str]]]  # variables with their modes
     axes: List[int]  # the axis of each output that its axis 0 came from
+    merged: List[bool]  # whether this axis of an output must be merged with the one before
     dtypes: List[Tuple[int, str]]  # the dtypes of outputs that ranks return in a wider one
     updates: List[Tuple[Any, Any]]
     totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
@@ -138,67 +145,95 @@ class RowsOfRank(RankOperation):
 
 
 @recurses_deep
-def divide(inputs, outputs, updates, givens, no_default_updates) -> Divided:
+def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) -> Divided:
     """Divide a function, given by arguments of ``theano.function``; its updates become all updates.
 
+    `optional` are the positions of inputs that have values, which calls may leave out.
     Raises `CannotDivide`, with the reason.
     """
-    candidates = [
-        is_array_variable(each) and each.ndim > 0 and not each.broadcastable[0] for each in inputs
-    ]
-    # A vector beside matrices may hold something else than an item for each row, such as weights.
-    matrices = [is_one and each.ndim > 1 for each, is_one in zip(inputs, candidates)]
-    attempts = [candidates, matrices] if any(matrices) else [candidates]
     _, computed, (_, update_of, _, _) = rebuild_collect_shared(
         list(outputs), list(inputs), givens, updates, True, True, no_default_updates
     )
     targets = list(update_of)
     wanted = [*computed, *(update_of[target] for target in targets)]
     failure = None
-    for scattered in dict.fromkeys(map(tuple, attempts)):
+    for axes in _axes_of_inputs(inputs, wanted, optional):
         try:
-            return _divide(inputs, scattered, wanted, len(computed), targets)
+            return _divide(inputs, axes, wanted, len(computed), targets)
         except CannotDivide as error:
             failure = failure or error
     raise failure
 
 
-def _divide(inputs, scattered, wanted, n_outputs, targets):
+def _axes_of_inputs(inputs, wanted, optional):
+    """Return the ways to choose an axis of rows, or None, for each input: those to try, in order.
+
+    A vector beside matrices may hold something else than an item for each row, such as weights, and
+    so may an input with a value.
+    Scans go over axis 0, the time, of arrays that have their rows on axis 1.
+    """
+    nodes = io_toposort(inputs, wanted)
+    first_of_matrices = [0, 1] if any(isinstance(node.op, Scan) for node in nodes) else [0]
+    ways = []
+    for first in first_of_matrices:
+        axes = [first if each.ndim > 1 else 0 for each in map(_as_array, inputs)]
+        axes = [a if _may_have_rows(each, a) else None for each, a in zip(inputs, axes)]
+        matrices = [None if _as_array(each).ndim < 2 else a for each, a in zip(inputs, axes)]
+        required = [None if i in optional else a for i, a in enumerate(axes)]
+        ways += (
+            [required, axes, matrices] if any(a is not None for a in matrices) else [required, axes]
+        )
+    return dict.fromkeys(map(tuple, ways))
+
+
+def _as_array(variable):
+    return variable if is_array_variable(variable) else basic.constant(0)
+
+
+def _may_have_rows(variable, axis):
+    return is_array_variable(variable) and variable.ndim > axis and not variable.broadcastable[axis]
+
+
+def _divide(inputs, axes, wanted, n_outputs, targets):
     # Repeat until nothing changes: each pass finds partial sums that a later operation needs
     # reduced.
-    needed = set()
+    values = {}
+    for variable, axis in zip(inputs, axes):
+        if axis:
+            order = [axis, *(i for i in range(variable.ndim) if i != axis)]
+            mine = variable.dimshuffle(order).type(variable.name)
+            mine = mine.dimshuffle([order.index(i) for i in range(variable.ndim)])
+        else:
+            mine = variable
+        has_rows = axis is not None
+        values[variable] = Value(mine, ROWS if has_rows else SAME, axis or 0, exact=has_rows)
+    needed, expansions = set(), {}
     while True:
-        division = _Division(inputs, scattered, needed)
-        result = division.run(wanted, n_outputs, targets)
+        division = Division(inputs, values, needed, expansions)
+        result = division.run(axes, wanted, n_outputs, targets)
         if division.needed <= needed:
             return result
         needed = needed | division.needed
 
 
-class _Division:
-    def __init__(self, inputs, scattered, needed):
-        self.inputs, self.scattered = inputs, scattered
-        self.values = {}
+class Division:
+    """The values of the variables of one graph on the ranks, and what a call must be like."""
+
+    def __init__(self, inputs, values, needed=(), expansions=None, total=None):
+        self.inputs, self.values = inputs, dict(values)
+        self.scatters = any(value.kind == ROWS for value in values.values())
         self.needed = set(needed)
+        self.expansions = {} if expansions is None else expansions
         # The bounds of the minibatch that is sliced from shared variables, and for each of these
         # the number of rows; a call with different numbers must be serial.
-        self.bounds, self.totals = None, []
+        self.bounds, self.totals = None, [] if total is None else [total]
         self.remainders = []
         self.n_rows = None
-        for variable, has_rows in zip(inputs, scattered):
-            kind = ROWS if has_rows else SAME
-            self.values[variable] = Value(variable, kind, exact=has_rows)
 
-    def run(self, wanted, n_outputs, targets):
-        before = set(self.needed)
-        uses_rows = any(self.of(each).kind == ROWS for each in wanted if each.owner is None)
-        for node in io_toposort(self.inputs, wanted):
-            uses_rows = uses_rows or any(self.of(each).kind == ROWS for each in node.inputs)
-            for variable, value in zip(node.outputs, self._apply(node)):
-                self.values[variable] = value
-                if value.kind == PART and variable in before:
-                    self.same(variable)
-        if not uses_rows and any(self.scattered):
+    def run(self, axes, wanted, n_outputs, targets):
+        """Return what a function is on the ranks, for the axes of its inputs' rows."""
+        uses_rows = self.walk(self.inputs, wanted)
+        if not uses_rows and self.scatters:
             raise CannotDivide("computes nothing from the rows of its inputs")
         if not uses_rows:
             raise CannotDivide(
@@ -210,17 +245,20 @@ class _Division:
             (target, self._update(target, each))
             for target, each in zip(targets, wanted[n_outputs:])
         ]
-        pairs, axes = [pair for pair, _ in outputs], [axis for _, axis in outputs]
+        pairs = [pair for pair, _, _ in outputs]
         serial = [each.dtype if is_array_variable(each) else None for each in wanted[:n_outputs]]
         dtypes = [
             (i, dtype)
             for i, ((each, mode), dtype) in enumerate(zip(pairs, serial))
             if mode == "sum" and each.dtype != dtype
         ]
+        new = [self.values[each].variable for each in self.inputs]
         return Divided(
-            list(self.scattered),
+            [each.owner.inputs[0] if axis else each for each, axis in zip(new, axes)],
+            list(axes),
             pairs,
-            axes,
+            [axis for _, axis, _ in outputs],
+            [is_merged for _, _, is_merged in outputs],
             dtypes,
             updates,
             self.totals,
@@ -228,13 +266,58 @@ class _Division:
             self.n_rows,
         )
 
+    def walk(self, inputs, wanted):
+        """Find the value of each variable up to the wanted ones; return whether any has rows."""
+        before = set(self.needed)
+        uses_rows = any(self.of(each).kind == ROWS for each in wanted if each.owner is None)
+        for node in io_toposort(inputs, wanted):
+            uses_rows = uses_rows or any(self.of(each).kind == ROWS for each in node.inputs)
+            for variable, value in zip(node.outputs, self._apply(node)):
+                self.values[variable] = value
+                if value.kind == PART and variable in before:
+                    self.same(variable)
+        return uses_rows
+
+    def expand(self, node, expression):
+        """Return the values of a node's outputs by those of an expression in simpler operations."""
+        # Once for all passes: the partial sums in it keep their identity.
+        if node not in self.expansions:
+            self.expansions[node] = expression(node)
+        outputs = self.expansions[node]
+        self.walk(node.inputs, outputs)
+        return [self.of(each) for each in outputs]
+
     def _apply(self, node):
         if isinstance(node.op, (RankOperation, Rows)):
             raise CannotDivide(f"has {_name(node)}, which says by itself what ranks do")
         for kind in type(node.op).__mro__:
             if kind in _RULES:
-                return _RULES[kind](self, node)
-        return self.unruled(node)
+                break
+        else:
+            return self.unruled(node)
+        if kind in _KNOW_TIMES:
+            return _RULES[kind](self, node)
+        times = self._times(node)
+        found = _RULES[kind](self, node)
+        if times is None:
+            return found
+        return [each._replace(times=times) if each.kind in _COUNTED else each for each in found]
+
+    def _times(self, node):
+        """Return how often rows come on an axis of a node's inputs, the same number for all."""
+        values = [value for value in map(self.of, node.inputs) if value.kind in _COUNTED]
+        if not any(value.times for value in values):
+            return None
+        rows = [value for value in values if value.kind in (ROWS, POSITIONS)]
+        if isinstance(node.op, Elemwise):
+            values = rows or values[:1]  # lengths are numbers there
+        first, *others = [value.times for value in values]
+        if any((other is None) != (first is None) for other in others):
+            self.refuse(node, "rows in different orders")
+        for other in others:
+            if other is not None and not _equal(first[0], other[0]):
+                self.remainders.append(first[0] - other[0])
+        return first
 
     def of(self, variable):
         """Return the value of a variable; those without an owner are constants and shared."""
@@ -293,9 +376,25 @@ class _Division:
         mine, exact = Shape_i(value.axis)(value.variable), value.exact or value.kind == POSITIONS
         if not exact:
             total = all_reduce(mine, "sum")
+        elif self.totals:
+            total = self.totals[0]
+        elif value.times is None:
+            total = TotalRows()(mine)
         else:
-            total = self.totals[0] if self.totals else TotalRows()(mine)
-        return Value(mine, LENGTH, exact=exact, total=total)
+            total = TotalRows()(mine // basic.maximum(value.times[1], 1))
+        if exact and value.times is not None:
+            total = total * value.times[1]
+        return Value(mine, LENGTH, exact=exact, total=total, times=value.times)
+
+    def serial_rows(self):
+        """Return the number of rows of a call, as the serial function has it."""
+        if self.totals:
+            return self.totals[0]
+        return next(
+            Shape_i(value.axis)(each)
+            for each, value in self.values.items()
+            if each in self.inputs and value.kind == ROWS
+        )
 
     def require(self, n_rows):
         """Let only calls with this number of rows be divided."""
@@ -303,10 +402,12 @@ class _Division:
             raise CannotDivide(f"has fixed numbers of rows, {self.n_rows} and {n_rows}")
         self.n_rows = n_rows
 
-    def keep_whole(self, variable, shape):
-        """Let only calls be divided in which each row becomes whole rows of a shape."""
-        old, new = basic.prod(variable.shape[1:]), basic.prod(shape[1:])
-        self.remainders.append(old % basic.maximum(new, 1))
+    def keep_exact(self, variable):
+        """Let only calls be divided in which an array has as many rows as they have."""
+        value = self.of(variable)
+        if not value.exact:
+            self.remainders.append(Shape_i(value.axis)(variable) - self.serial_rows())
+            self.values[variable] = value._replace(exact=True)
 
     def keep_equal(self, variables, lengths=()):
         """Let only calls be divided in which arrays have equally many rows, and as a length says.
@@ -333,14 +434,20 @@ class _Division:
         return begin, end
 
     def _output(self, variable):
+        """Return a variable with its mode, the axis that axis 0 came from, and if it was merged."""
         value = self.of(variable)
         if value.kind == PART and np.dtype(value.variable.dtype).kind in "iufc":
-            return (value.variable, "sum"), 0
+            return (value.variable, "sum"), 0, False
         if value.kind == ROWS:
-            axes = [value.axis, *(i for i in range(variable.ndim) if i != value.axis)]
-            moved = value.variable.dimshuffle(axes) if value.axis else value.variable
-            return (moved, "gather"), value.axis
-        return (self.same(variable), None), 0
+            mine, axis, is_merged = value.variable, value.axis, value.times is not None
+            if is_merged:
+                shape = [mine.shape[i] for i in range(mine.ndim)]
+                times = value.times[1]
+                shape[axis : axis + 1] = times, shape[axis] // basic.maximum(times, 1)
+                mine, axis = mine.reshape(shape), axis + 1
+            axes = [axis, *(i for i in range(mine.ndim) if i != axis)]
+            return (mine.dimshuffle(axes) if axis else mine, "gather"), axis, is_merged
+        return (self.same(variable), None), 0, False
 
     def _update(self, target, variable):
         value = self.of(variable)
@@ -368,18 +475,22 @@ def _name(node):
     return getattr(op, "name", None) or type(op).__name__
 
 
-_RULES = {}
+_RULES, _KNOW_TIMES = {}, set()
+_COUNTED = (ROWS, LENGTH, SHAPE, POSITIONS)  # kinds of values that tell of rows on an axis
 
 
-def rule(*ops):
+def rule(*ops, knows_times=False):
     """Return a decorator that makes a function the rule of these classes of operations.
 
     A rule takes the division and a node, and returns a `Value` for each output of the node. It
-    raises `CannotDivide` where the outputs would not be those of serial Theano.
+    raises `CannotDivide` where the outputs would not be those of serial Theano. A rule that does
+    not know of `times` finds the same in all inputs with rows, and its outputs get them.
     """
 
     def add(function):
         _RULES.update(dict.fromkeys(ops, function))
+        if knows_times:
+            _KNOW_TIMES.update(ops)
         return function
 
     return add

@@ -5,6 +5,7 @@ from theano import scalar, tensor
 from theano.compile.ops import DeepCopyOp, Rebroadcast, Shape, Shape_i, ViewOp
 from theano.gof import Constant
 from theano.gof.graph import ancestors
+from theano.ifelse import IfElse
 from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
 
 from synkhronos._host.theano.dividing.division import (
@@ -20,6 +21,7 @@ from synkhronos._host.theano.dividing.division import (
     counts_rows,
     fits,
     keeps_sums,
+    number,
     of_length,
     rule,
     vector_length,
@@ -162,14 +164,56 @@ def _first_as_it_is(division, node):
     return [value._replace(variable=new.variable, total=total)]
 
 
+@rule(IfElse)
+def _if_else(division, node):
+    """Choose between values of one kind; what chooses is the same on all ranks."""
+    condition, n = division.same(node.inputs[0]), node.op.n_outs
+    pairs = list(zip(node.inputs[1 : n + 1], node.inputs[n + 1 :]))
+    values = [_alike(division, node, pair) for pair in pairs]
+    branches = zip(*(_of_one_type(pair, value) for pair, value in zip(pairs, values)))
+    new = division.apply(node, [condition, *(each for branch in branches for each in branch)])
+    return [
+        Value(each.variable, one.kind, one.axis, one.exact and other.exact)
+        for each, (one, other) in zip(new, values)
+    ]
+
+
+def _alike(division, node, variables):
+    """Return the values of two variables, which are of one kind."""
+    one, other = values = [division.of(each) for each in variables]
+    kinds = {one.kind, other.kind}
+    if kinds == {ROWS}:
+        if one.axis != other.axis:
+            division.refuse(node, "rows that lie along different axes")
+        division.keep_equal(variables)
+        return values
+    if ROWS in kinds:
+        division.refuse(
+            node, f"rows and {variables[one.kind == ROWS]}, which has a fixed number of rows"
+        )
+    is_zero = [number(each) == 0 for each in variables]
+    if PART in kinds and all(v.kind == PART or zero for v, zero in zip(values, is_zero)):
+        return [Value(value.variable, PART) for value in values]
+    return [Value(division.same(each)) for each in variables]
+
+
+def _of_one_type(serial, values):
+    dtype = scalar.upcast(*(value.variable.dtype for value in values))
+    pairs = zip(serial, values)
+    return [
+        tensor.patternbroadcast(tensor.cast(value.variable, dtype), each.broadcastable)
+        for each, value in pairs
+    ]
+
+
 @rule(elemwise.DimShuffle)
 def _dimshuffle(division, node):
     value, order = division.of(node.inputs[0]), node.op.new_order
     if value.kind == ROWS and value.axis in order:
         axis = order.index(value.axis)
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
-    if value.kind == PART:
-        return division.apply(node, [value.variable], PART)
+    if value.kind in (PART, STREAM):
+        return division.apply(node, [value.variable], value.kind)
     return division.unruled(node)
 
 

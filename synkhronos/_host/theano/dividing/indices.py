@@ -12,6 +12,7 @@ from synkhronos._host.theano.dividing.division import (
     ROWS,
     SAME,
     SHAPE,
+    STREAM,
     Value,
     number,
     rule,
@@ -36,13 +37,13 @@ def _subtensor(division, node):
     value = division.of(node.inputs[0])
     if value.kind == SHAPE:
         return _subtensor_of_shape(division, node, value)
-    if value.kind == SAME and not any(division.scattered):
+    if value.kind == SAME and not division.scatters:
         bounds = _bounds_of_minibatch(division, node)
         if bounds is not None:
             begin, end = division.rows_of(*bounds, value.variable)
             others = [slice(None)] * (node.inputs[0].ndim - 1)
             return [Value(value.variable[(slice(begin, end), *others)], ROWS, exact=True)]
-    if value.kind not in (ROWS, PART):
+    if value.kind not in (ROWS, PART, STREAM):
         return division.unruled(node)
     rest = [division.same(each) for each in node.inputs[1:]]
     axis = _axis_after(division, node, value.axis) if value.kind == ROWS else 0
@@ -80,6 +81,9 @@ def _subtensor_of_shape(division, node, value):
 @rule(subtensor.IncSubtensor)
 def _inc_subtensor(division, node):
     x, y = map(division.of, node.inputs[:2])
+    if y.kind == STREAM and x.kind == SAME:  # into the memory for the states of all steps
+        new = [x.variable, y.variable, *map(division.same, node.inputs[2:])]
+        return division.apply(node, new, STREAM)
     if ROWS not in (x.kind, y.kind):
         return _add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
     if x.kind != ROWS:

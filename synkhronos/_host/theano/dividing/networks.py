@@ -7,7 +7,7 @@ import copy
 
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import raw_random
-from theano.tensor.nnet import abstract_conv, nnet
+from theano.tensor.nnet import abstract_conv, bn, nnet
 from theano.tensor.signal import pool
 
 from synkhronos._host.theano.dividing.division import (
@@ -99,6 +99,17 @@ rule(abstract_conv.AbstractConv_gradWeights)(_of_images(0, 1, kind=PART))
 # Images, their pooled images but for averages, and gradients.
 rule(pool.AveragePoolGrad)(_of_images(0, 1))
 rule(pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)(_of_images(0, 1, 2))
+
+
+def _by_expression(rewriter):
+    """Return a rule: an operation is what Theano replaces it by, in elementwise ones and sums."""
+    return lambda division, node: division.expand(node, rewriter.transform)
+
+
+# With the means and variances of all rows.
+rule(bn.AbstractBatchNormTrain)(_by_expression(bn.local_abstract_batch_norm_train))
+rule(bn.AbstractBatchNormTrainGrad)(_by_expression(bn.local_abstract_batch_norm_train_grad))
+rule(bn.AbstractBatchNormInference)(_by_expression(bn.local_abstract_batch_norm_inference))
 
 
 @rule(raw_random.RandomFunction, mrg_uniform_base)

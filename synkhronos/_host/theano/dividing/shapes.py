@@ -1,7 +1,18 @@
 """Rules of shapes, and of operations that make arrays of a shape: which axis has the rows."""
 
+import functools
+import operator
+
+import numpy as np
+from theano import scalar
+from theano.compile.mode import optdb
 from theano.compile.ops import Shape, Shape_i
+from theano.gof import Constant, FunctionGraph, Query
+from theano.gof.graph import ancestors
+from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic, opt
+from theano.tensor.elemwise import DimShuffle, Elemwise, Prod
+from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from synkhronos._host.theano.dividing.division import (
     LENGTH,
@@ -59,45 +70,199 @@ def _make_vector(division, node):
     return [new._replace(kind=SHAPE, axis=at[0], exact=values[at[0]].exact)]
 
 
-@rule(basic.Reshape)
+@rule(basic.Reshape, knows_times=True)
 def _reshape(division, node):
+    """Reshape rows that stay whole: as many items lie before their axis as did.
+
+    Axes before may also be merged with that of the rows, which come several times on it then.
+    """
     value, shape = map(division.of, node.inputs)
     if value.kind == PART and shape.kind == SAME:
         return division.apply(node, [value.variable, shape.variable], PART)
     if value.kind != ROWS:
         return division.unruled(node)
-    last = node.inputs[0].ndim - 1, node.outputs[0].ndim - 1
-    if value.axis and (value.axis, shape.axis) == last and value.exact and shape.exact:
-        return division.apply(node, [value.variable, shape.variable], ROWS, last[1], True)
-    if value.axis != 0:
-        division.refuse(node, "rows that don't lie along axis 0")
-    if shape.kind == SHAPE:
-        axis, exact = shape.axis, shape.exact
-    elif shape.kind == SAME and node.outputs[0].ndim and _item(node.inputs[1], 0) == -1:
-        axis, exact = 0, False
-        if node.inputs[0].ndim == 1 and node.outputs[0].ndim > 1:
-            division.refuse(node, "rows that become several rows in one")
-        if node.outputs[0].ndim > 1:
-            division.keep_whole(node.inputs[0], node.inputs[1])
-    elif shape.kind == SAME and value.exact and (_item(node.inputs[1], 0) or 0) > 1:
-        # With exactly this number of rows in the call each row becomes one row of the result.
-        division.require(_item(node.inputs[1], 0))
-        rest = [shape.variable[i] for i in range(1, node.outputs[0].ndim)]
-        mine = opt.MakeVector("int64")(Shape_i(0)(value.variable), *rest)
-        return division.apply(node, [value.variable, mine], ROWS, 0, True)
-    else:
+    lengths = _lengths(node.inputs[1], node.outputs[0].ndim)
+    numbers = [_constant(each) for each in lengths]
+    is_rest = shape.kind == SAME and -1 in numbers
+    is_first = value.exact and value.axis == 0 and value.times is None
+    if shape.kind == SAME and is_first and numbers and (numbers[0] or 0) > 1:
+        return _reshape_to_number(division, node, value, numbers)
+    if shape.kind != SHAPE and not is_rest:
         division.refuse(node, "rows, to a fixed number of rows")
-    if any(_item(node.inputs[1], i) != 1 for i in range(axis)):
-        division.refuse(node, "rows that don't lie along axis 0 then")
-    return division.apply(node, [value.variable, shape.variable], ROWS, axis, exact)
+    if is_rest and is_first and numbers[0] == -1 and node.inputs[0].ndim == 1 < len(numbers):
+        division.refuse(node, "rows that become several rows in one")
+    axis = numbers.index(-1) if is_rest else shape.axis
+    times = _times_after(division, node, value, shape, lengths[:axis], axis)
+    array = node.inputs[0]
+    items = [_length_of(array, i) for i in range(value.axis + 1, array.ndim)]
+    exact = shape.exact and _are_equal(
+        *([each[0]] if each else [] for each in (times, shape.times))
+    )
+    if value.exact and _are_equal(items, lengths[axis + 1 :]):
+        exact = True
+    elif is_rest or times:
+        _keep_whole(division, node, value, items, lengths[axis + 1 :])
+    [new] = division.apply(node, [value.variable, shape.variable], ROWS, axis, exact)
+    return [new._replace(times=times)]
 
 
-def _item(vector, position):
-    """Return the item of a vector if it is a constant, else None."""
-    try:
-        return int(basic.get_scalar_constant_value(vector[position]))
-    except (basic.NotScalarConstantError, IndexError, ValueError):
+def _times_after(division, node, value, shape, lengths, axis):
+    """Return how often the rows come on their axis after reshaping, for the lengths before it."""
+    array, result, refusal = *node.inputs[:1], *node.outputs, "rows that it would tear apart"
+    before = [_length_of(array, i) for i in range(value.axis)]
+    if value.times and shape.times and _are_equal(before, lengths):
+        return value.times
+    before += [value.times[0]] if value.times else []
+    if _are_equal(before, lengths):
         return None
+    is_last = value.axis == array.ndim - 1 and axis == result.ndim - 1
+    if is_last and value.exact and shape.exact and value.times is shape.times is None:
+        return None
+    if all(_constant(each) == 1 for each in lengths):
+        if shape.exact and shape.times is None:
+            division.refuse(node, refusal)
+        mine = _product([Shape_i(i)(value.variable) for i in range(value.axis)])
+        return _product(before), mine * value.times[1] if value.times else mine
+    if not before and any(_constant(each) not in (None, 1) for each in lengths):
+        division.refuse(node, refusal)
+    after = [Shape_i(i)(result) for i in range(axis)]
+    division.remainders.append(_product(after) - _product(before))
+    return None
+
+
+def _keep_whole(division, node, value, items, lengths):
+    """Let only calls be divided in which each row becomes whole rows, for the lengths behind it."""
+    if not lengths or _are_equal(items, lengths):
+        return
+    items, array = _product(items), node.inputs[0]
+    if not value.exact:
+        times = value.times[0] if value.times else 1
+        n_rows = division.serial_rows() * times
+        items *= Shape_i(value.axis)(array) // basic.maximum(n_rows, 1)
+    division.remainders.append(items % basic.maximum(_product(lengths), 1))
+
+
+def _reshape_to_number(division, node, value, numbers):
+    """Reshape to a constant number of rows: in a call with so many, each row becomes one row."""
+    division.require(numbers[0])
+    shape = division.same(node.inputs[1])
+    rest = [shape[i] for i in range(1, len(numbers))]
+    mine = opt.MakeVector("int64")(Shape_i(0)(value.variable), *rest)
+    return division.apply(node, [value.variable, mine], ROWS, 0, True)
+
+
+def _lengths(shape, ndim):
+    """Return the items of a shape, as the graph says them if it does."""
+    node = shape.owner
+    if isinstance(shape, Constant):
+        return [basic.constant(each) for each in shape.data]
+    if node is not None and isinstance(node.op, opt.MakeVector):
+        return list(node.inputs)
+    if node is not None and isinstance(node.op, Shape):
+        return [Shape_i(i)(node.inputs[0]) for i in range(ndim)]
+    if node is not None and isinstance(getattr(node.op, "scalar_op", None), scalar.Cast):
+        return _lengths(node.inputs[0], ndim)
+    if node is not None and isinstance(node.op, basic.Join) and number(node.inputs[0]) == 0:
+        parts = [(each, vector_length(each)) for each in node.inputs[1:]]
+        if all(length is not None for _, length in parts):
+            return [item for each, length in parts for item in _lengths(each, length)]
+    if node is not None and isinstance(node.op, Subtensor):
+        [index] = get_idx_list(node.inputs, node.op.idx_list)
+        length = vector_length(node.inputs[0])
+        bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
+        bounds = [each if each is None else number(each) for each in bounds]
+        if isinstance(index, slice) and length is not None:
+            places = slice(*(each if each is None else int(each) for each in bounds))
+            return _lengths(node.inputs[0], length)[places]
+    return [shape[i] for i in range(ndim)]
+
+
+def _n_items(vector):
+    node = vector.owner
+    if node is not None and isinstance(node.op, basic.Join):
+        items = [vector_length(each) for each in node.inputs[1:]]
+        return None if None in items else sum(items)
+    return vector_length(vector)
+
+
+def _length_of(array, axis):
+    """Return the length of an axis, by the number that an array was made with if there is one."""
+    node = array.owner
+    if node is not None and isinstance(node.op, DimShuffle):
+        source = node.op.new_order[axis]
+        return basic.constant(1) if source == "x" else _length_of(node.inputs[0], source)
+    if node is not None and isinstance(node.op, basic.Alloc):
+        return node.inputs[1 + axis]
+    return Shape_i(axis)(array)
+
+
+def _factors(length):
+    """Return the factors of a length, as the graph says them."""
+    node = length.owner
+    if node is None:
+        return [length]
+    if isinstance(node.op, (basic.TensorFromScalar, basic.ScalarFromTensor)):
+        return _factors(node.inputs[0])
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Mul)):
+        return [factor for each in node.inputs for factor in _factors(each)]
+    if isinstance(node.op, DimShuffle) and length.ndim == 0:
+        return _factors(node.inputs[0])
+    if isinstance(node.op, Prod) and vector_length(node.inputs[0]) is not None:
+        vector = node.inputs[0]
+        return [f for each in _lengths(vector, vector_length(vector)) for f in _factors(each)]
+    if isinstance(node.op, Subtensor) and length.ndim == 0:
+        vector, index = node.inputs[0], number(*get_idx_list(node.inputs, node.op.idx_list))
+        n_items = _n_items(vector)
+        if None not in (index, n_items) and -n_items <= index < n_items:
+            item = _lengths(vector, n_items)[int(index)]
+            if not (item.owner and item.owner.op == node.op):
+                return _factors(item)
+    return [length]
+
+
+def _are_equal(lengths, others):
+    """Return whether the graph says that two products of lengths are equal."""
+    rest, products = [], []
+    for each in (lengths, others):
+        factors = [factor for length in each for factor in _factors(length)]
+        known = [_constant(factor) for factor in factors]
+        products.append(int(np.prod([k for k in known if k is not None], dtype="int64")))
+        rest.append([factor for factor, k in zip(factors, known) if k is None])
+    mine, theirs = rest
+    for each in mine:
+        same = next((other for other in theirs if equal_computations([each], [other])), None)
+        if same is None:
+            return False
+        theirs.remove(same)
+    return not theirs and products[0] == products[1] >= 0
+
+
+def _product(lengths):
+    return functools.reduce(operator.mul, lengths, basic.constant(1, dtype="int64"))
+
+
+def _constant(length):
+    """Return the number that a length always is, as far as Theano can say, else None."""
+    found = number(length)
+    if found is None and length.owner and not isinstance(length.owner.op, (Shape_i, Subtensor)):
+        [length, *others] = _factors(_simplified(length))
+        found = None if others else number(length)
+    return None if found is None else int(found)
+
+
+def _simplified(length):
+    """Return a number by what Theano makes of its graph, up to the arrays that it measures."""
+    nodes = [each.owner for each in ancestors([length]) if each.owner]
+    measured = [node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))]
+    measured = [
+        each for each in measured if not isinstance(each.owner and each.owner.op, basic.Join)
+    ]
+    inputs = list(dict.fromkeys(each for each in measured if not isinstance(each, Constant)))
+    blocked = ancestors([length], blockers=inputs)
+    leaves = [each for each in blocked if each.owner is None and not isinstance(each, Constant)]
+    graph = FunctionGraph([*inputs, *(each for each in leaves if each not in inputs)], [length])
+    optdb.query(Query(["canonicalize", "ShapeOpt", "fast_compile"])).optimize(graph)
+    return graph.outputs[0]
 
 
 @rule(basic.Alloc, basic.AllocEmpty)

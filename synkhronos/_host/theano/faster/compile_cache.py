@@ -39,7 +39,8 @@ def _accept_empty_props():
             return key
         version = []
         for node in self.schedule(fgraph):
-            version.append(node.op.c_code_cache_version_apply(node))
+            if hasattr(node.op, "c_code_cache_version_apply"):  # a scan has none
+                version.append(node.op.c_code_cache_version_apply(node))
             version.extend(v.type.c_code_cache_version() for v in node.inputs + node.outputs)
             if getattr(node.op, "__props__", ()):
                 version.append(node.op.__props__)

@@ -1,0 +1,202 @@
+"""The rule of scans: each rank goes through all steps of its rows.
+
+    sequence (time, rows) ──▶ step: (rows) ──▶ state (rows) ──▶ output (time, rows)
+                                    dot(h.T, delta) (part) ──▶ state (part): a gradient
+
+The graph of a step is divided as that of a function is, with the kinds of its sequences and states.
+A state is of one kind in all steps, that of its initial value. Zeros may be parts, too: they are,
+as long as no step says otherwise.
+"""
+
+import numpy as np
+from theano import tensor
+from theano.compile.ops import Rebroadcast
+from theano.gof.graph import ancestors
+from theano.scan_module.scan_op import Scan
+from theano.tensor import basic, elemwise, subtensor
+
+from synkhronos._host.base.graph import RankOperation
+from synkhronos._host.theano.dividing.division import (
+    LENGTH,
+    PART,
+    ROWS,
+    SAME,
+    SHAPE,
+    STREAM,
+    UNKNOWN,
+    CannotDivide,
+    Division,
+    Value,
+    number,
+    rule,
+)
+
+
+@rule(Scan)
+def _scan(division, node):
+    loop = _Loop(division, node)
+    while not loop.settle():
+        pass
+    return loop.outputs()
+
+
+class _Loop:
+    """A scan on the ranks: values of its inputs, and of the variables of its step."""
+
+    def __init__(self, division, node):
+        self.outer, self.node, self.op = division, node, node.op
+        self.inner_of = self.op.var_mappings["inner_inp_from_outer_inp"]
+        self.results_of = self.op.var_mappings["inner_out_from_outer_inp"]
+        n_timed = 1 + self.op.n_seqs + self.op.n_outs
+        # The positions of inputs that have an item for each step along axis 0.
+        self.timed = range(1, n_timed)
+        self.states = [
+            *self.timed[self.op.n_seqs :],
+            *range(n_timed, n_timed + self.op.n_shared_outs),
+        ]
+        self.values = {place: self._value(place) for place in range(len(node.inputs))}
+        self.total = basic.lscalar("n_rows")
+
+    def _value(self, place):
+        """Return the value of an input before the first step."""
+        each = self.node.inputs[place]
+        value = self.outer.of(each)
+        if value.kind == ROWS and place in self.timed and value.axis == 0:
+            self.outer.refuse(
+                self.node, "rows, one in each step: its steps must be along another axis"
+            )
+        if value.kind == ROWS and self.inner_of[place]:
+            if value.times is not None:
+                self.outer.refuse(self.node, "rows that come several times on one axis")
+            self.outer.keep_exact(each)
+            return self.outer.of(each)
+        if value.kind in (PART, STREAM) and self.inner_of[place]:
+            return value
+        whole = self._whole(place)
+        is_zero = place in self.states and _starts_with_zeros(each)
+        return whole._replace(kind=PART) if is_zero else whole
+
+    def settle(self):
+        """Divide a step; return whether its states are of the kinds that they were taken for."""
+        self.inputs, values = list(self.op.inputs), {}
+        for place, value in self.values.items():
+            for i in self.inner_of[place]:
+                mine = self.op.inputs[i].type()
+                if value.kind == PART:
+                    mine = mine.type.clone(dtype=value.variable.dtype)()
+                self.inputs[i] = mine
+                axis = value.axis - (place in self.timed)
+                values[self.op.inputs[i]] = Value(mine, value.kind, axis, value.exact)
+        self.step = Division(self.op.inputs, values, (), self.outer.expansions, self.total)
+        self.step.walk(self.op.inputs, self.op.outputs)
+        before = dict(self.values)
+        for place in self.states:
+            for i in self.results_of[place]:
+                self.values[place] = self._joined(place, self.step.of(self.op.outputs[i]))
+        for place, value in self.values.items():
+            used = {self.op.inputs[i] for i in self.inner_of[place]}
+            if value.kind == PART and used & self.step.needed:
+                self.values[place] = self._whole(place)
+        return all(_is_as(self.values[place], before[place]) for place in before)
+
+    def _whole(self, place):
+        """Return the value of an input as all ranks have it."""
+        return Value(self.outer.same(self.node.inputs[place]))
+
+    def _joined(self, place, result):
+        """Return a state's value, if it may be what a step has computed."""
+        state, name = self.values[place], f"state {place - self.op.n_seqs} of {self.op.name}"
+        if result.kind == UNKNOWN:
+            raise CannotDivide(result.reason)
+        kinds = state.kind, SAME if result.kind in (LENGTH, SHAPE) else result.kind
+        if kinds in ((SAME, SAME), (STREAM, STREAM)):
+            return state
+        if kinds == (ROWS, ROWS):
+            if state.axis - (place in self.timed) == result.axis and result.times is None:
+                return state._replace(exact=state.exact and result.exact)
+            self.outer.refuse(self.node, f"rows that change their axis in {name}")
+        if kinds == (PART, PART):
+            dtype = np.promote_types(state.variable.dtype, result.variable.dtype).name
+            return Value(basic.cast(state.variable, dtype), PART)
+        if state.kind == PART:
+            return self._joined_whole(place, result)
+        if kinds == (SAME, PART):
+            self._refuse_sums()
+        if kinds == (SAME, ROWS):
+            what = f"rows and the initial value of {name}, which has a fixed number of rows"
+            self.outer.refuse(self.node, what)
+        self.outer.refuse(self.node, f"rows of which {name} is sometimes none")
+
+    def _joined_whole(self, place, result):
+        self.values[place] = self._whole(place)
+        return self._joined(place, result)
+
+    def _refuse_sums(self):
+        self.outer.refuse(self.node, "sums over all rows that each step needs")
+
+    def outputs(self):
+        """Return the values of the scan's outputs."""
+        results = self._results()
+        if self.step.remainders:
+            self.outer.refuse(self.node, "rows that are reshaped or selected in each step")
+        if self.step.n_rows is not None:
+            self.outer.require(self.step.n_rows)
+        found = ancestors(results)
+        if any(each.owner and isinstance(each.owner.op, RankOperation) for each in found):
+            self._refuse_sums()
+        inputs, mine = self.inputs, [self.values[i].variable for i in range(len(self.node.inputs))]
+        if self.total in found:
+            exact = next(
+                each for i, each in enumerate(self.node.inputs) if self.values[i].kind == ROWS
+            )
+            inputs = [*inputs, self.total]
+            mine.append(self.outer.length(self.outer.of(exact)).total)
+        new = Scan(inputs, results, dict(self.op.info)).make_node(*mine).outputs
+        return [self._output(i, each) for i, each in enumerate(new)]
+
+    def _results(self):
+        """Return what a step computes on a rank, of the types that its states have."""
+        types = {}
+        for place in self.states:
+            for i in self.results_of[place]:
+                types[i] = self.inputs[self.inner_of[place][0]].type
+        results = []
+        for i, each in enumerate(self.op.outputs):
+            value = self.step.of(each)
+            is_mine = value.kind in (ROWS, PART, STREAM)
+            is_condition = self.op.as_while and each is self.op.outputs[-1]
+            mine = value.variable if is_mine and not is_condition else self.step.same(each)
+            if i in types and mine.type != types[i] and hasattr(mine, "broadcastable"):
+                mine = tensor.patternbroadcast(
+                    basic.cast(mine, types[i].dtype), types[i].broadcastable
+                )
+            results.append(mine)
+        return results
+
+    def _output(self, position, variable):
+        [i, *_] = self.op.var_mappings["inner_out_from_outer_out"][position]
+        value = self.step.of(self.op.outputs[i])
+        place = self.op.var_mappings["outer_inp_from_outer_out"][position]
+        if place in self.states:
+            return self.values[place]._replace(variable=variable)
+        if value.kind not in (ROWS, PART):
+            return Value(variable)
+        return Value(variable, value.kind, value.axis + 1, value.exact)
+
+
+def _is_as(value, other):
+    same = [each.variable.type for each in (value, other)]
+    return value.kind == other.kind and value.exact == other.exact and same[0] == same[1]
+
+
+def _starts_with_zeros(variable):
+    """Return whether all initial values of a state are 0, in memory for all steps."""
+    node = variable.owner
+    if node is not None and isinstance(node.op, subtensor.IncSubtensor):
+        is_new = node.inputs[0].owner and isinstance(node.inputs[0].owner.op, basic.AllocEmpty)
+        is_new = is_new and node.op.set_instead_of_inc and node.op.idx_list[0].start is None
+        return bool(is_new) and _starts_with_zeros(node.inputs[1])
+    if node is not None and isinstance(node.op, (elemwise.DimShuffle, Rebroadcast)):
+        return _starts_with_zeros(node.inputs[0])
+    kind = np.dtype(variable.dtype).kind
+    return kind in "fciu" and variable.dtype != "float16" and number(variable) == 0
