@@ -7,6 +7,7 @@ import pytest
 from support import compatible, compiling, host_library  # of the folder tests, see pyproject.toml
 
 collect_ignore = ["comm/mpi/carrier.py"]  # it starts MPI when it is imported
+collect_ignore.append("rules/compatible/zoo")  # model files: they import theanompi, as ranks do
 if importlib.util.find_spec("keras") is None:
     collect_ignore.append("extensions/keras")
 if importlib.util.find_spec("pymc") is None:
