@@ -1,7 +1,13 @@
-"""``theanompi.rules``: the rules of `synkhronos.rules.session`, by their names."""
+"""``theanompi.rules``: the rules of `synkhronos.rules.session`, imported when they are asked for."""
 
-from synkhronos.rules.session import ASGD, BSP, EASGD, GOSGD, Rule
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 START_INFO = "%d workers update %s parameters and exchange them with %s: see the log files."
 
-__all__ = ["ASGD", "BSP", "EASGD", "GOSGD", "START_INFO", "Rule"]
+
+def __getattr__(name: str) -> Any:
+    # Not at the top: the modules of the rules import this package.
+    return getattr(importlib.import_module("synkhronos.rules.session"), name)

@@ -6,6 +6,7 @@ of layers; and ``mom_<number>_<epoch>.npy`` of a velocity.
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import sys
@@ -13,8 +14,6 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 import theano
-
-from synkhronos.rules import contract
 
 _NAMES = ("W", "W0", "W1", "b", "b0", "b1")
 
@@ -82,7 +81,8 @@ def load_momentums(vels: Sequence[Any], weights_dir: str, epoch: int) -> None:
 
 def check_model(model: Any) -> None:
     """Raise TypeError with a sentence for each thing that rules need and a model lacks."""
-    contract.check(model)
+    # Not at the top: the modules of the rules import this package.
+    importlib.import_module("synkhronos.rules.contract").check(model)
 
 
 def check_model_cdd(model: Any) -> None:
