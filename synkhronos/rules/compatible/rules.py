@@ -1,4 +1,4 @@
-"""``theanompi.rules``: the rules of `synkhronos.rules.session`, imported when they are asked for."""
+"""``theanompi.rules``: those of `synkhronos.rules.session`, imported when they are asked for."""
 
 from __future__ import annotations
 
