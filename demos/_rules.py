@@ -10,8 +10,6 @@ from demos._tables import table
 from synkhronos import rules
 from synkhronos.rules.recorder import Recorder
 
-MODELS = Path(__file__).resolve().parent / "models"
-
 
 def parser_for(program, description, epochs, batch):
     """Return a parser of the arguments that these demos share."""
@@ -28,7 +26,7 @@ def parser_for(program, description, epochs, batch):
 
 
 def run(rule, arguments, modelfile, modelclass, settings):
-    """Train a model of demos/models; return the errors of validation of all epochs."""
+    """Train a model of the package; return the errors of validation of all epochs."""
     os.environ.setdefault("SYNKHRONOS_DATA", "digits")
     kept = None
     if arguments.output is None:
@@ -36,7 +34,7 @@ def run(rule, arguments, modelfile, modelclass, settings):
     output = Path(kept.name if kept else arguments.output)
     rule.init(
         devices=arguments.devices,
-        modelfile=str(MODELS / modelfile),
+        modelfile=modelfile,
         modelclass=modelclass,
         settings={"n_epochs": arguments.epochs, "batch_size": arguments.batch, **settings},
         snapshot_path=str(output / "snapshots"),

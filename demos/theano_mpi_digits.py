@@ -1,7 +1,7 @@
 """Train a convolutional network on handwritten digits by one of Theano-MPI's rules.
 
 A session script as in Theano-MPI's README, with one import changed. Each rank is a process
-with one device, and imports demos/models/cifar10.py itself. The digits are scikit-learn's,
+with one device, and imports theanompi.models.cifar10 itself. The digits are scikit-learn's,
 as colour images of CIFAR-10's shape; with SYNKHRONOS_DATA=FOLDER it is CIFAR-10 itself.
 
 theano_mpi_digits.cfg is the same run as a configuration file.
@@ -42,7 +42,7 @@ def main(argv=None):
         "units": arguments.units,
         "learning_rate": arguments.rate,
     }
-    return _rules.run(rule, arguments, "cifar10.py", "Cifar10_model", settings)
+    return _rules.run(rule, arguments, "theanompi.models.cifar10", "Cifar10_model", settings)
 
 
 if __name__ == "__main__":

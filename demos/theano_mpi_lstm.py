@@ -33,7 +33,7 @@ def main(argv=None):
     # The LSTM updates its parameters itself, by adadelta, so there are no velocities to exchange.
     rule = BSP(sync_type="avg")
     settings = {"units": arguments.units, "n_words": arguments.words}
-    return _rules.run(rule, arguments, "lstm.py", "LSTM", settings)
+    return _rules.run(rule, arguments, "theanompi.models.lstm", "LSTM", settings)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import re
+import sys
 from typing import Any, Mapping
 
 import numpy as np
@@ -17,6 +18,7 @@ from synkhronos import _host
 from synkhronos._machine.deep_recursion import LEVELS, recurses_deep
 from synkhronos._wording import advise
 from synkhronos.rules.compatible import import_model
+from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
 
 ATTRIBUTES = {
@@ -177,6 +179,108 @@ def _problems_of_params(params):
         return ["its list params has a variable twice."]
     others = [each for each in params if not isinstance(each, _host.SharedVariable)]
     return [f"its params must be shared variables, not {each!r}." for each in others[:3]]
+
+
+def check_data(model: Any) -> None:
+    """Check that the first batch fits the network, before minutes are spent on compiling it.
+
+    A model whose ``train_iter_fn`` is None before it is compiled loads a batch here, as it will in
+    training, and its ``shared_x`` is compared with the input of the network: of its first layer of
+    layers2 or Lasagne, as far as the model has that in ``layers`` or ``output_layer``.
+
+    Raises
+    ------
+    ValueError
+        If the shapes of the images, or the numbers of images and labels, do not fit.
+    RuntimeError
+        If the batch can't be loaded.
+    """
+    if not _loads_first_batch(model):
+        return
+    images, labels = (getattr(model, name, None) for name in ("shared_x", "shared_y"))
+    if not isinstance(images, _host.SharedVariable):
+        return
+    found = _host.peek(images).shape
+    expected = _input_shape(model)
+    name, data = type(model).__name__, type(model.data).__name__
+    if expected is not None and not _fits(found, *expected):
+        raise ValueError(
+            f"a batch of {data} is of the shape {found} as {name} loads it, but its network takes "
+            f"{expected[0]}: the data do not fit the model. Nothing was compiled."
+        )
+    if isinstance(labels, _host.SharedVariable):
+        number = _host.peek(labels).shape[:1]
+        if number and number[0] not in found:
+            raise ValueError(
+                f"a batch of {data} has images of the shape {found} as {name} loads it, but "
+                f"{number[0]} labels. Nothing was compiled."
+            )
+
+
+def _loads_first_batch(model):
+    """Load the first batch as ``train_iter`` does, with no function; return whether it could."""
+    if vars(model).get("train_iter_fn", model) is not None or getattr(
+        model.data, "para_load", False
+    ):
+        return False
+    kinds = (bool, int, float, type(None))
+    kept = {name: value for name, value in vars(model).items() if isinstance(value, kinds)}
+    state = np.random.get_state()
+    model.train_iter_fn = lambda *_: (0.0, 0.0)
+    try:
+        model.train_iter(0, Recorder(None, verbose=False))
+    except (AttributeError, TypeError, NameError):
+        return False  # it calls what will be compiled; if that is not why, training tells
+    except Exception as error:
+        raise RuntimeError(
+            f"{type(model).__name__} can't load its first batch: {type(error).__name__}: {error}. "
+            "Nothing was compiled."
+        ) from error
+    finally:
+        vars(model).update(kept)
+        np.random.set_state(state)
+    return True
+
+
+def _input_shape(model):
+    """Return the shape that a network takes, and whether it takes ``x`` as it is; None if unknown.
+
+    Lengths that the network leaves open are None.
+    """
+    x = getattr(model, "x", model)
+    for layer in (getattr(model, "layers", None) or [])[:1]:
+        if getattr(layer, "input", None) is x and hasattr(layer, "input_shape"):
+            return tuple(int(n) for n in layer.input_shape), True
+    lasagne = sys.modules.get("lasagne")
+    last = getattr(model, "output_layer", None)
+    if lasagne is not None and isinstance(last, lasagne.layers.Layer):
+        layers = lasagne.layers.get_all_layers(last)
+        inputs = [each for each in layers if isinstance(each, lasagne.layers.InputLayer)]
+        if len(inputs) == 1:
+            return tuple(inputs[0].shape), inputs[0].input_var is x
+    return None
+
+
+def _fits(found, expected, as_it_is):
+    """Return whether images fit an input; the batch is the first axis or the last, of any length.
+
+    Without `as_it_is` the model may cut off rows and columns.
+
+    >>> _fits((3, 32, 32, 128), (64, 3, 32, 32), True), _fits((8, 3, 9, 9), (None, 3, 8, 8), True)
+    (True, False)
+    >>> _fits((8, 3, 9, 9), (None, 3, 8, 8), False)
+    True
+    """
+    if len(found) != len(expected):
+        return False
+    images = [found[1:], found[:-1]] if len(found) == 4 else [found[1:]]
+    inputs = [expected[1:], expected[:-1]] if len(found) == 4 else [expected[1:]]
+
+    def same(image, wanted):
+        return all(w in (None, n) or (not as_it_is and i and n > w)
+                   for i, (n, w) in enumerate(zip(image, wanted)))  # fmt: skip
+
+    return any(same(image, wanted) for image in images for wanted in inputs)
 
 
 def compile_functions(model: Any, sync_type: str) -> None:

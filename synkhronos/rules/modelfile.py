@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from synkhronos import _wording
+from synkhronos.rules.compatible import finder
 from synkhronos.rules.options import nearest
 
-_COMPATIBLE = Path(__file__).parent / "compatible"
+_PACKAGE = Path(__file__).parents[1]
 
 
 def is_path(modelfile: str) -> bool:
@@ -73,7 +74,8 @@ def _by_name(modelfile):
         )
     places = [Path(folder or ".").joinpath(*parts) for folder in _folders()]
     if parts[0] == "theanompi":
-        places.insert(0, _COMPATIBLE.joinpath(*parts[1:]))
+        inside = finder.ours(modelfile).split(".")
+        places.insert(0, _PACKAGE.joinpath(*inside[1:]))
     for place in places:
         for path in (place.parent / f"{place.name}.py", place / "__init__.py"):
             if path.is_file():

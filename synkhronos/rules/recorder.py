@@ -85,8 +85,10 @@ class Recorder:
     """
 
     def __init__(
-        self, comm: Any = None, printFreq: int = 40, modelname: str = "model", verbose: bool = True
+        self, comm: Any = None, printFreq: Any = 40, modelname: str = "model", verbose: bool = True
     ):
+        if isinstance(printFreq, tuple) and len(printFreq) == 1:
+            [printFreq] = printFreq  # as scripts of Theano-MPI have it, by a comma too many
         if isinstance(printFreq, bool) or int(printFreq) != printFreq or printFreq < 1:
             raise ValueError(f"printFreq must be a number of batches from 1 on, got {printFreq!r}.")
         self.comm, self.printFreq, self.modelname = comm, int(printFreq), modelname
@@ -131,11 +133,11 @@ class Recorder:
         self._epoch_began = time.perf_counter()
         self.clear_train_info()
 
-    def end_epoch(self, count: int, epoch: float) -> None:
+    def end_epoch(self, count: int, uepoch: float) -> None:
         """Keep and print the time of an epoch; bring it into the file, if there is one."""
         seconds = time.perf_counter() - self._epoch_began
         self.epoch_time.append([_number(count), seconds])
-        self._say(f"global epoch {epoch} took {seconds / HOUR:.4f} h")
+        self._say(f"global epoch {uepoch} took {seconds / HOUR:.4f} h")
         if self._saved_in is not None:
             self._write(self._saved_in)
 
@@ -329,7 +331,7 @@ class Recorder:
     def plot(
         self,
         name: str,
-        lines: Sequence[Sequence[float]] = ((),),
+        lines: Sequence[Sequence[float]] | None = None,
         image: Any = None,
         save: bool = False,
         lw: float = 1.5,
@@ -343,7 +345,7 @@ class Recorder:
         rows = -(-len(self._drawn) // columns)
         for place, (each, (lines, image, lw, cmap)) in enumerate(self._drawn.items(), start=1):
             axes = self._figure.add_subplot(rows, columns, place, title=each)
-            for line in lines:
+            for line in lines or [()]:
                 if len(line):
                     axes.plot(np.asarray(line, float), linewidth=lw)
             if image is not None:

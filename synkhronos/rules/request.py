@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
@@ -12,6 +13,18 @@ from synkhronos.rules import options as _options
 from synkhronos.rules.job import Job
 
 _OF_LAUNCHER = ("log_path", "bind")
+DEVICES = "SYNKHRONOS_RULE_DEVICES"
+
+
+def devices_in_place(named: Any, environment: Mapping[str, str] = os.environ) -> Any:
+    """Return the devices to take for those that a script or a file names.
+
+    They are others if ``$SYNKHRONOS_RULE_DEVICES`` says so, for a script that stays as it is.
+
+    >>> devices_in_place(["cuda0", "cuda1"], {DEVICES: "cpu,cpu"})
+    'cpu,cpu'
+    """
+    return environment.get(DEVICES) or named
 
 
 @dataclass(frozen=True)

@@ -194,9 +194,11 @@ def build(
     layers2 = sys.modules.get("theanompi.models.layers2")
     if layers2 is not None:
         layers2.set_seed(job.options["seed"])
+        layers2.set_verbose(verbose)
     config = {"verbose": verbose, "rank": own.rank, "size": own.size, "mname": job.modelclass}
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)
+    contract.check_data(model)
     # A swap exchanges parameters, so each rank takes steps of its own, as with avg.
     sync_type = "cdd" if job.options.get("sync_type") == "cdd" else "avg"
     contract.compile_functions(model, sync_type)

@@ -61,6 +61,13 @@ class Rule:
     _rule = ""
     pid: int | None = None  # of the launcher, after `init`
 
+    @property
+    def rulename(self) -> str:
+        """The rule, and what its ranks exchange: ``"BSP(cdd,nccl32)"``."""
+        kinds = [getattr(self, name) for name in ("sync_type", "exch_strategy")
+                 if self._rule == "BSP"]  # fmt: skip
+        return self._rule + (f"({','.join(kinds)})" if kinds else "")
+
     def __init_subclass__(cls, **more: Any) -> None:
         """Make each option an attribute of the class."""
         super().__init_subclass__(**more)
@@ -138,7 +145,7 @@ class Rule:
         given = {**{name: getattr(self, name) for name in names}, **options}
         asked = _request.make(
             self._rule,
-            devices,
+            _request.devices_in_place(devices),
             modelfile,
             modelclass,
             settings,
@@ -158,8 +165,8 @@ class Rule:
         )
         self.pid = self._process.pid
 
-    def wait(self, check: bool = False, timeout: float | None = None) -> int:
-        """Wait until the run has ended; return its exit status.
+    def wait(self, check: bool = False, timeout: float | None = None) -> int | None:
+        """Wait until the run has ended; return its exit status. Return None before :meth:`init`.
 
         A Ctrl-C asks all ranks to write a snapshot and end, a second one ends them at once. It is
         raised when they have ended.
@@ -173,8 +180,6 @@ class Rule:
 
         Raises
         ------
-        RuntimeError
-            Before :meth:`init`.
         RuleFailed
             If the exit status is not 0, with `check`.
         TimeoutError
@@ -185,7 +190,7 @@ class Rule:
             raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}.")
         process = self._process
         if process is None:
-            raise RuntimeError(f"nothing to wait for: start a run with {self._rule}().init(...).")
+            return None
         interrupt = None
         while True:
             try:

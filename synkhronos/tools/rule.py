@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import sys
 import time
@@ -56,6 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
         _add_arguments_of(own, name)
         own.set_defaults(run=main, rule=name)
+    script = rules.add_parser(
+        "script", help="run a session script of Theano-MPI, as it is",
+        description="Run a script that imports theanompi, which stays as it is.",
+    )  # fmt: skip
+    script.add_argument(
+        "--devices", metavar="LIST", help="in place of those that the script names: cpu,cpu"
+    )
+    script.add_argument("script", metavar="SCRIPT", help="a file of Python")
+    script.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="its own")
+    script.set_defaults(run=_script)
     show = rules.add_parser("show", help="draw the curves of files of the recorder")
     show.add_argument("files", metavar="FILE", nargs="+", help="such as inforec/inforec.pkl")
     show.add_argument("-o", "--output", metavar="PNG", default="curves.png", help="the picture")
@@ -309,6 +320,21 @@ def _report(path, status, problem, last_lines):
     if path is not None:
         text = json.dumps({"status": status, "problem": problem, "last_lines": last_lines})
         Path(path).write_text(text)
+
+
+def _script(options):
+    """Run a script as Python would, with ``theanompi`` served in its process."""
+    from synkhronos import rules
+
+    if options.devices:
+        os.environ[_request.DEVICES] = options.devices
+    if not Path(options.script).is_file():
+        return refuse(f"there is no script {options.script!r} in {os.getcwd()}.", 2)
+    rules.theanompi()
+    sys.argv = [options.script, *options.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
+    runpy.run_path(options.script, run_name="__main__")
+    return 0
 
 
 def _show(options):

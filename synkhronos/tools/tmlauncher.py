@@ -22,7 +22,8 @@ Usage: tmlauncher -cfg=FILE
     -dry-run               print the command line of mpirun, and don't run it
     -KEY=VALUE             each option of `synkhronos rule RULE --help`, such as -alpha=0.25
 
-A file's values come before those of the command line. The file is read, and never executed.
+A file's values come before those of the command line. The file is read, and never executed. The
+variable SYNKHRONOS_RULE_DEVICES names other devices for a file that stays as it is.
 """
 
 from __future__ import annotations
@@ -129,6 +130,9 @@ def _read(line):
             "Neither config nor run options provided. Write tmlauncher -cfg=FILE; tmlauncher "
             "--help lists all options."
         )
+    others = _request.devices_in_place(None)
+    if others:
+        answers.take("devices", others, f"the variable {_request.DEVICES}", "DEVICES")
     if "devices" not in answers.told and os.environ.get("DEVICES"):
         answers.take("devices", os.environ["DEVICES"], "the variable DEVICES", "DEVICES")
     for name, (key, example) in _NEEDED.items():

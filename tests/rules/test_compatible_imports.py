@@ -14,7 +14,7 @@ from support.compatible import restored
 from support.images import correlated
 from theano.tensor.nnet import conv2d
 
-from synkhronos.rules import array_files, compatible
+from synkhronos.rules import array_files, compatible, modelfile
 from synkhronos.rules.compatible.stand_ins import dnn
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -68,12 +68,34 @@ def test_folders_are_served_too(name):
 
 def test_a_module_that_is_not_served_is_named():
     compatible.install()
-    with pytest.raises(ModuleNotFoundError, match=r"lib\.nothing.*serves theanompi\.lib\.opt"):
+    with pytest.raises(ModuleNotFoundError, match=r"lib\.nothing.*serves theanompi\.lib"):
         importlib.import_module("theanompi.lib.nothing")
-    with pytest.raises(ModuleNotFoundError, match=r"alex_net.*demos/models of Synkhronos"):
-        importlib.import_module("theanompi.models.alex_net")
+    with pytest.raises(ModuleNotFoundError, match=r"vgg16.*theanompi\.models\.lasagne_model_zoo"):
+        importlib.import_module("theanompi.models.vgg16")
     with pytest.raises(AttributeError, match="no attribute 'DSP'"):
         compatible.DSP  # noqa: B018
+
+
+def test_models_answer_to_their_names_in_theano_mpi():
+    compatible.install()
+    alex_net = importlib.import_module("theanompi.models.alex_net")
+    assert alex_net.AlexNet is importlib.import_module("theanompi.models").AlexNet
+    assert alex_net.__name__ == "synkhronos.rules.compatible.zoo.alex_net"
+    lstm = importlib.import_module("theanompi.models.lstm_theanompi")
+    assert lstm.LSTM is importlib.import_module("theanompi.models.lstm").LSTM
+    for name in ("lasagne_model_zoo.vgg16", "lasagne_model_zoo.resnet50", "lasagne_model_zoo.wgan",
+                 "lasagne_model_zoo.lsgan", "lasagne_model_zoo.lsgan_cifar10",
+                 "keras_model_zoo.wresnet", "cifar10", "googlenet"):  # fmt: skip
+        path = modelfile.find(f"theanompi.models.{name}", classes[name.rpartition(".")[2]])
+        assert path.parent.name == "zoo" and path.stem == name.rpartition(".")[2]
+    assert modelfile.find("theanompi.models", "Cifar10_model").parent.name == "models"
+
+
+classes = {
+    "vgg16": "VGG16", "resnet50": "ResNet50", "wgan": "WGAN", "lsgan": "LSGAN",
+    "lsgan_cifar10": "LSGAN", "wresnet": "Wide_ResNet", "cifar10": "Cifar10_model",
+    "googlenet": "GoogLeNet",
+}  # fmt: skip
 
 
 def test_an_installed_theano_mpi_is_hidden(folder):
@@ -183,7 +205,7 @@ def test_another_mistake_is_left_as_it_is(folder):
     "modelfile, kind, said",
     [
         ("models.missing", ModuleNotFoundError, r"No module models\.missing below .*PYTHONPATH"),
-        ("theanompi.models.vgg16", ModuleNotFoundError, "demos/models"),
+        ("theanompi.models.vgg16", ModuleNotFoundError, "lasagne_model_zoo.{vgg16"),
         ("models/missing.py", FileNotFoundError, r"No model file models/missing\.py"),
         ("", TypeError, "modelfile must be a dotted name"),
         (None, TypeError, "modelfile must be a dotted name"),

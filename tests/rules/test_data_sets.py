@@ -176,23 +176,29 @@ def test_made_up_data_are_the_same_in_all_processes_and_as_many_as_asked_for(kin
 @pytest.mark.parametrize("kind", [Cifar10_data, MNIST_data])
 def test_a_class_of_made_up_images_can_be_learned(kind, chosen):
     data = made(kind, chosen, batches=20, rows=20)
-    x, y, x_val, y_val, mean = data.rawdata
-    assert x.dtype == mean.dtype == np.float32 and 0 <= x.min() < x.max() <= 1
-    np.testing.assert_allclose(mean, x.mean(axis=0), atol=1e-5)
+    x, y, x_val, y_val, mean = data.rawdata[:5]
+    are_bytes = kind is Cifar10_data
+    assert x.dtype == (np.uint8 if are_bytes else np.float32) and mean.dtype == np.float32
+    assert x.min() < 0.1 and x.max() > 0.9 * (255 if are_bytes else 1)
+    assert mean.shape == ((3, 32, 32, 1) if are_bytes else (1, 784))
+    np.testing.assert_allclose(mean.ravel(), x.mean(axis=0).ravel(), rtol=1e-4)
+    x, x_val = (each.reshape(len(each), -1).astype("float32") for each in (x, x_val))
     centres = np.stack([x[y == each].mean(axis=0) for each in range(10)])
-    found = ((x_val[:, None] - centres) ** 2).sum((2, 3, 4)).argmin(axis=1)
+    found = ((x_val[:, None] - centres) ** 2).sum(2).argmin(axis=1)
     assert np.mean(found == y_val) > 0.95
 
 
 def test_digits_have_the_shape_of_the_data_set(chosen):
     pytest.importorskip("sklearn")
     chosen("digits")
-    for kind, shape in ((Cifar10_data, (3, 32, 32)), (MNIST_data, (1, 28, 28))):
+    kinds = ((Cifar10_data, (3, 32, 32), 255), (MNIST_data, (784,), 1))
+    for kind, shape, largest in kinds:
         data = kind()
-        x, y, x_val, y_val, _ = data.rawdata
+        x, y, x_val, y_val = data.rawdata[:4]
         assert x.shape == (1438, *shape) and x_val.shape == (359, *shape)
-        assert x.max() == 1 and set(y) == set(y_val) == set(range(10))
+        assert x.max() == largest and set(y) == set(y_val) == set(range(10))
         data.batch_data(100)
+        assert data.train_img[0].shape == (100, data.channels, data.height, data.width)
         assert [len(labels) for labels in data.train_labels] == 14 * [100] + [38]
     data = IMDB_data(n_words=514)
     data.batch_data(100)
@@ -201,6 +207,21 @@ def test_digits_have_the_shape_of_the_data_set(chosen):
     assert words.min() >= 2 and words[8:].min() >= 258 and words.max() < 514
     with pytest.raises(ValueError, match="not for ImageNet_data"):
         ImageNet_data()
+
+
+@pytest.mark.parametrize("kind", [Cifar10_data, MNIST_data])
+def test_a_model_may_scale_the_rows_before_they_are_divided_into_batches(kind, chosen):
+    chosen("made", made_batches=3)
+    data = kind(False)
+    data.rawdata[0] = data.rawdata[0] / np.float32(500)
+    data.batch_data(10)
+    assert len(data.train_img) == 3 and len(data.rawdata[0]) == 30
+    batches = [next(data.batches_train) for _ in range(6)]
+    assert all(
+        images.max() < 0.6 and len(images) == len(labels) == 10 for images, labels in batches
+    )
+    assert len({images.tobytes() for images, _ in batches[:3]}) == 3
+    assert next(data.batches_val)[0].shape == data.val_img[0].shape
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many"])
@@ -238,9 +259,8 @@ def test_cifar_is_read_and_split_the_same_in_all_processes(cifar):
     assert y.tolist() == again[1].tolist() and y_val.tolist() == again[3].tolist()
     assert len(y) == 16 and sorted([*y, *y_val]) == cifar[1]
     for images, labels in ((x, y), (x_val, y_val)):
-        expected = cifar[0][labels].reshape(-1, 3, 32, 32) / np.float32(255)
-        np.testing.assert_allclose(images, expected, rtol=1e-6)
-        assert images.dtype == np.float32
+        np.testing.assert_array_equal(images, cifar[0][labels].reshape(-1, 3, 32, 32))
+        assert images.dtype == np.uint8
 
 
 def test_a_missing_file_of_cifar_is_named_with_its_page(cifar, tmp_path):
@@ -280,13 +300,15 @@ def mnist(request, tmp_path):
 
 def test_mnist_is_read_from_idx_files_and_scaled_once(mnist):
     """LSGAN's was divided by 255 twice."""
-    *found, mean = MNIST_data().rawdata
+    *found, mean, test_images, test_labels = MNIST_data().rawdata
+    assert test_images is found[2] and test_labels is found[3]
     for images, expected in zip(found[::2], mnist[::2]):
-        np.testing.assert_allclose(images, expected[:, None] / np.float32(255), rtol=1e-6)
+        expected = expected.reshape(-1, 784) / np.float32(255)
+        np.testing.assert_allclose(images, expected, rtol=1e-6)
         assert images.max() > 0.9
     for labels, expected in zip(found[1::2], mnist[1::2]):
         np.testing.assert_array_equal(labels, expected)
-    assert mean.shape == (1, 28, 28)
+    assert mean.shape == (1, 784)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import theano
 import theano.tensor as T
 from support.images import correlated, places
 
+from synkhronos.rules.compatible.lib import helper_funcs
 from synkhronos.rules.compatible.models import layers2
 from synkhronos.rules.compatible.models.layers2 import layer as layers
 
@@ -78,12 +79,16 @@ def spread(weight):
     [
         ("Normal", {"std": 0.05}, (200, 300), 0.05),
         ("Uniform", {"low": -1, "high": 1}, (200, 300), 3**-0.5),
-        ("GlorotNormal", {}, (200, 300), (2 / 500) ** 0.5),
+        # Theano-MPI's: the limits of uniform values are the deviations of normal ones, too.
+        ("GlorotNormal", {}, (200, 300), (2 * 6 / 500) ** 0.5),
+        ("GlorotNormal", {}, (256, 128, 3, 3), (2 * 6 / (384 * 9)) ** 0.5),
         ("GlorotUniform", {"gain": 2.0}, (200, 300), 2 * (2 / 500) ** 0.5),
-        ("GlorotUniform", {}, (20, 30, 5, 5), (2 / (50 * 25)) ** 0.5),
-        ("HeNormal", {}, (20, 30, 5, 5), (2 / (30 * 25)) ** 0.5),
-        ("HeUniform", {"gain": 1}, (200, 300), (1 / 200) ** 0.5),
-        ("HeNormal", {"c01b": True}, (20, 5, 5, 30), (2 / (20 * 25)) ** 0.5),
+        ("GlorotUniform", {}, (20, 30, 5, 5), (2 * 2 / (50 * 25)) ** 0.5),
+        ("HeNormal", {}, (20, 30, 5, 5), (2 * 3 / (30 * 25)) ** 0.5),
+        ("HeNormal", {}, (200, 300), (2 * 3 / 300) ** 0.5),
+        ("HeUniform", {}, (256, 128, 3, 3), (2 / (128 * 9)) ** 0.5),
+        ("HeUniform", {"gain": 1}, (200, 300), (1 / 300) ** 0.5),
+        ("HeNormal", {"c01b": True, "gain": 1}, (20, 5, 5, 30), (3 / (20 * 25)) ** 0.5),
     ],
 )
 def test_first_values_have_the_spread_of_their_kind(kind, options, shape, std):
@@ -107,7 +112,7 @@ def test_weights_are_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     "make, kind, said",
     [
-        (lambda: layers2.HeNormal((3,)), ValueError, "a shape of 2 dimensions or more"),
+        (lambda: layers2.HeNormal((3,)), ValueError, "a shape of 2 or 4 dimensions"),
         (lambda: layers2.Weight((3,)), NotImplementedError, "use Normal"),
         (
             lambda: layers2.FC(T.matrix(), 2, W=layers2.Normal((4, 2)), n_in=3),
@@ -127,11 +132,11 @@ def test_other_weights_are_refused(make, kind, said):
 
 def test_layers_that_move_axes(bc01):
     x = random.randn(2, 3, 4, 5)
-    shuffled = layers2.Dimshuffle(bc01, (2, 3, 4, 5), new_axis_order=(1, 2, 3, 0))
+    shuffled = layers2.Dimshuffle(bc01, (1, 2, 3, 0), input_shape=(2, 3, 4, 5))
     np.testing.assert_allclose(computed(shuffled, bc01, x), x.transpose(1, 2, 3, 0))
     flat = layers2.Flatten(shuffled, axis=2)
     np.testing.assert_allclose(computed(flat, bc01, x), x.transpose(1, 2, 3, 0).reshape(3, 40))
-    vector = layers2.Flatten(bc01, (2, 3, 4, 5), axis=1)
+    vector = layers2.Flatten(bc01, 1, input_shape=(2, 3, 4, 5))
     assert computed(vector, bc01, x).shape == (120,)
 
 
@@ -139,9 +144,11 @@ def test_layers_that_move_axes(bc01):
 def test_a_mean_image_is_subtracted(bc01, order, axes):
     x, mean = random.randn(2, 3, 4, 5), random.randn(3, 4, 5)
     shape = tuple(np.array(x.shape)[[*axes]])
-    layer = layers2.Subtract(bc01, shape, subtract_arr=mean)
-    found = computed(layer, bc01, x.transpose(axes))
-    np.testing.assert_allclose(found, (x - mean).transpose(axes), rtol=1e-6, atol=1e-6)
+    for array in (mean, mean[..., np.newaxis]):
+        layer = layers2.Subtract(bc01, array, input_shape=shape)
+        assert layer.layout == order
+        found = computed(layer, bc01, x.transpose(axes))
+        np.testing.assert_allclose(found, (x - mean).transpose(axes), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", ["relu", None])
@@ -243,7 +250,7 @@ def test_crops_are_parts_of_the_images(bc01, order, flag_batch):
     x = np.arange(number * 2 * 5 * 6, dtype=float).reshape(number, 2, 5, 6)
     shape = np.array(x.shape)[[*axes]]
     output_shape = (3, 4) if order == "bc01" else (2, 3, 4, number)
-    layer = layers2.Crop(bc01, shape, output_shape, flag_batch=flag_batch, layout=order)
+    layer = layers2.Crop(bc01, output_shape, shape, flag_batch, layout=order)
     f = theano.function([bc01], layer.output)
     back = np.argsort(axes)
 
@@ -283,6 +290,83 @@ def test_normalization_over_channels(bc01, channels, n, order):
     np.testing.assert_allclose(found, lrn(x, n=n).transpose(axes), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "before, layout", [("Conv", "bc01"), ("ConvPoolLRN", "c01b"), (None, "c01b")]
+)
+def test_normalization_follows_the_layout_of_the_layers_before(bc01, before, layout):
+    """Theirs normalized over the first axis, which is the batch of images bc01."""
+    shapes = {"Conv": ((2, 3, 6, 6), (4, 3, 1, 1)), "ConvPoolLRN": ((3, 6, 6, 2), (3, 1, 1, 4))}
+    if before is None:
+        layer = layers2.LRN(bc01, (4, 6, 6, 2))
+    else:
+        shape, filters = shapes[before]
+        layer = getattr(layers2, before)(bc01, filter_shape=filters, input_shape=shape)
+        layer = layers2.LRN(layers2.Dropout(layer))  # which has no layout of its own
+    assert layer.layout == layout
+
+
+class Halves(layers2.Layer):
+    """A layer as a model file has it: it calls no constructor of `Layer`."""
+
+    def __init__(self, input, input_shape=None, printinfo=True):
+        self.get_input_shape(input, input_shape)
+        inner = [layers2.FC(input, 2), layers2.FC(input, 3)]
+        self.output = T.concatenate([each.output for each in inner], axis=1)
+        self.params, self.weight_type = layers2.get_params(inner)
+        self.output_shape = self.get_output_shape(self.input_shape)
+        self.name = "Halves"
+        if printinfo:
+            self.print_shape()
+
+
+def test_a_layer_of_a_model_file_needs_no_constructor(capsys):
+    first = layers2.FC(T.matrix(), 4, input_shape=(8, 3), printinfo=False)
+    last = layers2.Softmax(Halves(first), 2)
+    assert last.input_shape == (8, 5)
+    assert "Halves: (8, 4) -> (8, 5)" in capsys.readouterr().out
+    params, kinds = layers2.get_params(layers2.get_layers(last))
+    assert len(params) == 8 and kinds == ["W", "b"] * 4
+    with pytest.raises(AttributeError, match="must be a layer, or input_shape"):
+        Halves(T.matrix())
+
+
+def test_shapes_are_printed_on_the_rank_that_prints(capsys):
+    layers2.set_verbose(False)
+    try:
+        layers2.FC(T.matrix(), 4, input_shape=(8, 3))
+    finally:
+        layers2.set_verbose(True)
+    assert capsys.readouterr().out == ""
+
+
+def convolved(x, W):
+    """Return the convolution of images bc01, in NumPy, from its definition: filters are flipped."""
+    rows, columns = (x.shape[i] - W.shape[i] + 1 for i in (2, 3))
+    found = np.zeros((len(x), len(W), rows, columns))
+    for i, j in np.ndindex(W.shape[2:]):
+        part = x[:, :, i : i + rows, j : j + columns]
+        weights = W[:, :, W.shape[2] - 1 - i, W.shape[3] - 1 - j]
+        found += np.einsum("bcij,oc->boij", part, weights)
+    return found
+
+
+@pytest.mark.slow("compiles convolutions")
+def test_weights_that_theano_mpi_has_saved_give_its_outputs(bc01, tmp_path):
+    """Theirs convolves; ours had the filters unflipped, so outputs were others."""
+    x, W, b = random.randn(2, 3, 6, 6), random.randn(4, 3, 3, 3), random.randn(4)
+    D, c = random.randn(64, 5), random.randn(5)
+    named = {"W_0": W, "b_0": b, "W_2": D, "b_2": c}
+    for name, value in named.items():
+        np.save(tmp_path / f"{name}_7.npy", value.astype(theano.config.floatX))
+    layer = layers2.Conv(bc01, 1, 0, layers2.Constant((4,)), layers2.Normal(W.shape),
+                         input_shape=x.shape)  # fmt: skip
+    last = layers2.FC(layers2.Flatten(layer, 2), 5)
+    helper_funcs.load_weights(layers2.get_layers(last), str(tmp_path), 7)
+    hidden = np.maximum(convolved(x, W) + b[:, None, None], 0).reshape(2, -1)
+    expected = np.maximum(hidden @ D + c, 0)
+    np.testing.assert_allclose(computed(last, bc01, x, "FAST_RUN"), expected, rtol=1e-4, atol=1e-4)
+
+
 def pooled(x, size, stride):
     rows = range(0, x.shape[2] - size + 1, stride)
     columns = range(0, x.shape[3] - size + 1, stride)
@@ -294,14 +378,14 @@ def pooled(x, size, stride):
 def test_convolution_and_pooling(bc01):
     x = random.randn(2, 3, 7, 6)
     W, b = layers2.Normal((4, 3, 3, 2), std=1), layers2.Normal((4,), std=1)
-    layer = layers2.Conv(bc01, x.shape, convstride=2, padsize=1, W=W, b=b)
-    expected = correlated(x, W.val.get_value(), 2, 1)
+    layer = layers2.Conv(bc01, 2, 1, b, W, input_shape=x.shape)
+    expected = correlated(x, W.val.get_value()[:, :, ::-1, ::-1], 2, 1)
     expected = np.maximum(expected + b.val.get_value()[:, None, None], 0)
     np.testing.assert_allclose(computed(layer, bc01, x, "FAST_RUN"), expected, rtol=1e-5, atol=1e-6)
     pool = layers2.Pool(layer, poolsize=3, poolstride=1)
     found = computed(pool, bc01, x, "FAST_RUN")
     np.testing.assert_allclose(found, pooled(expected, 3, 1), rtol=1e-5, atol=1e-6)
-    mean = layers2.Pool(bc01, x.shape, poolsize=2, poolpad=1, mode="average_inc_pad")
+    mean = layers2.Pool(bc01, 2, 2, 1, "average", input_shape=x.shape)
     found = computed(mean, bc01, x, "FAST_RUN")
     assert found[0, 0, 0, 0] == pytest.approx(x[0, 0, 0, 0] / 4, rel=1e-5)
 
@@ -315,8 +399,8 @@ def test_a_layer_of_alexnet(bc01, kind, group):
     shape = tuple(np.array(x.shape)[[*images]])
     layer = getattr(layers2, kind)(
         bc01,
-        shape,
-        filters,
+        input_shape=shape,
+        filter_shape=filters,
         convstride=1,
         padsize=1,
         group=group,
@@ -333,7 +417,7 @@ def test_a_layer_of_alexnet(bc01, kind, group):
         W = getattr(layer, name).val.get_value()
         W = W.transpose(3, 0, 1, 2) if is_c01b else W
         part = x[:, i * 2 : i * 2 + 2] if group == 2 else x
-        parts.append(np.maximum(correlated(part, W, 1, 1) + 0.1, 0))
+        parts.append(np.maximum(correlated(part, W[:, :, ::-1, ::-1], 1, 1) + 0.1, 0))
     expected = lrn(pooled(np.concatenate(parts, axis=1), 3, 2))
     np.testing.assert_allclose(found.transpose(np.argsort(images)), expected, rtol=1e-4, atol=1e-5)
     assert layer.weight_type == ["W"] * group + ["b"] * group
@@ -357,7 +441,12 @@ def test_shapes_of_image_layers_and_their_arguments(bc01):
     )
     assert second.output_shape == (256, 13, 13, 128)
     assert halves == [second.W0, second.W1] and second.b0 is not second.b1
-    assert layers2.Conv(bc01, (5, 3, 8, 8), filter_shape=(7, 3, 3, 3)).output_shape == (5, 7, 6, 6)
+    assert layers2.Conv(bc01, filter_shape=(7, 3, 3, 3), input_shape=(5, 3, 8, 8)).output_shape == (
+        5,
+        7,
+        6,
+        6,
+    )
 
 
 # Walking over layers.
@@ -406,43 +495,75 @@ def test_parameters_are_counted(capsys):
     "make, kind, said",
     [
         (lambda x: layers2.Pool(x), TypeError, "Pool needs input_shape"),
-        (lambda x: layers2.Pool(x, (2, 3)), ValueError, r"4 dimensions \(bc01\), got \(2, 3\)"),
-        (lambda x: layers2.Conv(x, (1, 3, 4, 4)), TypeError, "Conv needs W or filter_shape"),
         (
-            lambda x: layers2.Conv(x, (1, 3, 4, 4), filter_shape=(2, 4, 3, 3)),
+            lambda x: layers2.Pool(x, input_shape=(2, 3)),
+            ValueError,
+            r"4 dimensions \(bc01\), got \(2, 3\)",
+        ),
+        (
+            lambda x: layers2.Conv(x, input_shape=(1, 3, 4, 4)),
+            TypeError,
+            "Conv needs W or filter_shape",
+        ),
+        (
+            lambda x: layers2.Conv(x, input_shape=(1, 3, 4, 4), filter_shape=(2, 4, 3, 3)),
             ValueError,
             "filters take 4 channels, but the input has 3",
         ),
-        (lambda x: layers2.ConvPoolLRN(x, (3, 4, 4, 1)), TypeError, "needs filter_shape, of c01b"),
         (
-            lambda x: layers2.ConvPoolLRN(x, (4, 4, 4, 1), (4, 3, 3, 2), group=3),
+            lambda x: layers2.ConvPoolLRN(x, input_shape=(3, 4, 4, 1)),
+            TypeError,
+            "needs filter_shape, of c01b",
+        ),
+        (
+            lambda x: layers2.ConvPoolLRN(
+                x, filter_shape=(4, 3, 3, 2), input_shape=(4, 4, 4, 1), group=3
+            ),
             ValueError,
             "group must be 1 or 2",
         ),
         (
-            lambda x: layers2.ConvPoolLRN(x, (3, 4, 4, 1), (3, 3, 3, 2), group=2),
+            lambda x: layers2.ConvPoolLRN(
+                x, filter_shape=(3, 3, 3, 2), input_shape=(3, 4, 4, 1), group=2
+            ),
             ValueError,
             "must be even in 2 groups",
         ),
         (
             lambda x: layers2.ConvPoolLRN(
-                x, (4, 4, 4, 1), (4, 3, 3, 2), group=2, W=layers2.Normal((2, 3, 3, 1))
+                x,
+                filter_shape=(4, 3, 3, 2),
+                input_shape=(4, 4, 4, 1),
+                group=2,
+                W=layers2.Normal((2, 3, 3, 1)),
             ),
             TypeError,
             "2 groups need a pair of weights",
         ),
-        (lambda x: layers2.Crop(x, (1, 3, 4, 4)), TypeError, "Crop needs output_shape"),
-        (lambda x: layers2.Crop(x, (1, 3, 4, 4), (5, 2)), ValueError, "must be inside"),
-        (lambda x: layers2.Crop(x, (1, 3, 4, 4), (2, 2), layout="b01c"), ValueError, "layout must"),
+        (lambda x: layers2.Crop(x, input_shape=(1, 3, 4, 4)), TypeError, "Crop needs output_shape"),
+        (lambda x: layers2.Crop(x, (5, 2), input_shape=(1, 3, 4, 4)), ValueError, "must be inside"),
+        (
+            lambda x: layers2.Crop(x, (2, 2), input_shape=(1, 3, 4, 4), layout="b01c"),
+            ValueError,
+            "layout must",
+        ),
         (lambda x: layers2.LRN(x, (1, 3, 4, 4), n=4), ValueError, "n must be an odd number"),
-        (lambda x: layers2.Flatten(x, (1, 3), axis=3), ValueError, "axis must be from 1 to 2"),
-        (lambda x: layers2.Dimshuffle(x, (1, 3), (0,)), ValueError, "each of the 2 axes once"),
+        (
+            lambda x: layers2.Flatten(x, input_shape=(1, 3), axis=3),
+            ValueError,
+            "axis must be from 1 to 2",
+        ),
+        (
+            lambda x: layers2.Dimshuffle(x, (0,), input_shape=(1, 3)),
+            ValueError,
+            "each of the 2 axes once",
+        ),
         (lambda x: layers2.FC(x, 3, input_shape=(1, 3, 4, 4)), ValueError, "put a Flatten before"),
         (lambda x: layers2.FC(x, n_in=3), TypeError, "FC needs n_out"),
         (lambda x: layers2.FC(x, 2, n_in=3, input_shape=(1, 4)), ValueError, "n_in must be 4"),
         (lambda x: layers2.Dropout(x, prob_drop=1, input_shape=(1, 3)), ValueError, "prob_drop"),
         (
-            lambda x: layers2.Flatten(layers2.FC(x, 2, n_in=3), (8, 2)),
+            lambda x: layers2.Flatten(layers2.FC(x, 2, n_in=3), input_shape=(8, 2)),
             ValueError,
             r"input_shape of Flatten must be \(0, 2\)",
         ),

@@ -132,6 +132,11 @@ def test_counts_may_go_on_in_the_next_epoch(capsys):
     assert labels == ["4", "2", "4", "4"]  # batches 5, 6, 13, 14 and so on are no row's
 
 
+def test_a_print_frequency_may_be_a_tuple():
+    """Their scripts in show/ have a comma too many."""
+    assert Recorder(None, printFreq=(40,), modelname="m", verbose=False).printFreq == 40
+
+
 def test_nothing_recorded_is_no_error(capsys):
     """It was a ZeroDivisionError, in training and in validation."""
     rec = Recorder(None, 1, "m", True)

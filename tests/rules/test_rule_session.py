@@ -39,6 +39,14 @@ def test_options_are_attributes_of_classes():
     assert BSP(sync_type="avg").sync_type == "avg" and BSP.sync_type == "cdd"
 
 
+def test_a_rule_that_was_not_started_has_a_name_and_nothing_to_wait_for():
+    assert BSP().rulename == "BSP(cdd,nccl32)" and BSP(sync_type="avg").rulename.startswith(
+        "BSP(avg"
+    )
+    assert [kind().rulename for kind in (EASGD, GOSGD)] == ["EASGD", "GOSGD"]
+    assert BSP().wait() is None and BSP().pid is None
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -47,7 +55,6 @@ def test_options_are_attributes_of_classes():
         (lambda: EASGD(alpha=2), ValueError, "alpha must be a number above 0 and at most 1, got 2"),
         (lambda: GOSGD(bind=1), TypeError, "bind must be True or False, got 1"),
         (Rule, TypeError, "Rule itself can't train: make one of BSP, EASGD, GOSGD, ASGD"),
-        (lambda: BSP().wait(), RuntimeError, r"nothing to wait for: start a run with BSP\(\).init"),
         (lambda: BSP().wait(timeout="1"), TypeError, "timeout must be a number of seconds or None"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The models of demos/models: each builds, takes a step, validates and saves on made-up data."""
+"""The package's model files: each builds, takes a step, validates and saves on made-up data."""
 
 import copy
 import importlib.util

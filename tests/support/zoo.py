@@ -1,4 +1,4 @@
-"""Model files of demos/models in one process: made, checked and driven as a rank does it."""
+"""The model files of the package in one process: made, checked and driven as a rank does it."""
 
 import contextlib
 import inspect
@@ -15,7 +15,7 @@ from support import compiling
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.recorder import Recorder
 
-MODELS = Path(__file__).parents[2] / "demos" / "models"
+MODELS = Path(__file__).parents[2] / "synkhronos" / "rules" / "compatible" / "zoo"
 HAVE_NO_PYTHON_CODE = (
     BaseCorrMM,
     Pool,

@@ -89,7 +89,7 @@ def import_model(modelfile: str) -> ModuleType:
             raise ModuleNotFoundError(
                 f"No module {modelfile} below {os.getcwd()} or on PYTHONPATH. MODELFILE is a "
                 "dotted name such as models.cifar10, or the path of a file: models/cifar10.py."
-                + (finder.ZOO if modelfile.startswith(f"{finder.THEIRS}.") else ""),
+                + (f" {finder.SERVED}" if modelfile.startswith(f"{finder.THEIRS}.") else ""),
                 name=error.name,
             ) from error
 

@@ -1,5 +1,8 @@
 """Finders that serve the modules of this folder as ``theanompi.*``, and what ranks may lack.
 
+    theanompi.lib.opt            lib/opt.py
+    theanompi.models.alex_net    zoo/alex_net.py, by RENAMED
+
 A module that is found so is the module of this package itself, not a second copy of it, so classes
 and switches are the same under both names. `hickle` is served only where it isn't installed.
 """
@@ -14,7 +17,36 @@ from importlib.machinery import ModuleSpec
 THEIRS = "theanompi"
 OURS = "synkhronos.rules.compatible"
 STAND_INS = {"hickle": f"{OURS}.stand_ins.hickle"}
-ZOO = " The models of Theano-MPI are files in demos/models of Synkhronos: copy the one you need."
+# Their names of models, and of folders of models, by which those of the zoo are found.
+RENAMED = {
+    ".models.lasagne_model_zoo.data": ".models.data",
+    ".models.lasagne_model_zoo": ".zoo",
+    ".models.keras_model_zoo.data": ".models.data",
+    ".models.keras_model_zoo": ".zoo",
+    ".models.lstm_theanompi": ".zoo.lstm",
+    ".models.lstm_theanompi_outdated": ".zoo.lstm",
+    **{f".models.{name}": f".zoo.{name}" for name in ("alex_net", "cifar10", "googlenet", "lstm")},
+}
+
+SERVED = (
+    "Synkhronos serves theanompi.lib, theanompi.models.layers2, theanompi.models.data, and the "
+    "models theanompi.models.{alex_net, cifar10, googlenet, lstm}, "
+    "theanompi.models.lasagne_model_zoo.{vgg16, resnet50, wgan, lsgan, lsgan_cifar10} and "
+    "theanompi.models.keras_model_zoo.wresnet."
+)
+
+
+def ours(name: str) -> str:
+    """Return the name of the module that answers to one of their names.
+
+    >>> ours("theanompi.models.lasagne_model_zoo.vgg16")
+    'synkhronos.rules.compatible.zoo.vgg16'
+    """
+    path = name[len(THEIRS) :]
+    for old, new in RENAMED.items():
+        if f"{path}.".startswith(f"{old}."):
+            return f"{OURS}{new}{path[len(old) :]}"
+    return OURS + path
 
 
 class Loader:
@@ -34,9 +66,9 @@ class Loader:
         module.__spec__ = self._spec
 
 
-def _spec(name, ours):
-    spec = ModuleSpec(name, Loader(ours), is_package=False)
-    found = importlib.util.find_spec(ours)
+def _spec(name, module):
+    spec = ModuleSpec(name, Loader(module), is_package=False)
+    found = importlib.util.find_spec(module)
     spec.submodule_search_locations = found.submodule_search_locations
     return spec
 
@@ -49,15 +81,10 @@ class Finder:
         """Return the spec of one of their modules; None for any other module."""
         if name != THEIRS and not name.startswith(f"{THEIRS}."):
             return None
-        ours = OURS + name[len(THEIRS) :]
-        if importlib.util.find_spec(ours) is None:
-            zoo = ZOO if name.startswith(f"{THEIRS}.models.") else ""
-            raise ModuleNotFoundError(
-                f"No module named {name!r}: Synkhronos serves theanompi.lib.opt, "
-                f"theanompi.lib.recorder, theanompi.models.layers2 and theanompi.models.data.{zoo}",
-                name=name,
-            )
-        return _spec(name, ours)
+        module = ours(name)
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}: {SERVED}", name=name)
+        return _spec(name, module)
 
 
 class StandInFinder:

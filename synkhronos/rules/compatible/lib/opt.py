@@ -372,6 +372,6 @@ def _compile_validation(model):
     model.val_iter_fn = made if callable(made) else model.val_fn
 
 
-def _clip_paramlist(params: Any, scale: float = 10) -> list[Any]:
+def _clip_paramlist(param_list: Any, scale: float = 10) -> list[Any]:
     """Return expressions of the parameters, or gradients, clipped to [-scale, scale]."""
-    return [T.clip(each, -scale, scale) for each in params]
+    return [T.clip(each, -scale, scale) for each in param_list]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.rules.compatible.models.data import utils
+from synkhronos.rules.compatible.models.data import sources, utils
 from synkhronos.rules.preprocessing import check_mode
 
 
@@ -76,7 +76,8 @@ class Batches:
     Attributes
     ----------
     rawdata : list
-        Training images, their labels, validation images, their labels, and the mean image.
+        Training images, their labels, validation images, their labels, and the mean image, whose
+        last axis is of length 1.
     train_img, train_labels, val_img, val_labels : list
         An item for each batch.
     train_order, val_order : array of int
@@ -104,6 +105,7 @@ class Batches:
         self.verbose = verbose
         self.seed = int(os.environ.get("SYNKHRONOS_SEED", 23455)) if seed is None else int(seed)
         self.stream = int(os.environ.get("SYNKHRONOS_STREAM", 0))
+        self.rank = int(os.environ.get("SYNKHRONOS_RANK", 0))
         self.batched = self.extended = False
         self._data = SimpleNamespace(rawdata=[])
         self._most_train = self._most_val = -1  # the user's bounds; -1 for none
@@ -184,6 +186,17 @@ class Batches:
                 "least. Take a smaller batch size, or fewer ranks."
             )
         setattr(self, f"{mode}_shard", order[rank::size])
+
+    # By names of Theano-MPI: all batches, and all in the order of this epoch.
+    train_img_ext = property(lambda self: self.train_img)
+    train_labels_ext = property(lambda self: self.train_labels)
+    val_img_ext = property(lambda self: self.val_img)
+    val_labels_ext = property(lambda self: self.val_labels)
+    train_img_shuffle = property(lambda self: Picked(self.train_img, self.train_order))
+    train_labels_shuffle = property(lambda self: Picked(self.train_labels, self.train_order))
+    val_img_shuffle = property(lambda self: Picked(self.val_img, self.val_order))
+    val_labels_shuffle = property(lambda self: Picked(self.val_labels, self.val_order))
+    data_path = property(lambda self: str(sources.folder()), doc="The folder of the data sets.")
 
     train_img_shard = property(lambda self: Picked(self.train_img, self.train_shard))
     train_labels_shard = property(lambda self: Picked(self.train_labels, self.train_shard))

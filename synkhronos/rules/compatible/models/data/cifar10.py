@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Iterator
+
 import numpy as np
 
 from synkhronos.rules.compatible.models.data import sources, utils
-from synkhronos.rules.compatible.models.data.images import ImagesInMemory, scaled
+from synkhronos.rules.compatible.models.data.images import ImagesInMemory
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 FOLDER = "cifar-10-batches-py"
@@ -13,12 +15,12 @@ FILES = [f"data_batch_{number}" for number in range(1, 6)]
 
 
 class Cifar10_data(ImagesInMemory):
-    """Colour images of 32 x 32 pixels in 10 classes.
+    """Colour images of 32 x 32 pixels, of bytes, in 10 classes.
 
     Of the five files for training, a fifth of the rows is for validation: the same rows on all
     ranks, in all runs. They are read from ``$SYNKHRONOS_DATA/cifar-10-batches-py``.
 
-    See `Batches` for the attributes.
+    See `Batches` for the attributes. The mean image is of shape (3, 32, 32, 1).
 
     Examples
     --------
@@ -34,6 +36,7 @@ class Cifar10_data(ImagesInMemory):
     """
 
     channels, height, width, n_class = 3, 32, 32, 10
+    are_bytes = True
 
     def read_files(self):
         """Return the rows of the five files, divided once and for all."""
@@ -45,7 +48,7 @@ class Cifar10_data(ImagesInMemory):
             labels.append(found[1])
         images, labels = np.concatenate(images), np.concatenate(labels)
         train, val = sources.split(len(images), len(images) // 5)
-        return scaled(images[train]), labels[train], scaled(images[val]), labels[val]
+        return images[train], labels[train], images[val], labels[val]
 
 
 def read_batch(file):
@@ -61,3 +64,24 @@ def read_batch(file):
     if len(images) != len(labels):
         raise ValueError(f"{file} has {len(images)} images, but {len(labels)} labels.")
     return images, labels
+
+
+def iterate_minibatches(
+    inputs: Any, targets: Any, shuffle: bool = False, forever: bool = False
+) -> Iterator[tuple[Any, Any]]:
+    """Yield pairs of the items of two lists, such as lists of batches.
+
+    With `shuffle` in an order drawn from NumPy's global random state, with `forever` again and
+    again.
+
+    >>> list(iterate_minibatches("ab", [1, 2]))
+    [('a', 1), ('b', 2)]
+    """
+    if len(inputs) != len(targets):
+        raise ValueError(f"inputs and targets must be as many, got {len(inputs)}, {len(targets)}.")
+    while True:
+        order = np.random.permutation(len(inputs)) if shuffle else range(len(inputs))
+        for number in order:
+            yield inputs[number], targets[number]
+        if not forever:
+            return

@@ -35,7 +35,8 @@ class ImageNet_data(Batches):
 
     Files are those of `np.save` (``.npy``) or of hickle (``.hkl``).
 
-    See `Batches` for the attributes; items of ``train_img`` and ``val_img`` are the paths of files.
+    See `Batches` for the attributes; `rawdata` has the standard deviation of each colour, too, and
+    items of ``train_img`` and ``val_img`` are the paths of files.
     Made-up images are in temporary files, which end with the process.
 
     Parameters
@@ -66,8 +67,9 @@ class ImageNet_data(Batches):
         self.width = self.height = int(size)
         super().__init__(verbose, seed)
 
-    def get_data(self) -> None:
-        """Find the files, and read labels and mean image."""
+    def get_data(self, file_batch_size: int | None = None) -> None:
+        """Find the files, of some images each, and read labels and mean image."""
+        self.file_batch_size = file_batch_size or self.file_batch_size
         self._data.loader = None
         if sources.source() == sources.MADE:
             self._make_up()
@@ -90,7 +92,7 @@ class ImageNet_data(Batches):
                 )
             self.rawdata += [files, _load(folder / "labels" / f"{part}_labels.npy", 1)]
         mean = _load(folder / "misc" / "img_mean.npy", 3, 4).astype("float32")
-        self.rawdata.append(mean.reshape(*mean.shape[:3], 1))
+        self.rawdata += [mean.reshape(*mean.shape[:3], 1), _deviation()]
         self.height, self.width = mean.shape[1:3]
 
     def _make_up(self, writes: bool = False) -> None:
@@ -107,7 +109,7 @@ class ImageNet_data(Batches):
                 for name, (images, _) in zip(names, made):
                     _write(name, images)
             self.rawdata += [names, np.concatenate([labels for _, labels in made])]
-        self.rawdata.append(np.full((3, self.height, self.width, 1), 127, "float32"))
+        self.rawdata += [np.full((3, self.height, self.width, 1), 127, "float32"), _deviation()]
 
     def _made(self, seed):
         # Fewer pixels are made up than are returned: each stands for a square of them.
@@ -239,6 +241,10 @@ class ImageNet_data(Batches):
             self._data.loader.close()
         self._data.loader = None
         self.para_load = False
+
+
+def _deviation():
+    return np.array(STD, "float32").reshape(3, 1, 1, 1)
 
 
 def _made_end():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -20,7 +21,8 @@ class MNIST_data(ImagesInMemory):
     The 60000 training rows are for training, and the 10000 test rows for validation. The four idx
     files, gzipped or not, are read from ``$SYNKHRONOS_DATA/mnist`` or ``$SYNKHRONOS_DATA``.
 
-    See `Batches` for the attributes.
+    See `Batches` for the attributes. As in Theano-MPI `rawdata` has rows of 784 numbers, also of
+    the mean, and the test rows after it; batches are of shape (rows, 1, 28, 28).
 
     Examples
     --------
@@ -34,6 +36,17 @@ class MNIST_data(ImagesInMemory):
     """
 
     channels, height, width, n_class = 1, 28, 28, 10
+
+    def batch_data(self, batchsize: int) -> None:
+        """Divide the rows into batches of a size."""
+        super().batch_data(batchsize)
+
+    def _take(self, train_img, train_labels, val_img, val_labels) -> None:
+        super()._take(
+            train_img.reshape(-1, 784), train_labels, val_img.reshape(-1, 784), val_labels
+        )
+        self.rawdata[4] = self.rawdata[4].T
+        self.rawdata += self.rawdata[2:4]
 
     def read_files(self):
         """Return the images and labels of the four files."""
@@ -74,3 +87,25 @@ def read_idx(file, ndim):
     if len(content) != size:
         raise ValueError(f"{file} has not the {size} bytes that its header says, of shape {shape}.")
     return np.frombuffer(content, "uint8").reshape(shape)
+
+
+def iterate_minibatches(
+    inputs: Any, targets: Any, batchsize: int, shuffle: bool = False, forever: bool = False
+) -> Iterator[tuple[Any, Any]]:
+    """Yield minibatches of two arrays; rows that do not fill one are left out.
+
+    With `shuffle` in an order drawn from NumPy's global random state, with `forever` again and
+    again.
+
+    >>> [rows.tolist() for rows, _ in iterate_minibatches(np.arange(5), np.arange(5), 2)]
+    [[0, 1], [2, 3]]
+    """
+    if len(inputs) != len(targets):
+        raise ValueError(f"inputs and targets must be as many, got {len(inputs)}, {len(targets)}.")
+    while True:
+        order = np.random.permutation(len(inputs)) if shuffle else np.arange(len(inputs))
+        for start in range(0, len(inputs) - batchsize + 1, batchsize):
+            rows = order[start : start + batchsize]
+            yield inputs[rows], targets[rows]
+        if not forever:
+            return

@@ -18,17 +18,21 @@ from synkhronos.rules.compatible.models.layers2.images import (
     ConvPoolLRN,
     ConvPoolLRN_bc01,
     Crop,
+    CrossChannelNormalization,
     Pool,
     Subtract,
 )
 from synkhronos.rules.compatible.models.layers2.layer import (
     Layer,
+    _first,
+    _own_streams,
     count_params,
     extract_weight_types,
     get_layers,
     get_params,
     get_statistics,
     set_seed,
+    set_verbose,
 )
 from synkhronos.rules.compatible.models.layers2.weights import (
     Constant,
@@ -39,17 +43,26 @@ from synkhronos.rules.compatible.models.layers2.weights import (
     Normal,
     Uniform,
     Weight,
+    own,
 )
+
+# A script may assign others to these three: of weights, of streams of numbers, and of the streams
+# by which `Crop` cuts.
+rng = own
+seed_this = _first
+MRG = _own_streams
 
 __all__ = [
     "FC",
     "LRN",
+    "MRG",
     "BatchNormal",
     "Constant",
     "Conv",
     "ConvPoolLRN",
     "ConvPoolLRN_bc01",
     "Crop",
+    "CrossChannelNormalization",
     "Dimshuffle",
     "Dropout",
     "Flatten",
@@ -69,5 +82,8 @@ __all__ = [
     "get_layers",
     "get_params",
     "get_statistics",
+    "rng",
+    "seed_this",
     "set_seed",
+    "set_verbose",
 ]

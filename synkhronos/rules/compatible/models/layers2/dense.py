@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from functools import partial
+from typing import Any, ClassVar, Sequence
 
 import numpy as np
 import theano
@@ -18,9 +19,10 @@ class Dimshuffle(Layer):
     def __init__(
         self,
         input: Any,
+        new_axis_order: Sequence[int],
+        printinfo: bool = True,
         input_shape: Any = None,
-        new_axis_order: Sequence[int] = (),
-        printinfo: bool = False,
+        output_shape: Any = None,
     ):
         super().__init__(input, input_shape, printinfo)
         order = tuple(new_axis_order)
@@ -29,13 +31,22 @@ class Dimshuffle(Layer):
                 f"new_axis_order must name each of the {len(self.input_shape)} axes once, "
                 f"got {order}."
             )
-        self._finish(self.input.dimshuffle(*order), [self.input_shape[i] for i in order])
+        self.layout = {(3, 0, 1, 2): "bc01", (1, 2, 3, 0): "c01b"}.get(order)
+        shape = [self.input_shape[i] for i in order]
+        self._finish(self.input.dimshuffle(*order), shape, output_shape)
 
 
 class Flatten(Layer):
     """The input with all axes from ``axis - 1`` on made one: ``axis=2`` gives a matrix."""
 
-    def __init__(self, input: Any, input_shape: Any = None, axis: int = 2, printinfo: bool = False):
+    def __init__(
+        self,
+        input: Any,
+        axis: int = 2,
+        printinfo: bool = True,
+        input_shape: Any = None,
+        output_shape: Any = None,
+    ):
         super().__init__(input, input_shape, printinfo)
         if not 1 <= axis <= len(self.input_shape):
             raise ValueError(
@@ -43,21 +54,23 @@ class Flatten(Layer):
                 f"got {axis}."
             )
         shape = (*self.input_shape[: axis - 1], np.prod(self.input_shape[axis - 1 :]))
-        self._finish(self.input.flatten(axis), shape)
+        self._finish(self.input.flatten(axis), shape, output_shape)
 
 
 class _Dense(Layer):
     """x W + b."""
+
+    _std, _bias = 0.01, 0.0  # of weights that are None
 
     def __init__(
         self,
         input: Any,
         n_out: Any = None,
         W: Any = None,
-        b: Any = 0.0,
+        b: Any = None,
+        printinfo: bool = True,
         input_shape: Any = None,
         n_in: Any = None,
-        printinfo: bool = False,
     ):
         if input_shape is None and n_in is not None and not isinstance(input, Layer):
             input_shape = (0, n_in)  # the batch is of any size
@@ -73,8 +86,8 @@ class _Dense(Layer):
         self.n_in, self.n_out = self.input_shape[1], int(n_out)
         if n_in is not None and n_in != self.n_in:
             raise ValueError(f"n_in must be {self.n_in}, as the input has, got {n_in}.")
-        self.W = as_weight(W, (self.n_in, self.n_out), Normal)
-        self.b = as_weight(b, (self.n_out,), Constant)
+        self.W = as_weight(W, (self.n_in, self.n_out), partial(Normal, std=self._std))
+        self.b = as_weight(b, (self.n_out,), partial(Constant, val=self._bias))
         self.linear = T.dot(self.input, self.W.val) + self.b.val
 
 
@@ -87,21 +100,35 @@ class FC(_Dense):
     n_out : int
         The number of units.
     W, b : Weight or float, optional
-        W is (in, out). By default normal with a standard deviation of 0.01, and 0.
+        W is (in, out). By default normal with a standard deviation of 0.005, and 0.1.
     input_shape, n_in : optional
         (batch, in), or in alone; needed where `input` is no layer.
     activation : callable, optional
         The rectifier by default; None for the identity.
     """
 
-    def __init__(self, *args: Any, activation: Any = relu, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    _std, _bias = 0.005, 0.1
+
+    def __init__(
+        self,
+        input: Any,
+        n_out: Any = None,
+        W: Any = None,
+        b: Any = None,
+        printinfo: bool = True,
+        input_shape: Any = None,
+        n_in: Any = None,
+        activation: Any = relu,
+    ):
+        super().__init__(input, n_out, W, b, printinfo, input_shape, n_in)
         made = self.linear if activation is None else activation(self.linear)
         self._finish(made, (self.input_shape[0], self.n_out))
 
 
 class Softmax(_Dense):
     """Probabilities of classes, softmax(x W + b); its arguments are those of `FC`.
+
+    By default W is normal with a standard deviation of 0.01, and b is 0.
 
     Attributes
     ----------
@@ -111,8 +138,17 @@ class Softmax(_Dense):
         The most probable class of each row.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        input: Any,
+        n_out: Any = None,
+        W: Any = None,
+        b: Any = None,
+        printinfo: bool = True,
+        input_shape: Any = None,
+        n_in: Any = None,
+    ):
+        super().__init__(input, n_out, W, b, printinfo, input_shape, n_in)
         self.p_y_given_x = T.nnet.softmax(self.linear)
         self.y_pred = T.argmax(self.p_y_given_x, axis=1)
         self._finish(self.p_y_given_x, (self.input_shape[0], self.n_out))
@@ -165,22 +201,26 @@ class Dropout(Layer):
 
     switch = Switch("dropout_is_on")
     SetDropoutOn, SetDropoutOff = switch.set_on, switch.set_off
+    layers: ClassVar[list[Any]] = []  # all of the process
 
     def __init__(
         self,
         input: Any,
         n_out: Any = None,
         prob_drop: float = 0.5,
+        printinfo: bool = True,
         input_shape: Any = None,
-        printinfo: bool = False,
     ):
+        self.name = f"Dropout{prob_drop}"
         super().__init__(input, input_shape, printinfo)
         if not 0 <= prob_drop < 1:
             raise ValueError(f"prob_drop must be from 0 to less than 1, got {prob_drop}.")
-        self.prob_drop, dtype = prob_drop, self.input.dtype
+        self.prob_drop, self.prob_keep, dtype = prob_drop, 1 - prob_drop, self.input.dtype
+        self.flag_on, self.flag_off = self.switch.value, 1 - self.switch.value
         keep = np.asarray(1 - prob_drop, dtype)
-        mask = new_stream().binomial(self.input.shape, p=1 - prob_drop, dtype=dtype)
-        self._finish(self.input * self.switch.choose(mask, keep), self.input_shape)
+        self.mask = new_stream().binomial(self.input.shape, p=1 - prob_drop, dtype=dtype)
+        self._finish(self.input * self.switch.choose(self.mask, keep), self.input_shape)
+        Dropout.layers.append(self)
 
 
 class BatchNormal(Layer):
@@ -226,7 +266,7 @@ class BatchNormal(Layer):
         epsilon: float = 1e-4,
         gamma: Any = 1.0,
         beta: Any = 0.0,
-        printinfo: bool = False,
+        printinfo: bool = True,
     ):
         super().__init__(input, input_shape, printinfo)
         shape, dtype = (self.input_shape[axis],), theano.config.floatX

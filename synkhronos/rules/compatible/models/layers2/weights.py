@@ -9,7 +9,14 @@ import numpy as np
 import theano
 
 SEED = 23455
-rng = np.random.RandomState(SEED)  # of all weights, in the order in which layers are made
+own = np.random.RandomState(SEED)  # of all weights, in the order in which layers are made
+
+
+def _rng():
+    """Return the random state of weights: a script may assign another one to ``layers2.rng``."""
+    from synkhronos.rules.compatible.models import layers2
+
+    return layers2.rng
 
 
 class Weight:
@@ -29,8 +36,14 @@ class Weight:
         The first values, or those that were loaded last.
     """
 
-    def __init__(self, shape: Sequence[int]):
-        self.shape = tuple(int(n) for n in shape)
+    val: Any = None
+    np_values: Any = None
+
+    def __init__(self, shape: Any = None):
+        self.shape: Any = shape
+        if shape is None:  # a weight of a model file, which sets all three itself
+            return
+        self.shape = tuple(int(n) for n in np.ravel(shape))
         self.np_values = np.asarray(self._first_values(), theano.config.floatX)
         self.val = theano.shared(self.np_values, self._name())
 
@@ -61,7 +74,7 @@ class Constant(Weight):
     [0.5, 0.5]
     """
 
-    def __init__(self, shape: Sequence[int], val: float = 0.0):
+    def __init__(self, shape: Any, val: float = 0):
         self._value = val
         super().__init__(shape)
 
@@ -72,23 +85,23 @@ class Constant(Weight):
 class Normal(Weight):
     """Values of a normal distribution."""
 
-    def __init__(self, shape: Sequence[int], mean: float = 0.0, std: float = 0.01):
+    def __init__(self, shape: Any, mean: float = 0, std: float = 0.01):
         self._mean, self._std = mean, std
         super().__init__(shape)
 
     def _first_values(self):
-        return rng.normal(self._mean, self._std, self.shape)
+        return _rng().normal(self._mean, self._std, self.shape)
 
 
 class Uniform(Weight):
     """Values of a uniform distribution from `low` to `high`."""
 
-    def __init__(self, shape: Sequence[int], low: float = -0.01, high: float = 0.01):
+    def __init__(self, shape: Any, low: float = -0.01, high: float = 0.01):
         self._low, self._high = low, high
         super().__init__(shape)
 
     def _first_values(self):
-        return rng.uniform(self._low, self._high, self.shape)
+        return _rng().uniform(self._low, self._high, self.shape)
 
 
 class _Scaled(Weight):
@@ -97,7 +110,8 @@ class _Scaled(Weight):
     Parameters
     ----------
     shape : tuple of int
-        (in, out), (out, in, 0, 1), or (in, 0, 1, out) with `c01b`.
+        (out, in), (out, in, 0, 1), or (in, 0, 1, out) with `c01b`. Theano-MPI counts so in dense
+        layers too, whose weights are (in, out).
     gain : float, optional
         A factor of the spread; sqrt(2) fits rectifiers.
     c01b : bool, optional
@@ -106,64 +120,66 @@ class _Scaled(Weight):
 
     _is_uniform = False
 
-    def __init__(self, shape: Sequence[int], gain: float = 1.0, c01b: bool = False):
+    def __init__(self, shape: Any, gain: float = np.sqrt(2), c01b: bool = False):
         self._gain, self._is_c01b = gain, c01b
         super().__init__(shape)
 
     def _fans(self):
-        if len(self.shape) < 2:
+        """Return the inputs and the outputs of a unit, and the places of a filter."""
+        if len(self.shape) not in (2, 4):
             raise ValueError(
-                f"{type(self).__name__} needs a shape of 2 dimensions or more, got {self.shape}."
+                f"{type(self).__name__} needs a shape of 2 or 4 dimensions, got {self.shape}."
             )
-        if len(self.shape) == 2:
-            return self.shape
         ins, outs = (0, -1) if self._is_c01b else (1, 0)
-        field = np.prod(self.shape) / (self.shape[ins] * self.shape[outs])
-        return self.shape[ins] * field, self.shape[outs] * field
+        places = np.prod(self.shape) / (self.shape[ins] * self.shape[outs])
+        return self.shape[ins], self.shape[outs], places
 
-    def _std(self):
+    def _spread(self):
         raise NotImplementedError
 
     def _first_values(self):
-        std = self._gain * self._std()
-        if not self._is_uniform:
-            return rng.normal(0.0, std, self.shape)
-        limit = std * np.sqrt(3)
-        return rng.uniform(-limit, limit, self.shape)
+        spread = self._gain * self._spread()
+        if self._is_uniform:
+            return _rng().uniform(-spread, spread, self.shape)
+        return _rng().normal(0, spread, self.shape)
 
 
 class GlorotNormal(_Scaled):
-    """Normal values of the standard deviation gain sqrt(2 / (fan in + fan out)) [1]_.
+    r"""Normal values of the standard deviation :math:`g \sqrt{6 / ((in + out) places)}`.
+
+    Glorot and Bengio [1]_ have this number as the limit of uniform values; normal values have it as
+    their standard deviation in Theano-MPI.
 
     .. [1] Xavier Glorot and Yoshua Bengio, "Understanding the difficulty of training deep
        feedforward neural networks", AISTATS 2010.
     """
 
-    def _std(self):
-        return np.sqrt(2.0 / sum(self._fans()))
+    def _spread(self):
+        ins, outs, places = self._fans()
+        return np.sqrt(6.0 / ((ins + outs) * places))
 
 
 class GlorotUniform(GlorotNormal):
-    """Uniform values of the same standard deviation as `GlorotNormal`."""
+    """Uniform values up to the number that is the standard deviation of `GlorotNormal`."""
 
     _is_uniform = True
 
 
 class HeNormal(_Scaled):
-    """Normal values of the standard deviation gain sqrt(1 / fan in) [1]_.
+    r"""Normal values of the standard deviation :math:`g \sqrt{3 / (in \cdot places)}`.
+
+    He et al. [1]_ have :math:`\sqrt{2 / (in \cdot places)}`: that is ``gain=np.sqrt(2 / 3)``.
 
     .. [1] Kaiming He et al., "Delving Deep into Rectifiers", arXiv:1502.01852, 2015.
     """
 
-    def __init__(self, shape: Sequence[int], gain: float = np.sqrt(2), c01b: bool = False):
-        super().__init__(shape, gain, c01b)
-
-    def _std(self):
-        return np.sqrt(1.0 / self._fans()[0])
+    def _spread(self):
+        ins, _, places = self._fans()
+        return np.sqrt(3.0 / (ins * places))
 
 
 class HeUniform(HeNormal):
-    """Uniform values of the same standard deviation as `HeNormal`."""
+    """Uniform values up to the number that is the standard deviation of `HeNormal`."""
 
     _is_uniform = True
 

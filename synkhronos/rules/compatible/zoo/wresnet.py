@@ -65,7 +65,8 @@ class Wide_ResNet(Model):
         self.model._make_test_function()
 
     def load(self, mode, number):
-        self.images, self.labels = self.data.batch(mode, number)
+        images, self.labels = self.data.batch(mode, number)
+        self.images = images / np.float32(255)
 
     def part(self, number):
         """Return images and labels of a sub-batch."""

@@ -80,7 +80,9 @@ class LSGAN(Model):
 
     def load(self, mode, number):
         images, _ = self.data.batch(mode, number)
-        self.loaded = images.astype(theano.config.floatX)
+        # CIFAR-10's are bytes, MNIST's numbers up to 1.
+        largest = 255 if self.data_set == "cifar10" else 1
+        self.loaded = images.astype(theano.config.floatX) / largest
 
     def part(self, number):
         """Return the images of a sub-batch."""

@@ -30,15 +30,22 @@ class AlexNet(Classifier):
         f1, f2, f3, f4, f5 = self.filters
         pooled = {"poolsize": 3, "poolstride": 2}
         normalized = {**pooled, "lrn": True}
-        layer = ConvPoolLRN_bc01(images, shape, (f1, 3, 11, 11), convstride=4, **normalized)
+        layer = convolution(images, (f1, 3, 11, 11), convstride=4, input_shape=shape, **normalized)
         of_five = {"padsize": 2, "group": 2, "b": 0.1}
-        layer = ConvPoolLRN_bc01(layer, filter_shape=(f2, f1, 5, 5), **of_five, **normalized)
-        layer = ConvPoolLRN_bc01(layer, filter_shape=(f3, f2, 3, 3), padsize=1)
+        layer = convolution(layer, (f2, f1, 5, 5), **of_five, **normalized)
+        layer = convolution(layer, (f3, f2, 3, 3), padsize=1)
         of_three = {"padsize": 1, "group": 2, "b": 0.1}
-        layer = ConvPoolLRN_bc01(layer, filter_shape=(f4, f3, 3, 3), **of_three)
-        layer = ConvPoolLRN_bc01(layer, filter_shape=(f5, f4, 3, 3), **of_three, **pooled)
-        layer = Flatten(layer, axis=2)
+        layer = convolution(layer, (f4, f3, 3, 3), **of_three)
+        layer = convolution(layer, (f5, f4, 3, 3), **of_three, **pooled)
+        layer = Flatten(layer)
         for _ in range(2):
             weights = Normal((layer.output_shape[1], self.units), std=0.005)
             layer = Dropout(FC(layer, W=weights, b=0.1), prob_drop=0.5)
         return self.use_layers(Softmax(layer, n_out=self.data.n_class))
+
+
+def convolution(layer, shape, group=1, **others):
+    """Return a layer whose weights, of each group, are small ones."""
+    halves = [Normal((shape[0] // group, shape[1] // group, *shape[2:])) for _ in range(group)]
+    weights = halves if group > 1 else halves[0]
+    return ConvPoolLRN_bc01(layer, W=weights, filter_shape=shape, group=group, **others)

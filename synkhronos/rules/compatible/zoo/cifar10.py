@@ -1,5 +1,6 @@
 """A small convolutional network for CIFAR-10, in Theano-MPI's contract."""
 
+import numpy as np
 from theanompi.models.classifier import Classifier
 from theanompi.models.data import Cifar10_data
 from theanompi.models.layers2 import (
@@ -8,7 +9,6 @@ from theanompi.models.layers2 import (
     Crop,
     Dropout,
     Flatten,
-    HeNormal,
     Normal,
     Pool,
     Softmax,
@@ -30,14 +30,23 @@ class Cifar10_model(Classifier):
 
     def network(self, images):
         size, (first, second, third) = self.crop_size, self.filters
-        layer = Subtract(images, (self.batch_size, 3, 32, 32), self.data.rawdata[4])
-        layer = Crop(layer, output_shape=(size, size), flag_batch=False)
-        layer = Conv(layer, padsize=2, W=HeNormal((first, 3, 5, 5)))
+        shape = self.batch_size, 3, 32, 32
+        # Bytes, made numbers of about 1.
+        scale = np.float32(1 / 255)
+        layer = Subtract(scale * images, scale * self.data.rawdata[4], input_shape=shape)
+        layer = Crop(layer, (size, size))
+        layer = Conv(layer, padsize=2, W=he(first, 3, 5, 5))
         layer = Pool(layer, poolsize=3, poolstride=2)
-        layer = Conv(layer, padsize=2, W=HeNormal((second, first, 5, 5)))
+        layer = Conv(layer, padsize=2, W=he(second, first, 5, 5))
         layer = Pool(layer, poolsize=3, poolstride=2)
-        layer = Conv(layer, padsize=1, W=HeNormal((third, second, 3, 3)))
-        layer = Flatten(layer, axis=2)
-        layer = FC(layer, W=HeNormal((layer.output_shape[1], self.units)))
+        layer = Conv(layer, padsize=1, W=he(third, second, 3, 3))
+        layer = Flatten(layer)
+        ins = layer.output_shape[1]
+        layer = FC(layer, W=Normal((ins, self.units), std=(2 / ins) ** 0.5), b=0)
         layer = Dropout(layer, prob_drop=0.5)
         return self.use_layers(Softmax(layer, W=Normal((self.units, self.data.n_class))))
+
+
+def he(*shape):
+    """Return weights of a convolution before a rectifier: He et al., arXiv:1502.01852."""
+    return Normal(shape, std=(2 / np.prod(shape[1:])) ** 0.5)

@@ -65,7 +65,7 @@ class GoogLeNet(Classifier):
             if name in ("3b", "4e"):
                 layer = halved(layer)
         layer = Pool(layer, poolsize=layer.output_shape[2:], mode="average_exc_pad")
-        layer = Dropout(Flatten(layer, axis=2), prob_drop=0.4)
+        layer = Dropout(Flatten(layer), prob_drop=0.4)
         last = Softmax(layer, n_out=self.data.n_class)
         # Those beside it are in the list too, so their weights are parameters.
         last.sides = sides
@@ -76,15 +76,15 @@ class GoogLeNet(Classifier):
     def conv(self, layer, filters, size, stride=1, input_shape=None):
         filters = max(1, int(filters * self.width))
         channels = (input_shape or layer.output_shape)[1]
-        weights = GlorotUniform((filters, channels, size, size))
-        return Conv(layer, input_shape, stride, size // 2, weights, b=0.2)
+        weights = GlorotUniform((filters, channels, size, size), gain=1)
+        return Conv(layer, stride, size // 2, b=0.2, W=weights, input_shape=input_shape)
 
     def side(self, layer):
         """Return a classifier beside the main one."""
         size = min(5, *layer.output_shape[2:])
         layer = Pool(layer, poolsize=size, poolstride=3, mode="average_exc_pad")
         layer = Flatten(self.conv(layer, 128, 1), axis=2)
-        weights = GlorotUniform((layer.output_shape[1], self.units))
+        weights = GlorotUniform((layer.output_shape[1], self.units), gain=1)
         layer = Dropout(FC(layer, W=weights, b=0.2), prob_drop=0.7)
         return Softmax(layer, n_out=self.data.n_class)
 

@@ -1,1 +1,0 @@
-"""Model files in Theano-MPI's contract, for BSP, EASGD, GOSGD and ASGD."""
