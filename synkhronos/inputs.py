@@ -13,8 +13,8 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._arithmetic.array_operators import Operators, plain
 from synkhronos._arithmetic.conversion import as_array, check_dtype, check_kind, condition
-from synkhronos._arithmetic.operators import Operators, plain
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._host.choice import advice
 from synkhronos._session.current import current

@@ -42,7 +42,7 @@ def reduce_block(op, sources, out, divisor):
     There is at least one array, and one for each rank, in rank order. Averages are divided by the
     `divisor`.
     """
-    combine, _, divides = OPERATIONS[op]
+    combine, _, divides, _ = OPERATIONS[op]
     if out.dtype.char == HALF:
         total = sources[0].astype(np.float32)
     elif len(sources) == 1:
@@ -63,7 +63,7 @@ def reduce_block(op, sources, out, divisor):
 def reduction(op, sources, out, divisor):
     """Return a function that does what `reduce_block` does with the same arguments."""
     plain = len(sources) == 2 and out.dtype.char != HALF
-    combine, _, divides = OPERATIONS[op]
+    combine, _, divides, _ = OPERATIONS[op]
     if not plain or (divides and divisor & (divisor - 1)):
         return functools.partial(reduce_block, op, sources, out, divisor)
     first, second = sources

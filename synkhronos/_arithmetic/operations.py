@@ -13,6 +13,10 @@ max         maximum      the smallest of a dtype
 Half precision is combined in single, whose 24 bits hold the sum of many ranks, and rounded once at
 the end. All other dtypes are combined in themselves: integers wrap around, and have no average of
 their dtype. Bools are combined with "or" (sum, max) and "and" (prod, min).
+
+To combine must be associative, and the number that changes nothing must leave any other one as it
+is: a single array is never combined. So a sum of squares is no operation: square in the graph, and
+add up.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ class Operation(NamedTuple):
     combine: Callable[..., Any]  # of two arrays; ``combine(one, other, out)`` writes into the third
     identity: Callable[[np.dtype], Any]  # the number of a dtype that changes nothing
     divides: bool = False  # by the number of arrays, or of rows, at the end
+    kinds: str = "iufc"  # of dtypes that stores take
 
 
 class _Table(dict):
@@ -59,11 +64,11 @@ def _limit(dtype, of_integers, infinity):
 
 
 OPERATIONS: dict[str, Operation] = _Table(
-    avg=Operation(np.add, lambda dtype: 0, divides=True),
+    avg=Operation(np.add, lambda dtype: 0, divides=True, kinds="fc"),
     sum=Operation(np.add, lambda dtype: 0),
     prod=Operation(np.multiply, lambda dtype: 1),
-    min=Operation(_minimum, lambda dtype: _limit(dtype, "max", np.inf)),
-    max=Operation(_maximum, lambda dtype: _limit(dtype, "min", -np.inf)),
+    min=Operation(_minimum, lambda dtype: _limit(dtype, "max", np.inf), kinds="iuf"),
+    max=Operation(_maximum, lambda dtype: _limit(dtype, "min", -np.inf), kinds="iuf"),
 )
 OPS = tuple(OPERATIONS)
 OPERATIONS["mean"] = OPERATIONS["avg"]  # its name in stores

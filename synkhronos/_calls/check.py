@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._arithmetic.operations import OPS
 from synkhronos._calls.differences import any_differ, difference
 from synkhronos._calls.serial import Serial
 from synkhronos._machine.interrupts import raised_here
@@ -27,7 +28,6 @@ VARIABLE = "SYNKHRONOS_CHECK"
 SECONDS = 0.3  # of serial time, at most, in a call that FIRST compares
 NBYTES = 64 << 20  # of the function's variables, at most, or as much as the inputs have
 _TRIES = 3  # calls, of which one must be cheap
-_ADDED = {"avg", "sum", "prod", "min", "max"}  # the modes that combine items of the ranks' parts
 
 
 def number_of_calls(name, check):
@@ -280,13 +280,13 @@ class FirstCall(Check):
                 self._changed[variable] = before, value, array, cause
         if self._changed:
             self.left, self._nbytes = 1, serial.nbytes()[0]
-        elif any(mode in _ADDED and not each.any() for mode, each in zip(serial.modes, expected)):
+        elif any(mode in OPS and not each.any() for mode, each in zip(serial.modes, expected)):
             self.left = left  # zeros say little, as a count of rare items: the next call, too
         return list(self._differing_outputs(serial, found))
 
     def _by_chance(self, serial, place, found):
         # The largest label, say, may be the same in all parts.
-        if serial.modes[place] not in _ADDED or serial.whole(0)[0][place].dtype.kind not in "iub":
+        if serial.modes[place] not in OPS or serial.whole(0)[0][place].dtype.kind not in "iub":
             return None
         return serial.difference_in_other_orders(place, found)
 

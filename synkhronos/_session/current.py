@@ -1,4 +1,4 @@
-"""The current session: the only mutable state at module level."""
+"""The current session: the state of sessions that is at module level, and nowhere else."""
 
 import threading
 from typing import Any, ContextManager, List, Optional

@@ -1,7 +1,7 @@
 """The life of a leader: the first process of a machine that is not the master's.
 
-It waits for the master's sessions. In each it starts the ranks of its machine, and is the first of
-them.
+It serves one session of the master after another: it starts the ranks of its machine, and is the
+first of them.
 """
 
 import functools

@@ -8,7 +8,7 @@ Each output that a call asks for is one of three kinds:
 =========  =====================================================================================
 reduced    the ranks have reduced it on their devices; the master keeps the result
 combined   the master combines the parts of all ranks, by the mode of the output
-own        its mode is None: the result is that of one rank, the source of the request
+own        its mode is None: the value of the rank that the request names as its source
 =========  =====================================================================================
 """
 

@@ -7,15 +7,15 @@
               └─ deposit(parts) ──▶ collect                   Outputs    outputs of a function
 
 A transport has a `Gate` and a `Memory`. `variables`, `arrays` and `outputs` are written once, on
-these two; their values lie where `storage` says.
+these two; `storage` says where the values of shared variables are.
 
 ===========  =====================  ==========================================================
 transport    ranks                  what it is
 ===========  =====================  ==========================================================
 ``single``   one                    memory of this process, and nobody to wait for
 ``shared``   of one machine         memory that all ranks map
-``mpi``      of several machines    both, and messages between the machines: what the ranks of a
-                                    machine share crosses the network once
+``mpi``      of several machines    ``shared`` on each machine, and messages between machines: what
+                                    the ranks of a machine share crosses the network once
 ``nccl``     each on its own GPU    an addition: reduces arrays on the devices, if all ranks have
                                     them with the same shape and dtype
 ===========  =====================  ==========================================================
@@ -57,7 +57,9 @@ class Gate(ABC):
     """The start and finish barriers of calls, and meetings of all ranks inside of a call.
 
     The master uses `call`, or `start` and `finish`. All ranks use `abort`, `meet`, `agree` and
-    `report_rows` in a call. For what workers and their start need see `shared.gate.SharedGate`.
+    `report_rows` in a call. A gate of several processes has more, for workers and their start, as
+    `shared.gate.SharedGate` shows: ``become_worker``, ``next_command``, ``worker_finish``,
+    ``watch``, ``descriptors``, and boards of news.
 
     Attributes
     ----------

@@ -160,7 +160,9 @@ class Group(ABC):
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank.
 
-        Large arrays in it are views of the sender's memory, valid until the next `receive`.
+        Messages of one rank come in their order, and its end after all of them, once; between ranks
+        there is no order. Large arrays in a message are views of the sender's memory, valid until
+        the next `receive`.
 
         Parameters
         ----------

@@ -30,12 +30,12 @@ import threading
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.blocks import OPS
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos.comm.arrays import weigh
 
 _DTYPES = ("int8", "int32", "int64", "uint64", "float16", "float32", "float64")
+_KNOWN = ("avg", "sum", "prod", "min", "max")  # the operations that NCCL has
 _LARGEST = 2**31 - 1  # elements of an array: libgpuarray counts in C's int
 _ABORT_SECONDS = 10
 
@@ -84,6 +84,8 @@ class Nccl:
     def reduce(self, keys, op, root):
         """Reduce variables as `Variables.reduce`; return whether this was done."""
         # All ranks reduce, because NCCL's own reduce hung between GPUs with a direct link (2017).
+        if op not in _KNOWN:
+            return False
         arrays = self._values(keys)
         targets = arrays if root is None else [_host.empty_like(array) for array in arrays]
         rounds = [
@@ -124,7 +126,7 @@ class Nccl:
     def exchange(self, arrays, ops, weights, targets):
         """Reduce what it can as `Arrays.exchange`; return the positions of these arrays."""
         # A rank without rows contributes a neutral element, which is known (zero) for sums only.
-        known = OPS if all(weights) else ("avg", "sum")
+        known = _KNOWN if all(weights) else ("avg", "sum")
         chosen = []
         if self._comm is not None:
             chosen = [i for i, (a, op) in enumerate(zip(arrays, ops)) if _fits(a) and op in known]
@@ -139,7 +141,7 @@ class Nccl:
             self._comm is not None
             and ndim > 0
             and dtype in _DTYPES
-            and mode not in (None, "gather")
+            and mode in _KNOWN
             and (mode != "avg" or np.dtype(dtype).kind == "f")
         )
 

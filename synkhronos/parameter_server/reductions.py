@@ -19,9 +19,12 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import reduce_block
+from synkhronos._arithmetic.operations import OPERATIONS
 
 NUMBERS = "iufc"  # kinds of dtypes: a sum of bools would be no bool
-KINDS = {"sum": NUMBERS, "mean": "fc", "max": "iuf", "gather": NUMBERS}  # that each reduction takes
+# That each reduction takes; the average is called "mean" in stores.
+KINDS = {name: each.kinds for name, each in OPERATIONS.items() if name != "avg"}
+KINDS["gather"] = NUMBERS
 _BLOCK_BYTES = 1 << 18
 
 

@@ -151,7 +151,7 @@ class Store(OneCaller):
         Parameters
         ----------
         name : str
-            ``"push_op[KEY]"`` (sum, mean, max or gather), ``"update_on_server"``,
+            ``"push_op[KEY]"`` (sum, mean, prod, min, max or gather), ``"update_on_server"``,
             ``"test_on_server"``, ``"bigarray_bound"`` (elements), ``"reduce_thread"``,
             ``"push_thread"``, ``"pull_thread"``, ``"use_pin_memory"``. A ``push_op`` may come
             later, before its key is made.
@@ -170,7 +170,7 @@ class Store(OneCaller):
         >>> store.set_param("push_op[0]", "gather")
         >>> store.set_param("push_op[0]", "median")
         Traceback (most recent call last):
-        ValueError: push_op[0] must be one of sum, mean, max, gather, got 'median'.
+        ValueError: push_op[0] must be one of sum, prod, min, max, mean, gather, got 'median'.
         """
         self._refuse_closed()
         Parameters().set(name, value)  # refuses what it does not know

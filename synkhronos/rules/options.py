@@ -25,6 +25,7 @@ SUMMARIES = {
     "ASGD": "workers send their updates to a server: Downpour SGD, Dean et al. 2012",
 }
 RULES = tuple(SUMMARIES)
+TOGETHER = ("BSP",)  # rules whose ranks step together: none goes on without another
 SERVED = ("EASGD", "ASGD")  # rules whose rank 0 is a server
 _WORDS_OF_TRUTH = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -144,6 +145,7 @@ class Option:
         return self.check(number, name)
 
 
+_OTHERS = tuple(rule for rule in RULES if rule not in SERVED)
 _BSP, _EASGD, _GOSGD, _ASGD = (("BSP",), ("EASGD",), ("GOSGD",), ("ASGD",))
 
 _ROWS = [
@@ -168,7 +170,7 @@ _ROWS = [
            "or in host memory (ar, asa), in 32 or 16 bits",
            choices=("nccl32", "nccl16", "ar", "asa32", "asa16")),
     Option("print_freq", RULES, int, 40, "print costs after so many batches", least=1),
-    Option("snapshot_freq", ("BSP", "GOSGD"), int, 5, "write a snapshot after so many epochs; 0: "
+    Option("snapshot_freq", _OTHERS, int, 5, "write a snapshot after so many epochs; 0: "
            "at the end and at a Ctrl-C only", least=0),
     Option("snapshot_freq", SERVED, int, 2, "write a snapshot after so many epochs; 0: at the end "
            "and at a Ctrl-C only", least=0),
@@ -211,7 +213,7 @@ def check_rule(rule: str) -> str:
     if rule not in RULES:
         raise ValueError(
             f"there is no rule {rule!r}: it must be one of {', '.join(RULES)}."
-            f"{nearest(rule.upper(), RULES)}"
+            f"{nearest(rule, RULES)}"
         )
     return rule
 
@@ -342,5 +344,6 @@ def nearest(name: object, known: Collection[str]) -> str:
     >>> nearest("alhpa", ["alpha", "tau"])
     ' Perhaps you meant alpha.'
     """
-    found = difflib.get_close_matches(str(name), list(known), 1)
-    return f" Perhaps you meant {found[0]}." if found else ""
+    by_small = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(str(name).lower(), by_small, 1)
+    return f" Perhaps you meant {by_small[found[0]]}." if found else ""

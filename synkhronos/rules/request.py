@@ -57,7 +57,7 @@ class Request:
     @property
     def outlives_ranks(self) -> bool:
         """Whether workers go on after another one has died."""
-        return self.rule != "BSP"
+        return self.rule not in _options.TOGETHER
 
     def job(self, cores: list[list[int] | None]) -> Job:
         """Return what the ranks are told."""

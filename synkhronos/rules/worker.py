@@ -20,7 +20,7 @@ from typing import Sequence
 from synkhronos.comm import membership
 from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.rules.job import Job
-from synkhronos.rules.options import SERVED
+from synkhronos.rules.options import SERVED, TOGETHER
 
 _FLAGS = "THEANO_FLAGS"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         status = INTERRUPTED
     except BaseException as error:
         status = FOLLOWS if _report(error, job, group) else 1
-        if job.rule == "BSP":  # the others wait for this rank in the next exchange
+        if job.rule in TOGETHER:  # the others wait for this rank in the next exchange
             group.abort()
     group.close()
     return status
@@ -90,7 +90,7 @@ def _set_environment(job, rank, n_here):
         os.environ["SYNKHRONOS_MADE_BATCHES"] = str(batches)
     os.environ["SYNKHRONOS_SEED"] = str(job.options["seed"])
     # What a data class adds to seeds that all ranks share.
-    os.environ["SYNKHRONOS_STREAM"] = "0" if job.rule == "BSP" else str(rank)
+    os.environ["SYNKHRONOS_STREAM"] = "0" if job.rule in TOGETHER else str(rank)
 
 
 def is_server(job: Job, rank: int) -> bool:
@@ -133,7 +133,7 @@ def _prepare(job, rank):
     compatible.install()
     limit_threads(int(os.environ["OMP_NUM_THREADS"]))
     seed = job.options["seed"]
-    own = seed if job.rule == "BSP" else (seed + rank) % 2**32
+    own = seed if job.rule in TOGETHER else (seed + rank) % 2**32
     np.random.seed(own)
     random.seed(own)
 

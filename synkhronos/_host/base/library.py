@@ -6,7 +6,10 @@ As ``os.path`` is ``posixpath`` or ``ntpath``, this module is ``_host/theano/lib
 
 from synkhronos._host.choice import choose
 
-if choose() == "theano":
+name = choose()
+if name == "theano":
     from synkhronos._host.theano.library import *  # noqa: F403
-else:
+elif name == "pytensor":
     from synkhronos._host.pytensor.library import *  # noqa: F403
+else:
+    raise ImportError(f"{__file__} imports no library of the host {name!r}.")
