@@ -69,10 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         help="make a folder of links for LD_LIBRARY_PATH, by which Theano finds the libraries of "
         "CUDA; the exit status is 1 if one that a GPU needs is missing, 2 if DIR is not made",
     )
-    info.add_argument(
-        "--hosts",
-        metavar="LIST",
-        help="ask each of these machines, such as node0,node1: versions, cores, devices; the exit "
+    launch.add_hosts_arguments(
+        info,
+        "ask each of these machines, such as node0,node1: versions, cores, devices; the exit "
         "status is 1 if they don't agree, or one can't be reached",
     )
     launch.add_mpirun_arguments(info)
@@ -160,7 +159,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
     if arguments.link_cuda is not None:
         return _link_cuda(arguments.link_cuda)
-    if arguments.hosts is not None:
+    if arguments.hosts is not None or arguments.hostfile is not None:
         return machines.main(arguments)
     results = info.checks()
     if arguments.json:

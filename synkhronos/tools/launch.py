@@ -38,14 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_arguments(parser)
 
 
-def add_hosts_arguments(parser: argparse.ArgumentParser) -> None:
+_HOSTS = (
+    "the machines: node0,node1:2 (with 2 ranks) or node0:cuda0,node0:cuda1,node1:cpu; without it "
+    "those of a Slurm or PBS allocation"
+)
+
+
+def add_hosts_arguments(parser: argparse.ArgumentParser, help: str = _HOSTS) -> None:
     """Add the options that name machines, as `where.find_hosts` takes them."""
     machines = parser.add_mutually_exclusive_group()
-    machines.add_argument(
-        "--hosts", metavar="LIST",
-        help="the machines: node0,node1:2 (with 2 ranks) or node0:cuda0,node0:cuda1,node1:cpu; "
-        "without it those of a Slurm or PBS allocation",
-    )  # fmt: skip
+    machines.add_argument("--hosts", metavar="LIST", help=help)
     machines.add_argument(
         "--hostfile", metavar="FILE",
         help="a file with a machine in each line: node1 slots=2, node1:2 or node1:cuda0",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.running import run
 
+from synkhronos.__main__ import main
 from synkhronos.comm.mpi import job
 from synkhronos.tools.info import machines
 
@@ -100,9 +101,13 @@ def test_host_libraries_that_differ(libraries, title, shown):
     assert f"  {title}  " in refused and all(each in refused for each in shown)
 
 
-def test_wrong_names(two_hosts):
-    assert info(two_hosts, "a b")[::2] == (
-        2,
-        "can't ask the machines: --hosts: 'a b' is not a machine: write names or addresses, and "
-        "the number of ranks behind a colon, such as node0,node1:2.\n",
-    )
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--hosts=a b", "--hosts: 'a b' is not a machine: write names or addresses"),
+        ("--hostfile=none", "can't read the hostfile 'none': No such file or directory"),
+    ],
+)
+def test_wrong_names(given, message, capsys):
+    assert main(["info", given]) == 2
+    assert capsys.readouterr().err.startswith(f"can't ask the machines: {message}")

@@ -22,7 +22,7 @@ _VERSIONS = slice(2, 7)  # of a row: what must be the same everywhere
 def main(options: argparse.Namespace) -> int:
     """Print a table of the machines; return 1 if they disagree or one gives no answer."""
     try:
-        hosts = where.find_hosts(options.hosts)
+        hosts = where.find_hosts(options.hosts, options.hostfile)
         mpirun.check()
         lines = [_line(host, options) for host in hosts]
     except ValueError as error:
