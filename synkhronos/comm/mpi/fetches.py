@@ -31,7 +31,7 @@ from synkhronos.errors import SharedMemoryFull
 
 _ALIGN = 64
 _SMALLEST, _LARGEST = 1 << 20, 1 << 26  # bytes of a segment of the arena, if its array is smaller
-_SMALLEST_PART, _PARTS = 1 << 15, 4  # of a chain; so many for each machine, if they are not smaller
+_SMALLEST_PART, _PARTS = 1 << 16, 4  # of a chain; so many for each machine, if they are not smaller
 _UNUSED_CALLS = 64  # a segment that no call needed for so long is freed
 
 
@@ -344,7 +344,7 @@ def part_bytes(nbytes, n_machines):
     """Return the bytes of each part of arrays that go through a chain.
 
     >>> part_bytes(1 << 24, 2), part_bytes(1 << 24, 12), part_bytes(1 << 10, 12)
-    (1048576, 419392, 32768)
+    (1048576, 419392, 65536)
     """
     if n_machines == 2:
         return PART
