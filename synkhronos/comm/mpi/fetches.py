@@ -145,6 +145,8 @@ class Fetches:
         """Copy arrays of another machine, as all machines do, and pass them on."""
         carrier, key, link = self._carrier, (call, places), None
         arrays = [carrier.open(place) for place in targets]
+        for old in [old for old in self._links.values() if old.key[0] < call and old.is_complete]:
+            del self._links[old.key]  # the next machine has left that call without it
         if (carrier.machine + 1) % carrier.n_machines != machine:
             link = self._links[key] = _InChain(carrier, key)
             if key in self._asked:
