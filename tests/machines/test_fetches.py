@@ -337,3 +337,14 @@ def test_a_copy_that_is_coming_when_the_call_is_left_is_passed_on():
         pass
     assert [machines.answers(machine) for machine in (1, 2, 3)] == [["done"]] * 3
     assert machines.are_empty
+
+
+def test_what_the_next_machine_did_not_ask_for_is_forgotten_in_the_next_call():
+    machines = Machines(3, 0, [(100, 700)], 0)
+    machines.begin(1)
+    while machines.step():
+        pass
+    assert machines.answers(1) == ["done"] and len(machines.fetches[1]._links) == 1
+    of = 0, machines.places[0], machines.places[1]
+    machines.fetches[1].from_rank_copy_in_chain("leader", "id", (1, 2), *of)
+    assert [call for call, _ in machines.fetches[1]._links] == [(1, 2)]

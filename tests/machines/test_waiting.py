@@ -109,3 +109,10 @@ def test_without_a_free_descriptor_the_known_sockets_stay():
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert idle._of_mpi == known
+
+
+def test_it_sleeps_when_no_rank_is_left():
+    idle = Waiting()
+    for is_busy in (False, True):
+        assert idle.for_ranks(is_busy) == []
+        time.sleep(0.02)

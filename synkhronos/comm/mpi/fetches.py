@@ -31,7 +31,7 @@ from synkhronos.errors import SharedMemoryFull
 
 _ALIGN = 64
 _SMALLEST, _LARGEST = 1 << 20, 1 << 26  # bytes of a segment of the arena, if its array is smaller
-_SMALLEST_PART, _PARTS = 1 << 15, 4  # of a chain; so many for each machine, if they are not smaller
+_SMALLEST_PART, _PARTS = 1 << 16, 4  # of a chain; so many for each machine, if they are not smaller
 _UNUSED_CALLS = 64  # a segment that no call needed for so long is freed
 
 
@@ -145,6 +145,8 @@ class Fetches:
         """Copy arrays of another machine, as all machines do, and pass them on."""
         carrier, key, link = self._carrier, (call, places), None
         arrays = [carrier.open(place) for place in targets]
+        for old in [old for old in self._links.values() if old.key[0] < call and old.is_complete]:
+            del self._links[old.key]  # the next machine has left that call without it
         if (carrier.machine + 1) % carrier.n_machines != machine:
             link = self._links[key] = _InChain(carrier, key)
             if key in self._asked:
@@ -344,7 +346,7 @@ def part_bytes(nbytes, n_machines):
     """Return the bytes of each part of arrays that go through a chain.
 
     >>> part_bytes(1 << 24, 2), part_bytes(1 << 24, 12), part_bytes(1 << 10, 12)
-    (1048576, 419392, 32768)
+    (1048576, 419392, 65536)
     """
     if n_machines == 2:
         return PART
