@@ -13,19 +13,9 @@ import numpy as np
 import pytest
 import theano.tensor as T
 from support import faults
-from support.faults import (
-    BOUND,
-    ROWS,
-    bounded,
-    held,
-    holding,
-    let_go,
-    may_go,
-    runs,
-    signal_once_held,
-)
+from support.faults import BOUND, ROWS, bounded, held, holding, let_go, may_go, signal_once_held
 from support.helpers import Call, function
-from support.leaks import names_in_shared_memory
+from support.leaks import names_in_shared_memory, runs
 from support.waiting import wait_until
 
 import synkhronos as synk

@@ -9,9 +9,9 @@ import threading
 
 import psutil
 import pytest
-from support.faults import BOUND, CALLS, begun, bounded, child_process, pids_by_rank, runs
+from support.faults import BOUND, CALLS, begun, bounded, child_process, pids_by_rank
 from support.helpers import square
-from support.leaks import nothing_left
+from support.leaks import nothing_left, runs
 from support.waiting import wait_until
 
 import synkhronos as synk

@@ -11,18 +11,10 @@ import time
 import psutil
 import pytest
 from support import faults
-from support.faults import (
-    BOUND,
-    armed,
-    begun,
-    bounded,
-    child_process,
-    pids_by_rank,
-    runs,
-    set_point,
-)
+from support.faults import BOUND, armed, begun, bounded, child_process, pids_by_rank, set_point
 from support.interrupts import interrupt_at_begin
-from support.leaks import nothing_left
+from support.leaks import nothing_left, runs
+from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -62,12 +54,11 @@ def continued_once_said(log, words, pid):
             wait_until(lambda: any(words in message for message in said(log)), BOUND)
         os.kill(pid, signal.SIGCONT)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
+    watching = in_thread(watch)
     try:
         yield
     finally:
-        thread.join()
+        watching.result()
 
 
 STOPS = [

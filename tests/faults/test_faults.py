@@ -4,7 +4,6 @@ import ctypes
 import functools
 import os
 import signal
-import threading
 import time
 
 import numpy as np
@@ -21,11 +20,11 @@ from support.faults import (
     bounded,
     child_process,
     pids_by_rank,
-    runs,
     set_point,
 )
 from support.helpers import Call, function
-from support.leaks import nothing_left
+from support.leaks import nothing_left, runs
+from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -158,16 +157,10 @@ def test_a_worker_killed_before_its_memory_is_mapped(no_session, monkeypatch, ra
         check_that_it_is_over(2, signal.SIGKILL, lambda: synk.all_reduce(s), list(pids))
 
 
-def in_a_thread(do):
-    thread = threading.Thread(target=do)
-    thread.start()
-    thread.join(BOUND)
-
-
 ENDS = {  # how, and the exit status that is seen
     "os._exit(0)": (lambda: os._exit(0), [0]),
     "os._exit(7)": (lambda: os._exit(7), [7]),
-    "os._exit in a thread": (lambda: in_a_thread(lambda: os._exit(3)), [3]),
+    "os._exit in a thread": (lambda: in_thread(os._exit, 3).result(BOUND), [3]),
     "os.abort": (os.abort, [-6]),
     "a segmentation fault": (lambda: ctypes.string_at(0), [-11]),
     "another program": (lambda: os.execv("/bin/sleep", ["sleep", "60"]), [None]),

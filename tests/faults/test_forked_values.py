@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import threading
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import theano.tensor as T
 from support.faults import BOUND, bounded
 from support.helpers import function
 from support.layouts import ON_DEVICES, Layout, forked
+from support.threads import in_thread
 
 import synkhronos as synk
 from synkhronos._machine import private_copies
@@ -228,20 +228,13 @@ def test_a_fork_in_a_thread_beside_calls():
     w = shared(1000)
     with forked(Layout(2)), bounded():
         synk.all_reduce([w], op="avg")
-        found = []
-
-        def fork_often():
-            for _ in range(10):
-                found.extend(Child(lambda: values(w)).go())
-
-        thread = threading.Thread(target=fork_often)
-        thread.start()
+        forking = in_thread(lambda: [Child(lambda: values(w)).go() for _ in range(10)])
         x = T.dvector("x")
         f = function([x], (x.sum(), "sum"))
-        while thread.is_alive():
+        while not forking.done():
             assert f(np.ones(4)) == 4
             synk.all_reduce([w], op="avg")
-        thread.join()
+        found = [each for forked in forking.result() for each in forked]
         # In the middle of an average the values are sums, which are not divided yet.
         assert len(found) == 10 and {value for each in found for value in each} <= {1.0, 2.0}
 

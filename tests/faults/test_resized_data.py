@@ -11,6 +11,7 @@ import theano.tensor as T
 from support.faults import bounded
 from support.helpers import function, on_ranks
 from support.layouts import Layout
+from support.threads import in_thread
 
 import synkhronos as synk
 from synkhronos._session import commands, staging
@@ -64,10 +65,8 @@ def calls(ranks):
     return Calls(ranks.n)
 
 
-def in_thread(do, *args):
-    thread = threading.Thread(target=do, args=args)
-    thread.start()
-    thread.join()
+def in_other_thread(do, *args):
+    in_thread(do, *args).result()
 
 
 def in_handler(do, *args):
@@ -93,7 +92,7 @@ def before_commands(monkeypatch):
     assert not pending
 
 
-@pytest.mark.parametrize("elsewhere", [in_thread, in_handler])
+@pytest.mark.parametrize("elsewhere", [in_other_thread, in_handler])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["function", "rows", "scatter"])
 def test_a_call_goes_on_with_what_it_was_given(calls, before_commands, name, change, elsewhere):
@@ -110,7 +109,7 @@ def test_a_call_goes_on_with_what_it_was_given(calls, before_commands, name, cha
 def test_a_value_for_a_worker_is_what_it_was(calls, before_commands, name):
     call, d = getattr(calls, name), synk.data(OLD)
     expected = call(d)
-    before_commands(lambda: in_thread(d.free_memory))
+    before_commands(lambda: in_other_thread(d.free_memory))
     np.testing.assert_array_equal(call(d), expected)
 
 
@@ -135,7 +134,7 @@ def test_a_data_that_another_thread_fills_is_not_emptied_by_a_call(calls, monkey
 
     def empty(self):
         found = original(self)
-        in_thread(d.set_value, OLD)
+        in_other_thread(d.set_value, OLD)
         return found
 
     monkeypatch.setattr(staging.GrowingArray, "empty", empty)

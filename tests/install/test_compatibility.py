@@ -6,9 +6,9 @@ import runpy
 from pathlib import Path
 
 import pytest
-from support.faults import BOUND, runs
+from support.faults import BOUND
 from support.jupyter import in_kernel, needs_jupyter
-from support.leaks import nothing_left
+from support.leaks import nothing_left, runs
 from support.running import python
 from support.waiting import wait_until
 

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from support.parameter_server import SECONDS, Held, blocked, local, pull
+from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
 
@@ -32,14 +33,6 @@ def test_close_in_the_main_thread_runs_callbacks_of_rounds_that_are_still_update
 
 def test_an_interrupted_close_has_closed_the_store():
     store = local([(2,)], [0, 1])
-    errors = []
-
-    def wait():
-        try:
-            store.pull_wait(0, 1)
-        except ps.StoreClosed as error:
-            errors.append(error)
-
     with blocked(ps.create("local", devices=[0]), 9, 0):  # another store is not concerned
         store.init_key((1,), 5, 0)
         store.init_key((1,), 5, 1)
@@ -49,14 +42,13 @@ def test_an_interrupted_close_has_closed_the_store():
         store.pull_req(np.ones(1, np.float32), 5, 0, callback=lambda: may_go.wait(SECONDS))
         store.push(np.ones(2, np.float32), 0, 1)
         store.pull_req(np.ones(2, np.float32), 0, 1)
-        waiter = threading.Thread(target=wait)
-        waiter.start()
+        waiting = in_thread(store.pull_wait, 0, 1)
         main = threading.main_thread().ident
         with pytest.raises(KeyboardInterrupt):
             threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
             store.close()
-        waiter.join(SECONDS)
-        assert not waiter.is_alive() and errors
+        with pytest.raises(ps.StoreClosed):
+            waiting.result(SECONDS)
         with pytest.raises(ps.StoreClosed):
             store.push(np.ones(2, np.float32), 0, 0)
         store.close()
@@ -88,13 +80,12 @@ def test_close_waits_for_an_update_in_a_thread_that_waits():
         store.push(array, 0, 0)
         pull(store, array, 0, 0)
 
-    thread = threading.Thread(target=train)
-    thread.start()
+    training = in_thread(train)
     assert updater.is_there.wait(SECONDS)
     updater.go_soon()
     store.close()
     assert updater.order == [0]
-    thread.join(SECONDS)
+    training.result(SECONDS)
 
 
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit, KeyError])
@@ -120,23 +111,14 @@ def test_a_key_that_can_not_be_made_fails_for_all_devices():
             assert may_go.wait(SECONDS)
             raise KeyError("no")
 
-    errors = []
-
-    def make():
-        try:
-            store.init_key((2,), 0, 0)
-        except KeyError as error:
-            errors.append(error)
-
     with local([], [0, 1], Fails()) as store:
-        thread = threading.Thread(target=make)
-        thread.start()
+        making = in_thread(store.init_key, (2,), 0, 0)
         assert is_there.wait(SECONDS)
         store.init_key((2,), 0, 1)
         pulled = store.pull_req(np.zeros(2, np.float32), 0, 1)
         may_go.set()
-        thread.join(SECONDS)
-        assert errors
+        with pytest.raises(KeyError):
+            making.result(SECONDS)
         assert "key 0 could not be made" in str(pulled.exception(SECONDS))
         with pytest.raises(ValueError, match="no key 0"):
             store.push(np.zeros(2, np.float32), 0, 1)
@@ -201,18 +183,12 @@ def test_a_store_that_nothing_refers_to_is_collected_and_its_threads_end():
 
 def test_a_timeout_holds_although_a_callback_is_slow():
     with local([(1,)], [0, 1]) as store:
-        timed_out, may_go = threading.Event(), threading.Event()
-
-        def wait(future):
-            with pytest.raises(ps.RoundTimeout):
-                future.wait(timeout=0.1)
-            timed_out.set()
-
+        may_go = threading.Event()
         for d in (0, 1):
             store.push(np.ones(1, np.float32), 0, d)
         future = store.pull_req(np.ones(1, np.float32), 0, 0, callback=lambda: may_go.wait(SECONDS))
-        threading.Thread(target=wait, args=(future,)).start()
-        assert timed_out.wait(SECONDS / 2)
+        with pytest.raises(ps.RoundTimeout):
+            in_thread(future.wait, 0.1).result(SECONDS / 2)
         may_go.set()
         future.wait(SECONDS)
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from support.parameter_server import SECONDS, blocked, local, on_threads
+from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import engine
@@ -267,21 +268,11 @@ def test_close_lets_all_waits_end():
     array = np.ones(3, np.float32)
     pushed = store.push(array, 0, 0)
     store.pull_req(array, 0, 0)
-    caught = []
-
-    def wait():
-        try:
-            store.pull_wait(0, 0)
-        except ps.StoreClosed as error:
-            caught.append(str(error))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    waiting = in_thread(store.pull_wait, 0, 0)
     time.sleep(0.05)
     store.close()
-    thread.join(SECONDS)
-    assert not thread.is_alive()
-    assert "key 0: device 1 has not pushed" in caught[0]
+    with pytest.raises(ps.StoreClosed, match="key 0: device 1 has not pushed"):
+        waiting.result(SECONDS)
     assert isinstance(pushed.exception(1), ps.StoreClosed)
     for call in (
         lambda: store.push(array, 0, 0),
@@ -302,7 +293,7 @@ def test_close_drains_or_cancels_what_is_queued(drain, face):
     """In mshadow-ps queued tasks were dropped, silently."""
     store = local([(20_000,)] * 4)
     arrays = [np.ones(20_000, np.float32) for _ in range(4)]
-    came, pulls, closing = [], [], threading.Event()
+    came, pulls = [], []
     with contextlib.suppress(ps.StoreClosed), blocked(store, 99, 0):
         for key in range(4):
             store.push(arrays[key], key, 0).wait(SECONDS)
@@ -310,10 +301,10 @@ def test_close_drains_or_cancels_what_is_queued(drain, face):
                 pulls.append(store.pull_req(arrays[key], key, 0, callback=lambda: came.append(1)))
             else:
                 pulls.append(store.pull(key))
-        closer = threading.Thread(target=lambda: (store.close(drain), closing.set()))
-        closer.start()
-        assert not closing.wait(0.1)
-    assert closing.wait(SECONDS)
+        closing = in_thread(store.close, drain)
+        time.sleep(0.1)
+        assert not closing.done()
+    closing.result(SECONDS)
     assert len(came) == (4 if drain and face == "a device" else 0)
     for pull in pulls:
         assert isinstance(pull.exception(1), type(None) if drain else ps.StoreClosed)
@@ -359,20 +350,15 @@ def test_a_wait_that_ends_by_its_timeout_leaves_no_task_behind(store):
     store.pull_req(np.ones((2, 3), np.float32), 0, 0)
     store.init_key((50_000,), 9, 0)
     store.init_key((50_000,), 9, 4)
-
-    def wait_too_short():
-        with contextlib.suppress(ps.RoundTimeout):
-            store.pull_wait(0, 0, timeout=0.01)
-
     for _ in range(20):
-        waiter = threading.Thread(target=wait_too_short)
-        waiter.start()
+        waiting = in_thread(store.pull_wait, 0, 0, 0.01)
         time.sleep(0.0095)
         futures = [store.push(np.ones(50_000, np.float32), 9, d) for d in (0, 4)]
         until = time.monotonic() + SECONDS
         while not futures[0].done():
             assert time.monotonic() < until
             time.sleep(0.001)
-        waiter.join(SECONDS)
+        with pytest.raises(ps.RoundTimeout):
+            waiting.result(SECONDS)
     store.push(np.ones((2, 3), np.float32), 0, 4)
     store.pull_wait(0, 0, SECONDS)

@@ -1,12 +1,12 @@
 """Profiles of a store: spans and their table."""
 
-import threading
 import time
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.parameter_server import on_threads
 
 from synkhronos import parameter_server as ps
 from synkhronos.extensions import train, update_rules
@@ -29,13 +29,7 @@ def one_round(store, device, key, callback=None):
 
 
 def in_threads(store, key, callback=None):
-    threads = [
-        threading.Thread(target=one_round, args=(store, device, key, callback)) for device in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads([0, 1], lambda device: one_round(store, device, key, callback))
 
 
 def test_spans_of_two_devices(store):

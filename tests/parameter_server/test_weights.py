@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from support.parameter_server import SECONDS, local, on_threads, pull
+from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
 
@@ -73,15 +74,14 @@ def test_init_key_never_waits_for_other_devices():
 
     updater.init_model = slow
     with store:
-        first = threading.Thread(target=store.init_key, args=((1,), 0, 0))
-        first.start()
+        first = in_thread(store.init_key, (1,), 0, 0)
         assert is_there.wait(SECONDS)
         store.init_key((1,), 0, 1)
         out = np.zeros(1, np.float32)
         store.pull_req(out, 0, 1)
         may_go.set()
         store.pull_wait(0, 1, SECONDS)
-        first.join()
+        first.result(SECONDS)
         assert out[0] == 100
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import theano.tensor as T
 from support.helpers import Call, function, until
 from support.profiles import nothing_records, of, the_session, total
+from support.threads import in_thread
 from support.waiting import wait_until
 from support.watched import WATCHED
 
@@ -70,10 +70,9 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
         with contextlib.suppress(SessionError):  # where a worker was not done
             f(np.arange(8.0))
 
-    thread = threading.Thread(target=call)
     with synk.profile() as recorded:
         f(np.ones(8))
-        thread.start()
+        calling = in_thread(call)
         wait_until(come.exists)
         synk.close()
         assert nothing_records(first)
@@ -82,8 +81,7 @@ def test_a_closed_session_that_a_call_is_still_in_records_no_more(
     with synk.profile() as second:
         total("after")(np.ones((8, 3)))
         go_on.touch()
-        thread.join(60)
-        assert not thread.is_alive()
+        calling.result(60)
         total("at last")(np.ones((8, 3)))
     assert nothing_records(first) and nothing_records(the_session())
     assert len(of(second, "after")) == len(of(second, "at last")) == 2

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import threading
 import weakref
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.helpers import function
+from support.threads import in_thread
 from support.waiting import wait_until
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -151,17 +151,9 @@ def test_threads_that_call_at_once_make_it_join_once():
     for _ in range(3):
         synk.fork(2, restart=True)
         total.set_value(0.0)
-        results = []
-
-        def call(results=results):
-            results.append(float(f(X)))
-
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == [66.0] * 4 and synk.gather(total).tolist() == [264.0] * 2
+        calls = [in_thread(f, X) for _ in range(4)]
+        assert [float(call.result()) for call in calls] == [66.0] * 4
+        assert synk.gather(total).tolist() == [264.0] * 2
 
 
 def test_the_closed_session_is_let_go():

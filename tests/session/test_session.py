@@ -17,6 +17,7 @@ import theano
 import theano.tensor as T
 from support.helpers import function, mapped_bytes, on_ranks
 from support.leaks import nothing_left
+from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -356,9 +357,7 @@ def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
             taken.append(handler)
 
     def fork():
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join()
+        in_thread(take).result()
         return real()
 
     monkeypatch.setattr(os, "fork", fork)
@@ -366,9 +365,7 @@ def test_no_other_thread_logs_while_a_process_is_forked(monkeypatch):
     assert taken == []
     works(3)
     synk.close()
-    thread = threading.Thread(target=take)
-    thread.start()
-    thread.join()
+    in_thread(take).result()
     assert taken == [handler]
 
 

@@ -3,7 +3,6 @@
 import gc
 import html.parser
 import os
-import threading
 
 import numpy as np
 import psutil
@@ -12,6 +11,7 @@ import theano
 import theano.tensor as T
 from support.helpers import Call, function, until
 from support.layouts import ON_DEVICES
+from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -159,12 +159,10 @@ def test_a_call_under_way_is_not_waited_for(ranks, tmp_path):
     go_on.touch()
     f(np.ones(8))
     go_on.unlink()
-    thread = threading.Thread(target=f, args=(np.ones(8),))
-    thread.start()
+    call = in_thread(f, np.ones(8))
     try:
         wait_until(lambda: synk.status().state == "in a call")
     finally:
         go_on.touch()
-        thread.join(60)
-    assert not thread.is_alive()
+        call.result(60)
     assert synk.status().state == "open"

@@ -19,6 +19,7 @@ import theano.tensor as T
 
 import synkhronos as synk
 from support.helpers import Call, function
+from support.threads import in_thread
 from support.waiting import LONG, TEST_SECONDS, end_after, wait_until
 from synkhronos import WorkerError
 from synkhronos._machine.processes import ForkedProcess
@@ -104,14 +105,6 @@ def is_armed():
 def shared_numbers(count):
     """Return integers in memory that this process shares with those it forks from now on."""
     return np.frombuffer(mmap.mmap(-1, 8 * count), np.int64)
-
-
-def runs(pid):
-    """Return whether a process runs; an ended orphan may still be a zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def pids_by_rank():
@@ -201,12 +194,11 @@ def once_held(do, *ranks):
         wait_until(lambda: all(_holds[1 + rank] for rank in ranks))
         do()
 
-    thread = threading.Thread(target=watch)
-    thread.start()
+    watching = in_thread(watch)
     try:
         yield
     finally:
-        thread.join()
+        watching.result()
 
 
 def signal_once_held(signum, *ranks):

@@ -11,9 +11,9 @@ import time
 import traceback
 
 import cloudpickle
-import psutil
 
 from support.launching import FOR_ROOT, MPIRUN
+from support.leaks import runs
 from support.waiting import wait_until
 from synkhronos.comm.shared import group as shared
 from synkhronos.comm.single_group import SingleGroup
@@ -165,10 +165,7 @@ class CrewOnMachines:
 
 def has_ended(pid):
     """Return whether a process has ended."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    return not runs(pid)
 
 
 def crew_of(size, function):

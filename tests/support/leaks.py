@@ -18,6 +18,14 @@ def processes_with(variable):
                 yield process
 
 
+def runs(pid):
+    """Return whether a process runs; an ended orphan may still be a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def descriptors():
     """Return {number: file} of the open descriptors of this process."""
     found = {}

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 
+from support.threads import in_thread
 from support.waiting import LONG
 from synkhronos import parameter_server as ps
 
@@ -41,23 +42,8 @@ def local(shapes, devices=(0,), updater=None, dtype=np.float32, **parameters):
 
 def on_threads(devices, function):
     """Call ``function(device)`` in a thread for each device; return the results by device."""
-    results, errors = {}, []
-
-    def run(device):
-        try:
-            results[device] = function(device)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(device,), daemon=True) for device in devices]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "a device hangs"
-    if errors:
-        raise errors[0]
-    return results
+    futures = {device: in_thread(function, device) for device in devices}
+    return {device: future.result(SECONDS) for device, future in futures.items()}
 
 
 def pull(store, array, key, device):
