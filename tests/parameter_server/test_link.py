@@ -72,10 +72,10 @@ def test_an_array_is_given_again_when_it_was_sent(mover):
     wait = in_thread(lambda: link.outgoing(0, 2))  # of the initial weight
     time.sleep(0.05)
     mover.reply("sent", 0, 0)
-    assert wait() is link.outgoing(0, 2)
+    assert wait.result(20) is link.outgoing(0, 2)
     wait = in_thread(lambda: link.outgoing(0, 3))
     mover.reply("sent", 0, 1)
-    assert wait() is link.outgoing(0, 1)
+    assert wait.result(20) is link.outgoing(0, 1)
 
 
 def test_values_arrive_in_order_and_with_errors(mover):
@@ -95,11 +95,11 @@ def test_threads_wait_at_the_same_time_and_one_reads_for_all(mover):
     waits = [in_thread(lambda: link.next(20)), in_thread(link.barrier), in_thread(link.states)]
     questions = {name: number for _, number, name, _ in mover.get(2)}
     mover.reply("answer", questions["states"], [b"state"], None)
-    assert waits[2]() == [b"state"]
+    assert waits[2].result(20) == [b"state"]
     mover.reply("answer", questions["barrier"], [None], None)
-    assert waits[1]() is None
+    assert waits[1].result(20) is None
     mover.reply("arrived", 0, 1, None)
-    assert waits[0]() == [(0, 1, None)]
+    assert waits[0].result(20) == [(0, 1, None)]
 
 
 def test_a_timeout_ends_a_wait(mover):
@@ -115,7 +115,7 @@ def test_a_timeout_ends_a_wait(mover):
     wait = in_thread(mover.link.barrier)
     [(_, second, *_)] = mover.get()
     mover.reply("answer", second, [None], None)
-    assert wait() is None and not mover.link._answers
+    assert wait.result(20) is None and not mover.link._answers
 
 
 def test_a_ctrl_c_loses_no_message(mover, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_lost_server_ends_all_waits(mover):
     wait = in_thread(mover.link.next)
     mover.reply("arrived", 0, 1, None)
     mover.reply("lost", "server", 0, "a", "has died")
-    assert wait() == [(0, 1, None)]  # what has come before is not lost
+    assert wait.result(20) == [(0, 1, None)]  # what has come before is not lost
     for call in (mover.link.next, mover.link.barrier, lambda: mover.link.push(0, 1)):
         with pytest.raises(errors.ServerLost, match="server 0 on a has died, and with it the"):
             call()
@@ -161,7 +161,7 @@ def test_the_end_of_the_mover_ends_all_waits(mover):
     wait = in_thread(mover.link.next)
     mover.channel.close()
     with pytest.raises(errors.ParameterServerError, match="that reaches the servers has died"):
-        wait()
+        wait.result(20)
     with pytest.raises(errors.ParameterServerError, match="has died"):
         mover.link.request(0, 1)
 
@@ -175,10 +175,10 @@ def test_close_ends_other_waits(mover):
     [(name, question)] = mover.get()
     assert name == "close"
     mover.reply("answer", question, [None], None)
-    closing()
+    closing.result(20)
     for wait in waits:
         with pytest.raises(errors.StoreClosed):
-            wait()
+            wait.result(20)
     with pytest.raises(errors.StoreClosed):
         link.request(0, 1)
     link.close()
