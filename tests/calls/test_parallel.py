@@ -89,6 +89,13 @@ def normalized_by_theano(v, axes="per-activation"):
     return [*new, fixed, loss, *T.grad(loss, [v.row, x])]
 
 
+def by_levels(v, target):
+    """Return probabilities of 6 classes in 2 groups, or of one class for each row."""
+    weights, biases = T.stack([v.w, v.w * 2]), T.stack([v.row[:3], v.row[1:]])
+    groups = v.w[:, :2], v.row[:2]
+    return T.nnet.h_softmax(v.x, v.n, 6, 2, 3, *groups, weights, biases, target)
+
+
 def of_own_rows(v):
     return T.log(T.nnet.softmax(v.x))[T.arange(v.y.shape[0]), v.y]
 
@@ -154,6 +161,28 @@ EXPRESSIONS = {
         v.stack[:, 0, 1],
         v.x.T[0],
         v.x[:, [0, 2]],
+    ],
+    "along other axes": lambda v: [
+        T.cumsum(v.x, axis=1),
+        T.cumprod(v.stack, axis=2),
+        T.sort(v.x, axis=1),
+        T.sort(v.stack.dimshuffle(1, 0, 2), axis=0),
+        T.argsort(v.x),
+        T.extra_ops.diff(v.x, axis=1),
+        T.roll(v.x, 1, axis=1),
+        T.repeat(v.stack, T.as_tensor_variable([1, 2]), axis=2),
+        T.tile(v.x, (1, 2)),
+        T.tile(v.x, (2, 1, 2)),
+        T.grad(T.sqr(T.cumsum(v.x, axis=1)).mean(), v.x),
+    ],
+    "patches": lambda v: [
+        T.nnet.neighbours.images2neibs(v.images, (2, 2)),
+        T.nnet.neighbours.images2neibs(v.images, (3, 3)).max(axis=1).reshape((v.n, 8)),
+    ],
+    "levels of classes": lambda v: [
+        by_levels(v, v.y),
+        by_levels(v, None),
+        *T.grad(T.log(by_levels(v, v.y)).mean(), [v.w, v.row, v.x]),
     ],
     "split": lambda v: T.split(v.x, [1, 3], 2, axis=1),
     "set columns": lambda v: [

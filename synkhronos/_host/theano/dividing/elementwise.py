@@ -7,6 +7,7 @@ from theano.gof import Constant
 from theano.gof.graph import ancestors
 from theano.ifelse import IfElse
 from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
+from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
 from synkhronos._host.theano.dividing.division import (
     LENGTH,
@@ -301,6 +302,19 @@ def _all_reduce(variable, how):
     if variable.dtype != "bool":
         return all_reduce(variable, how)
     return tensor.cast(all_reduce(tensor.cast(variable, "int8"), how), "bool")
+
+
+@rule(extra_ops.CumOp, extra_ops.DiffOp, extra_ops.RepeatOp, SortOp, ArgSortOp, TopKOp)
+def _along_an_axis(division, node):
+    """Accumulate, sort or repeat along another axis than that of the rows."""
+    value, is_sort = division.of(node.inputs[0]), isinstance(node.op, (SortOp, ArgSortOp))
+    if value.kind != ROWS:
+        return division.unruled(node)
+    axis = number(node.inputs[1]) if is_sort else node.op.axis
+    if axis is None or int(axis) % node.inputs[0].ndim == value.axis:
+        division.refuse(node, "rows of its inputs along their axis, where each depends on others")
+    rest = [division.same(each) for each in node.inputs[1:]]
+    return division.apply(node, [value.variable, *rest], ROWS, value.axis, value.exact)
 
 
 @rule(basic.MaxAndArgmax, basic.Argmax)

@@ -7,17 +7,19 @@ import copy
 
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor import raw_random
-from theano.tensor.nnet import abstract_conv, bn, nnet
+from theano.tensor.nnet import abstract_conv, blocksparse, bn, neighbours, nnet
 from theano.tensor.signal import pool
 
 from synkhronos._host.theano.dividing.division import (
     PART,
     ROWS,
+    SAME,
     SHAPE,
     STREAM,
     UNKNOWN,
     CannotDivide,
     Value,
+    number,
     rule,
 )
 
@@ -54,7 +56,19 @@ rule(
     nnet.CrossentropyCategorical1Hot,
     nnet.CrossentropyCategorical1HotGrad,
 )(_by_row())
-rule(nnet.SoftmaxWithBias, nnet.CrossentropySoftmaxArgmax1HotWithBias)(_by_row(1))
+rule(nnet.SoftmaxWithBias, nnet.CrossentropySoftmaxArgmax1HotWithBias, blocksparse.SparseBlockGemv)(
+    _by_row(1)
+)
+
+
+@rule(blocksparse.SparseBlockOuter)
+def _sum_of_blocks(division, node):
+    """Add products of all rows to zeros: the gradient of a SparseBlockGemv."""
+    target, *_ = node.inputs
+    if number(target) != 0 or division.of(target).kind != SAME or target.dtype == "float16":
+        return division.unruled(node)
+    [new] = _by_row(0)(division, node)
+    return [new._replace(kind=PART) if new.kind == ROWS else new]
 
 
 def _of_images(*positions, kind=ROWS):
@@ -104,6 +118,18 @@ rule(pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)(_of_images(0, 1, 2))
 def _by_expression(rewriter):
     """Return a rule: an operation is what Theano replaces it by, in elementwise ones and sums."""
     return lambda division, node: division.expand(node, rewriter.transform)
+
+
+@rule(neighbours.Images2Neibs)
+def _neighbours(division, node):
+    """Cut each image into patches, which become rows one after another."""
+    value = division.of(node.inputs[0])
+    if value.kind != ROWS:
+        return division.unruled(node)
+    if value.axis != 0:
+        division.refuse(node, "images whose rows don't lie along axis 0")
+    rest = [division.same(each) for each in node.inputs[1:]]
+    return division.apply(node, [value.variable, *rest], ROWS)
 
 
 # With the means and variances of all rows.
