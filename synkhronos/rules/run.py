@@ -12,6 +12,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
 from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import contract, snapshots
@@ -20,6 +21,7 @@ from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
 
 _NONE = object()  # differs from all settings
+_TUNED = ("learning_rate", "warm_up_epochs", "alpha", "tau", "gamma", "p")
 
 
 class Interrupted(Exception):
@@ -43,6 +45,7 @@ class Run:
         self._history = snapshots.History(model)
         self.first_epoch = self.first_batch = 0
         self.count_before = 0  # batches of all ranks before the present epoch
+        self._has_told = False  # that the error does not fall
         self.own: dict[str, Any] = {}  # numbers of this rank that snapshots keep
         self.kept_arrays: list[np.ndarray] = []  # of the rule, from the run that is resumed
 
@@ -93,7 +96,20 @@ class Run:
             recorder.gather_val_info()
         recorder.print_val_info(count)
         model.current_info = recorder.get_latest_val_info()
+        if self.verbose and not self._has_told and does_not_fall(recorder.val_info):
+            self._has_told = True
+            self._tell_that_it_does_not_fall()
         return stop
+
+    def _tell_that_it_does_not_fall(self):
+        errors = [row[2] for row in self.recorder.val_info]
+        told = {**self.job.options, "learning_rate": contract.learning_rate(self.model)}
+        named = ", ".join(f"{name} {told[name]:g}" for name in _TUNED if name in told)
+        log.warning(
+            f"the validation error does not fall: {errors[0]:.3f} after the first epoch, "
+            f"{errors[-1]:.3f} after {len(errors)}. Is the learning rate too large, or too small, "
+            f"for {self.job.rule} on {len(self.job.devices)} ranks? ({named})"
+        )
 
     def record(self, count: float) -> None:
         """Write the recorder's file, with the present learning rate."""
@@ -176,6 +192,21 @@ class Run:
         if self.verbose:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
+
+
+def does_not_fall(val_info: Sequence[Sequence[float]]) -> bool:
+    """Return whether three epochs in a row have not brought the error below that of the first.
+
+    Not for errors that were low after the first epoch, nor for numbers that are no fractions.
+
+    >>> rows = [[0, 2.3, error] for error in (0.9, 0.5, 0.9, 0.91)]
+    >>> does_not_fall(rows), does_not_fall([*rows, [0, 2.3, 0.88]])
+    (False, True)
+    """
+    errors = [row[2] for row in val_info]
+    if len(errors) < 4 or not all(0 <= error <= 1 for error in errors) or errors[0] < 0.2:
+        return False
+    return min(errors[-3:]) > 0.95 * errors[0]
 
 
 def build(

@@ -81,6 +81,7 @@ def _set_environment(job, rank, n_here):
     if device == "none" or is_server(job, rank):
         device = "cpu"  # a server computes on the host
     os.environ[_FLAGS] = flags(os.environ.get(_FLAGS, ""), device)
+    os.environ.setdefault("KERAS_BACKEND", "theano")  # parameters are Theano's shared variables
     usable = len(os.sched_getaffinity(0))
     threads = usable if cores else max(1, usable // max(1, n_here))
     for name in _THREADS:

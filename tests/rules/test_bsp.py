@@ -222,3 +222,12 @@ def is_alive(pid):
 def test_a_model_with_updates_of_its_own_averages_its_parameters(tmp_path):
     # Ranks have six batches in an epoch: two after the last exchange.
     equal_on_all_ranks(rules.run("BSP", 2, tmp_path, "Descends", sync_type="avg", exchange_freq=4))
+
+
+@pytest.mark.slow("starts a rank")
+@pytest.mark.parametrize("rate, told", [(1e-9, 1), (0.1, 0)])
+def test_an_error_that_does_not_fall_is_told_once(tmp_path, rate, told):
+    """ASGD did not learn at its defaults, and nothing said so."""
+    made = rules.run("BSP", 1, tmp_path, settings={"n_epochs": 6, "lr": rate})
+    assert made.output.count("the validation error does not fall") == told
+    assert ("learning_rate 1e-09" in made.output) == bool(told)

@@ -9,6 +9,7 @@ import pytest
 import theano
 from support import compatible, zoo
 
+from synkhronos.rules import compatible as compatible_package
 from synkhronos.rules import contract, snapshots
 
 HEAVY = pytest.mark.slow("compiles a large network")
@@ -275,6 +276,22 @@ def test_ranks_train_with_all_batches_and_each_with_its_own(build, monkeypatch):
             model.train_iter(0, recorder)
         seen += [words.tobytes() for words, _, _ in loaded]
     assert len(seen) == len(set(seen)) == 5
+
+
+def test_keras_data_sets_are_made_up_too(monkeypatch, tmp_path):
+    """Keras would download them."""
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("needs keras")
+    monkeypatch.setenv("KERAS_BACKEND", "theano")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    text = "from keras.datasets import cifar10, mnist\nclass Model: pass\n"
+    (tmp_path / "of_keras.py").write_text(text)
+    module = compatible_package.import_model(str(tmp_path / "of_keras.py"))
+    (x, y), (x_test, y_test) = module.cifar10.load_data()
+    assert x.shape[0] == len(y) and {*x.shape[1:]} == {3, 32} and y.shape[1:] == (1,)
+    assert x.dtype == np.uint8 and x_test.shape[1:] == x.shape[1:] and len(x_test) == len(y_test)
+    (x, y), _ = module.mnist.load_data()
+    assert x.shape[1:] == (28, 28) and x.max() > 200 and y.shape == x.shape[:1]
 
 
 @HEAVY

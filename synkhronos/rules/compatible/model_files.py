@@ -9,6 +9,7 @@ A file below the working folder that mentions theanompi, and the file of the mod
 ``x.sync()``                                 does nothing where ``x`` is an array of NumPy: a CPU
                                              rank's ``param.container.value``
 ``theano.gpuarray.dnn``                      its convolution and pooling compute on a CPU rank, too
+``keras.datasets``                           is made up where ``$SYNKHRONOS_DATA`` says so
 ===========================================  =====================================================
 
 Such files are compiled at each import: their compiled form is of no use elsewhere.
@@ -142,6 +143,8 @@ class Loader(SourceFileLoader):
             **{_SyncCalls.NAME: sync},
         )
         _let_dnn_compute_on_cpus()
+        if b"keras.datasets" in self.get_data(self.get_filename(module.__name__)):
+            _let_keras_make_data_up()
         super().exec_module(module)
 
 
@@ -225,6 +228,13 @@ def _flat(kinds):
             yield from _flat(each)
     else:
         yield kinds
+
+
+def _let_keras_make_data_up():
+    """Let Keras' data sets follow ``$SYNKHRONOS_DATA``; this imports Keras."""
+    from synkhronos.rules.compatible.stand_ins import keras_data
+
+    keras_data.install()
 
 
 def _let_dnn_compute_on_cpus():

@@ -18,8 +18,8 @@ from theanompi.models.layers2 import (
 
 class Cifar10_model(Classifier):
     n_epochs = 70
-    batch_size = 256
-    learning_rate = 0.01
+    batch_size = 32
+    learning_rate = 0.02
     lr_step = (50, 60, 65)
     crop_size = 28  # pixels, of parts at random, which are mirrored at random too
     filters = (64, 128, 64)
@@ -31,8 +31,8 @@ class Cifar10_model(Classifier):
     def network(self, images):
         size, (first, second, third) = self.crop_size, self.filters
         shape = self.batch_size, 3, 32, 32
-        # Bytes, made numbers of about 1.
-        scale = np.float32(1 / 255)
+        # Bytes, made numbers of a deviation of about 1.
+        scale = np.float32(1 / 64)
         layer = Subtract(scale * images, scale * self.data.rawdata[4], input_shape=shape)
         layer = Crop(layer, (size, size))
         layer = Conv(layer, padsize=2, W=he(first, 3, 5, 5))
