@@ -13,6 +13,7 @@ BENCHMARKS = {
     "overlap": "benchmarks.overlap",
     "parameter_server": "benchmarks.parameter_server",
     "pymc": "benchmarks.pymc",
+    "programs": "benchmarks.foreign",
     "rules": "benchmarks.rules",
     "training": "benchmarks.training",
     "updates": "benchmarks.updates",

@@ -18,6 +18,7 @@ from benchmarks import (
     BENCHMARKS,
     busy,
     clusters,
+    foreign,
     groups,
     imports,
     overlap,
@@ -229,10 +230,56 @@ def test_all_are_tested(capsys):
         "machines", "pymc", "scaling"
     }  # fmt: skip
     assert {each.split()[0] for each in OF_THE_SOURCE} == {*BENCHMARKS} - {
-        "clusters", "pymc", "training"
+        "clusters", "programs", "pymc", "training"
     }  # fmt: skip
     assert frame.main("benchmarks", BENCHMARKS, None, []) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BENCHMARKS)
+
+
+# Programs of others: a file of ours in the place of one of theirs.
+
+PROGRAM = """
+EPOCH_SIZE = 100
+NUM_EPOCHS = 10
+import numpy as np, theano, theano.tensor as T
+x, w = T.dmatrix("x"), theano.shared(np.zeros(3))
+cost = T.sqr(T.dot(x, w) - x.sum(axis=1)).mean()
+train = theano.function([x], cost, updates=[(w, w - 0.1 * T.grad(cost, w))])
+first = theano.function([x], x[0])
+for epoch in range(NUM_EPOCHS):
+    costs = [train(np.random.rand(8, 3)) for _ in range(EPOCH_SIZE)]
+    print("Epoch {} took 3s, cost = {}".format(epoch, float(np.mean(costs))))
+print("of a", first(np.ones((4, 3))).shape, "cost")
+"""
+
+
+@pytest.mark.slow("starts interpreters")
+def test_programs_of_others_are_changed_run_and_compared(tmp_path, capsys, monkeypatch):
+    place = tmp_path / "clones" / "Lasagne" / "examples"
+    place.mkdir(parents=True)
+    (place / "recurrent.py").write_text(PROGRAM)
+    monkeypatch.setenv("THEANO_FLAGS", IN_PYTHON)
+    only = ("--only", "Lasagne recurrent", "--json", tmp_path / "found.json")
+    assert run("programs", "--clones", tmp_path / "clones", *only) == 0
+    shown = capsys.readouterr().out
+    assert "0+2+0" in shown and "1 of 1 programs divided and equal" in shown, shown
+    assert "Lasagne recurrent, in the master alone:\n  recurrent.py:8, 1 of 1 calls: " in shown
+    [found] = json.loads((tmp_path / "found.json").read_text())["programs"].values()
+    assert found["difference"] < 1e-12 and found["on_ranks"] > 0.5
+    assert [each["calls"] for each in found["functions"]] == [20, 1]
+    (place / "recurrent.py").write_text(PROGRAM.replace("NUM_EPOCHS = 10", "NUM_EPOCHS = 11"))
+    assert run("programs", "--clones", tmp_path / "clones", *only) == 0
+    assert "has no 'NUM_EPOCHS = 10': is it another version?" in capsys.readouterr().out
+    assert run("programs", "--clones", tmp_path, *only) == 2
+
+
+def test_what_programs_print_is_compared_without_times():
+    [program] = [each for each in foreign.PROGRAMS if each.name == "keras mnist_irnn"]
+    line = "2/9\b\b - 1s 3ms/step\b - {} 2ms/step - loss: 0.5 - val_loss: {}\nTest accuracy: 0.9"
+    runs = [line.format(*each) for each in (("3s", "2.50"), ("5s", "2.75"))]
+    assert foreign.figures(program, runs[0])[1] == [[2.5], [0.9]]
+    assert foreign.difference(program, *runs) == pytest.approx(0.1)
+    assert foreign.difference(program, runs[0], runs[1] + " %") is None
 
 
 # The frame.
