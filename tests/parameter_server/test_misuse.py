@@ -208,7 +208,7 @@ def test_unknown_kinds_are_refused(kind, words):
 @pytest.mark.parametrize(
     "name, value, words",
     [
-        ("push_op[0]", "median", "one of sum, mean, max, gather"),
+        ("push_op[0]", "median", "one of sum, prod, min, max, mean, gather"),
         ("push_opp[0]", "sum", r"perhaps you meant push_op\[0\]"),
         ("update_on_servr", 1, "perhaps you meant update_on_server"),
         ("pull_at_backend", 1, "there is no parameter 'pull_at_backend'"),

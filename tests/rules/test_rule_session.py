@@ -226,7 +226,7 @@ def test_the_request_is_the_command_that_the_launcher_reads(folder):
         parsed.devices,
         parsed.modelfile,
         parsed.modelclass,
-        dict(map(options.parse_setting, parsed.set)),
+        dict(parsed.set),
         {name: value for name, value in vars(parsed).items() if name in known},
         agent=parsed.agent,
         mpirun_args=parsed.mpirun_args,

@@ -106,7 +106,8 @@ def test_the_report_of_parallel_is_written_for_other_programs(tmp_path):
     status, out, err = python(tmp_path, *run, "--report", "a.json", "script.py")
     assert (status, out, err) == (3, "[3.0, 3.0, 3.0, 3.0, 3.0] (2, 1)\n", "")
     found = json.loads((tmp_path / "a.json").read_text())
-    assert found["n_ranks"] == 2 and all(seconds > 0 for seconds in found["cpu_seconds"])
+    master, worker = found["cpu_seconds"]
+    assert found["n_ranks"] == 2 and master > 0 and worker >= 0  # the worker has little to do
     divided, alone = sorted(found["functions"], key=lambda each: not each["is_divided"])
     assert (divided["calls"], divided["calls_on_ranks"], divided["reason"]) == (5, 5, "")
     assert 0 < divided["first_seconds"] < divided["seconds"] == divided["seconds_on_ranks"]
