@@ -356,7 +356,7 @@ def test_0d():
     d.set_shape(())
     assert d.data == 7
     d.free_memory()
-    assert d.shape == ()
+    assert (d.shape, d.alloc_size) == ((), 1)
     d.set_value(3.0)
     assert d.data == 3
     assert synk.data(dtype="int64", ndim=0).data == 0
