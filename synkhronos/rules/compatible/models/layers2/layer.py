@@ -223,7 +223,8 @@ def get_params(layers: Sequence[Layer]) -> tuple[list[Any], list[str]]:
     """Return the parameters of layers, each once, and 'W' or 'b' for each.
 
     >>> from synkhronos.rules.compatible.models.layers2 import FC, Softmax
-    >>> last = Softmax(FC(T.matrix(), input_shape=(4, 3), n_out=5), n_out=2)
+    >>> first = FC(T.matrix(), 5, input_shape=(4, 3), printinfo=False)
+    >>> last = Softmax(first, n_out=2, printinfo=False)
     >>> params, weight_types = get_params(get_layers(last))
     >>> weight_types
     ['W', 'b', 'W', 'b']
