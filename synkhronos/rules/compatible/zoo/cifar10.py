@@ -18,8 +18,8 @@ from theanompi.models.layers2 import (
 
 class Cifar10_model(Classifier):
     n_epochs = 70
-    batch_size = 32
-    learning_rate = 0.02
+    batch_size = 16
+    learning_rate = 0.01
     lr_step = (50, 60, 65)  # of 70 epochs; of fewer as large a part
     crop_size = 28  # pixels, of parts at random, which are mirrored at random too
     filters = (64, 128, 64)
