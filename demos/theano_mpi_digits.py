@@ -24,12 +24,12 @@ FILTERS, UNITS = [16, 32, 16], 64
 def parse(argv):
     """Read the command line."""
     description = "Train on handwritten digits by one of Theano-MPI's rules."
-    parser = _rules.parser_for(PROGRAM, description, epochs=8, batch=32)
+    parser = _rules.parser_for(PROGRAM, description, epochs=8, batch=16)
     add = parser.add_argument
     add("--rule", choices=list(RULES), default="BSP", help="(BSP)")
     add("--filters", type=positive, nargs=3, default=FILTERS, metavar="N", help="(16 32 16)")
     add("--units", type=positive, default=UNITS, metavar="N", help="of the dense layer (64)")
-    add("--rate", type=above_zero, default=0.02, metavar="R", help="learning rate (0.02)")
+    add("--rate", type=above_zero, default=0.01, metavar="R", help="learning rate (0.01)")
     return parser.parse_args(argv)
 
 

@@ -138,8 +138,10 @@ def _takes_config(modelclass):
     return True
 
 
-def check(model: Any) -> None:
+def check(model: Any, is_compiled: bool = False) -> None:
     """Check all that rules use of a model.
+
+    Data with a method ``batch_data`` may be divided into batches when the model is compiled.
 
     Raises
     ------
@@ -157,7 +159,10 @@ def check(model: Any) -> None:
     if params is not None:
         problems += _problems_of_params(params)
     data = getattr(model, "data", None)
+    may_come = not is_compiled and callable(getattr(data, "batch_data", None))
     for name in ("n_batch_train", "n_batch_val"):
+        if may_come and not hasattr(data, name):
+            continue
         value = getattr(data, name, None)
         if data is not None and not isinstance(value, numbers.Real):
             problems.append(f"its data has no number {name} (it has {value!r}).")

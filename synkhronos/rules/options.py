@@ -157,7 +157,7 @@ _ROWS = [
     Option("scale_lr", _BSP, bool, True, "scale the learning rate by the number of ranks"),
     Option("alpha", _EASGD, float, 0.5, "how far a worker and the center move to one another",
            least=0, most=1, above=True),
-    Option("p", _GOSGD, float, 0.01, "the probability that a worker sends its parameters after a "
+    Option("p", _GOSGD, float, 0.1, "the probability that a worker sends its parameters after a "
            "batch", least=0, most=1),
     Option("tau", SERVED, int, 10, "a worker asks the server after so many batches", least=1),
     Option("learning_rate_rule", _ASGD, str, "adagrad", "the server scales each element of an "
@@ -196,7 +196,7 @@ def of_rule(rule: str) -> dict[str, Option]:
     """Return the options of a rule by their names, those of the launcher too.
 
     >>> of_rule("GOSGD")["p"].default
-    0.01
+    0.1
     """
     rule = check_rule(rule)
     return {row.name: row for row in _ROWS if rule in row.rules}
@@ -222,7 +222,7 @@ def defaults(rule: str) -> dict[str, Any]:
     """Return the values that the ranks of a rule are told, if no option is given.
 
     >>> defaults("GOSGD")["p"]
-    0.01
+    0.1
     """
     return {o.name: o.default for o in of_rule(rule).values() if not o.is_of_launcher}
 

@@ -133,11 +133,11 @@ class Recorder:
         self._epoch_began = time.perf_counter()
         self.clear_train_info()
 
-    def end_epoch(self, count: int, uepoch: float) -> None:
+    def end_epoch(self, count: int, epoch: float) -> None:
         """Keep and print the time of an epoch; bring it into the file, if there is one."""
         seconds = time.perf_counter() - self._epoch_began
         self.epoch_time.append([_number(count), seconds])
-        self._say(f"global epoch {uepoch} took {seconds / HOUR:.4f} h")
+        self._say(f"global epoch {epoch} took {seconds / HOUR:.4f} h")
         if self._saved_in is not None:
             self._write(self._saved_in)
 
@@ -331,7 +331,7 @@ class Recorder:
     def plot(
         self,
         name: str,
-        lines: Sequence[Sequence[float]] | None = None,
+        lines: Sequence[Sequence[float]] | None = ((),),
         image: Any = None,
         save: bool = False,
         lw: float = 1.5,

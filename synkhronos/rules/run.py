@@ -233,6 +233,7 @@ def build(
     # A swap exchanges parameters, so each rank takes steps of its own, as with avg.
     sync_type = "cdd" if job.options.get("sync_type") == "cdd" else "avg"
     contract.compile_functions(model, sync_type)
+    contract.check(model, is_compiled=True)
     for variable in variables_of(model):
         if _host.is_random_state(variable):
             _host.spread_random_state(variable, group.rank)

@@ -34,6 +34,15 @@ def test_a_complete_model_is_taken():
     contract.check(Complete())
 
 
+def test_data_may_be_divided_into_batches_when_the_model_is_compiled():
+    """Wide_ResNet of Theano-MPI does so."""
+    model = Complete()
+    model.data = type("Later", (), {"batch_data": lambda self, size: None})()
+    contract.check(model)
+    with pytest.raises(TypeError, match="its data has no number n_batch_train"):
+        contract.check(model, is_compiled=True)
+
+
 @pytest.mark.parametrize("name", [*contract.ATTRIBUTES, *contract.METHODS])
 def test_what_is_missing_is_said(name):
     model = Complete()

@@ -51,8 +51,9 @@ class ModelClass(object):
     def build(self):
         self.x, self.y, self.lr = T.ftensor4('x'), T.lvector('y'), T.scalar('lr')
         shape = (self.batch_size, 3, 8, 8)  # each fourth pixel
-        mean = self.data.rawdata[4][:, ::4, ::4]
-        layer = Subtract(input=self.x[:, :, ::4, ::4], input_shape=shape, subtract_arr=mean)
+        mean = self.data.rawdata[4][:, ::4, ::4] / np.float32(255)
+        images = self.x[:, :, ::4, ::4] / np.float32(255)
+        layer = Subtract(input=images, input_shape=shape, subtract_arr=mean)
         layer = Flatten(input=layer, axis=2)
         layer = FC(input=layer, n_out=16, W=Normal((192, 16), std=0.05),
                    b=Constant((16,), val=0.1), printinfo=self.verbose)

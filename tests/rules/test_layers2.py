@@ -291,9 +291,9 @@ def test_normalization_over_channels(bc01, channels, n, order):
 
 
 @pytest.mark.parametrize(
-    "before, order", [("Conv", "bc01"), ("ConvPoolLRN", "c01b"), (None, "c01b")]
+    "before, expected", [("Conv", "bc01"), ("ConvPoolLRN", "c01b"), (None, "c01b")]
 )
-def test_normalization_follows_the_layout_of_the_layers_before(bc01, before, order):
+def test_normalization_follows_the_layout_of_the_layers_before(bc01, before, expected):
     """Theirs normalized over the first axis, which is the batch of images bc01."""
     shapes = {"Conv": ((2, 3, 6, 6), (4, 3, 1, 1)), "ConvPoolLRN": ((3, 6, 6, 2), (3, 1, 1, 4))}
     if before is None:
@@ -302,7 +302,7 @@ def test_normalization_follows_the_layout_of_the_layers_before(bc01, before, ord
         shape, filters = shapes[before]
         layer = getattr(layers2, before)(bc01, filter_shape=filters, input_shape=shape)
         layer = layers2.LRN(layers2.Dropout(layer))  # which has no layout of its own
-    assert layer.layout == order
+    assert layer.layout == expected
 
 
 class Halves(layers2.Layer):

@@ -26,7 +26,7 @@ def test_defaults_are_complete():
         "made_batches": None,
     }
     assert options.defaults("EASGD")["snapshot_freq"] == options.defaults("ASGD")["tau"] / 5 == 2
-    assert options.defaults("EASGD")["alpha"] == 0.5 and options.defaults("GOSGD")["p"] == 0.01
+    assert options.defaults("EASGD")["alpha"] == 0.5 and options.defaults("GOSGD")["p"] == 0.1
     for rule in options.RULES:
         assert options.check(rule) == options.defaults(rule)
         assert options.check(rule, **options.defaults(rule)) == options.defaults(rule)

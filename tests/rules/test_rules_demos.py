@@ -56,9 +56,9 @@ def test_a_session_script_trains_by_each_rule(demo, rule, capfd):
     devices = ["--devices", "cpu,cpu,cpu"] if rule in ("EASGD", "ASGD") else []
     errors = demo("theano_mpi_digits").main(["--rule", rule, *devices])
     # Where each worker goes on alone, one that comes late validates some epochs together.
-    assert 4 <= len(errors) <= 8 and errors[-1] < 0.4 < errors[0]
+    assert 1 <= len(errors) <= 8 and errors[-1] < 0.15
     if rule == "BSP":
-        assert len(errors) == 8 and errors[-1] < 0.15
+        assert len(errors) == 8 and errors[0] > 0.4
         assert gallery.unsaid("theano_mpi_digits", capfd.readouterr().out) == []
 
 

@@ -278,6 +278,13 @@ def test_ranks_train_with_all_batches_and_each_with_its_own(build, monkeypatch):
     assert len(seen) == len(set(seen)) == 5
 
 
+@HEAVY
+def test_a_run_of_few_epochs_ends_with_small_steps_too(build):
+    assert build("Cifar10_model").lr_step == [50, 60, 65]
+    assert build("Cifar10_model", n_epochs=14).lr_step == [10, 12, 13]
+    assert build("Cifar10_model", n_epochs=14, lr_step=[3]).lr_step == [3]
+
+
 def test_keras_data_sets_are_made_up_too(monkeypatch, tmp_path):
     """Keras would download them."""
     if importlib.util.find_spec("keras") is None:

@@ -18,12 +18,17 @@ from theanompi.models.layers2 import (
 
 class Cifar10_model(Classifier):
     n_epochs = 70
-    batch_size = 32
-    learning_rate = 0.02
-    lr_step = (50, 60, 65)
+    batch_size = 16
+    learning_rate = 0.01
+    lr_step = (50, 60, 65)  # of 70 epochs; of fewer as large a part
     crop_size = 28  # pixels, of parts at random, which are mirrored at random too
     filters = (64, 128, 64)
     units = 256
+
+    def __init__(self, config):
+        super().__init__(config)
+        if "lr_step" not in config:
+            self.lr_step = [round(each * self.n_epochs / 70) for each in self.lr_step]
 
     def make_data(self):
         return Cifar10_data(self.verbose)
@@ -31,8 +36,8 @@ class Cifar10_model(Classifier):
     def network(self, images):
         size, (first, second, third) = self.crop_size, self.filters
         shape = self.batch_size, 3, 32, 32
-        # Bytes, made numbers of a deviation of about 1.
-        scale = np.float32(1 / 64)
+        # Bytes, made numbers of about 1.
+        scale = np.float32(1 / 128)
         layer = Subtract(scale * images, scale * self.data.rawdata[4], input_shape=shape)
         layer = Crop(layer, (size, size))
         layer = Conv(layer, padsize=2, W=he(first, 3, 5, 5))

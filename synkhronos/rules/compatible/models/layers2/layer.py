@@ -223,8 +223,7 @@ def get_params(layers: Sequence[Layer]) -> tuple[list[Any], list[str]]:
     """Return the parameters of layers, each once, and 'W' or 'b' for each.
 
     >>> from synkhronos.rules.compatible.models.layers2 import FC, Softmax
-    >>> first = FC(T.matrix(), input_shape=(4, 3), n_out=5)
-    FC: (4, 3) -> (4, 5)
+    >>> first = FC(T.matrix(), 5, input_shape=(4, 3), printinfo=False)
     >>> last = Softmax(first, n_out=2, printinfo=False)
     >>> params, weight_types = get_params(get_layers(last))
     >>> weight_types
