@@ -383,8 +383,9 @@ def _as_it_is(value):
 
 def _variables_of(arguments):
     """Return the variables of the inputs; raise CannotDivide for arguments that have no rule."""
-    for name, usual in (("accept_inplace", False), ("rebuild_strict", True), ("profile", None)):
-        if arguments[name] != usual:
+    usual = {"accept_inplace": [False], "rebuild_strict": [True], "profile": [None, False]}
+    for name, values in usual.items():
+        if arguments[name] not in values:
             raise _host.CannotDivide(f"was given {name}={arguments[name]!r}")
     variables = []
     for each in arguments["params"]:

@@ -429,6 +429,15 @@ def test_functions_without_rows_stay_theanos(ranks, caplog):
     assert functions[0](2) == 4 and functions[3]() == 12
 
 
+@pytest.mark.layouts(Layout(2))
+def test_a_function_without_a_profile_is_divided(ranks):
+    v = Variables()
+    with synk.parallel():
+        f = theano.function([v.x], v.x.sum(), profile=False)
+    assert not is_theanos(f)
+    np.testing.assert_allclose(f(v.values[0]), v.values[0].sum())
+
+
 def adam_like(loss, params):
     updates = OrderedDict()
     count = theano.shared(np.float64(0), "count")
