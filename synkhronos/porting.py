@@ -417,8 +417,9 @@ def _inputs_of(arguments):
 
     Raises CannotDivide for arguments that have no rule.
     """
-    for name, usual in (("accept_inplace", False), ("rebuild_strict", True), ("profile", None)):
-        if arguments[name] != usual:
+    usual = {"accept_inplace": [False], "rebuild_strict": [True], "profile": [None, False]}
+    for name, values in usual.items():
+        if arguments[name] not in values:
             raise _host.CannotDivide(f"was given {name}={arguments[name]!r}")
     inputs = arguments["params"]
     variables = [getattr(each, "variable", each) for each in inputs]

@@ -475,6 +475,15 @@ def test_functions_without_rows_stay_theanos(ranks, caplog):
     assert [float(functions[3](np.ones((3, 4)))) for _ in range(2)] == [13, 14]
 
 
+@pytest.mark.layouts(Layout(2))
+def test_a_function_without_a_profile_is_divided(ranks):
+    v = Variables()
+    with synk.parallel():
+        f = theano.function([v.x], v.x.sum(), profile=False)
+    assert not is_theanos(f)
+    np.testing.assert_allclose(f(v.values[0]), v.values[0].sum())
+
+
 def adam_like(loss, params):
     updates = OrderedDict()
     count = theano.shared(np.float64(0), "count")

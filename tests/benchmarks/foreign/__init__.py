@@ -120,7 +120,7 @@ def _run(program, clones, place, args, n_ranks, noise="on"):
     if program.make_data is not None:
         program.make_data(folder)
     line = [sys.executable]
-    environment = _environment(folder, clones, noise)
+    environment = _environment(folder, clones, noise, program.flags)
     if n_ranks:
         line += ["-m", "synkhronos", "run", "--parallel", "-n", str(n_ranks)]
         line += ["--threads-per-rank", "1", "--report", str(folder / "report.json")]
@@ -158,11 +158,11 @@ def _logged(errors):
     return errors.split("\nSynkhronos: ")[0]
 
 
-def _environment(folder, clones, noise):
+def _environment(folder, clones, noise, more_flags):
     package = Path(synk.__file__).parents[1]
     libraries = [folder / "site", package, clones / "Lasagne", clones / "theanets"]
     given = {name: value for name, value in os.environ.items() if name != "SYNKHRONOS_CHECK"}
-    flags = [os.environ.get("THEANO_FLAGS"), f"base_compiledir={_compile_folder()}"]
+    flags = [os.environ.get("THEANO_FLAGS"), f"base_compiledir={_compile_folder()}", more_flags]
     return {
         **given,
         "PYTHONPATH": os.pathsep.join(map(str, libraries)),
@@ -274,7 +274,7 @@ def _cells(name, found):
     cpu = (
         "unknown"
         if None in found["cpu_seconds"]
-        else " ".join(f"{each:.0f}" for each in found["cpu_seconds"])
+        else " ".join(f"{each:.1f}" for each in found["cpu_seconds"])
     )
     is_slow = found["times"] is not None and found["milliseconds"] > 5
     return (

@@ -26,6 +26,8 @@ class Program:
         Whether lib2to3 converts it.
     beside : tuple of (str, str, str)
         Of other files in its folder: name, words, and what is put in their place.
+    flags : str
+        Of Theano, beside those of the environment.
     draws : bool
         Whether Theano's random numbers are drawn, which differ between ranks and serial Theano.
     figures : str
@@ -40,6 +42,7 @@ class Program:
     other: tuple[tuple[str, str], ...] = ()
     is_python_2: bool = False
     beside: tuple[tuple[str, str, str], ...] = ()
+    flags: str = ""
     draws: bool = False
     figures: str = ".*"
 
@@ -139,7 +142,7 @@ PROGRAMS = (
         ),
     ),
     _newmu("4_modern_net", draws=True),
-    _newmu("5_convolutional_net", draws=True),
+    _newmu("5_convolutional_net", draws=True, flags="floatX=float32"),
     _lasagne("Lasagne mnist mlp", "mlp", "2", draws=True),
     _lasagne("Lasagne mnist custom_mlp", "custom_mlp:2,400,0,0", "2"),
     _lasagne("Lasagne mnist cnn", "cnn", "1", draws=True),
@@ -215,5 +218,5 @@ PROGRAMS = (
         "mnist-autoencoder", ("train_batches=100", "train_batches=20, max_updates=100"), draws=True,
     ),
     _theanets("recurrent-memory", ("monitor_gradients=True", "max_updates=60, train_batches=20")),
-    _theanets("xor-classifier", ("patience=10", "patience=10, max_updates=100"), draws=True),
+    _theanets("xor-classifier", ("patience=10", "patience=10, max_updates=100")),
 )  # fmt: skip
