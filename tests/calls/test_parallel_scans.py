@@ -137,6 +137,20 @@ def merged(v):
     return T.dot(v.steps, v.w).reshape((-1, UNITS))
 
 
+def first_state(v):
+    """Return an initial state for all rows, of a shared variable with one row."""
+    state = theano.shared(v.b.get_value()[None], "state")
+    return T.repeat(state, v.x.shape[0], axis=0)
+
+
+def losses_of_all(v, outputs, labels):
+    """Return the losses of all steps of all rows, and gradients."""
+    n_labels = outputs.shape[-1]
+    n = T.prod(outputs.shape) // n_labels
+    p = T.nnet.softmax(outputs.reshape((n, n_labels)))[T.arange(n), labels.reshape((n,))]
+    return [T.log(p), *T.grad(T.log(p).mean(), [v.w, v.x])]
+
+
 def masks_as_wide(v, rows):
     """Return the first item of each mask as often as a row has items."""
     repeats = T.concatenate([[1], rows.shape[1:]])
@@ -187,6 +201,14 @@ EXPRESSIONS = {
             v.x.reshape((-1, FEATURES)).dot(v.w).reshape((-1, TIME, UNITS)).dimshuffle(1, 0, 2),
             v.zeros,
         )[0]
+    ],
+    "computed numbers of rows": lambda v: [
+        *losses_of_all(v, v.x[:, 0].dot(v.w), v.y),
+        *losses_of_all(v, T.dot(v.x, v.w), T.cast(v.mask, "int32")),
+        v.x.reshape((v.x.size // FEATURES, -1)),
+    ],
+    "an initial state of one row": lambda v: [
+        theano.scan(lambda x, h: T.tanh(x + h), T.dot(v.steps, v.w), first_state(v))[0]
     ],
     "chosen": lambda v: [
         ifelse(T.gt(v.b.sum(), 0), v.x, v.x * 2),
@@ -315,3 +337,16 @@ def test_merged_rows_of_sequences_of_different_lengths_run_in_the_master(ranks):
     assert f._theano is None
     with pytest.raises(ValueError):
         f(one, np.ones((4, 2)))
+
+
+@pytest.mark.layouts(Layout(2))
+def test_merged_rows_that_reshaping_would_tear_apart_run_in_the_master(ranks):
+    x = T.dmatrix("x")
+    steps = x.reshape((-1, 2, 2)).dimshuffle(1, 0, 2)
+    with synk.parallel():
+        f = theano.function([x], steps.reshape((steps.shape[1], -1)))
+        g = theano.function([x], x.reshape((x.size // 3, -1)))
+    value = np.arange(24.0).reshape(6, 4)
+    expected = value.reshape(6, 2, 2).transpose(1, 0, 2).reshape(6, -1)
+    np.testing.assert_array_equal(f(value), expected)
+    np.testing.assert_array_equal(g(value), value.reshape(8, 3))

@@ -358,7 +358,7 @@ class Division:
 
     def length(self, value):
         """Return the number of rows of a value with rows: the rank's, and that of all ranks."""
-        mine, exact = Shape_i(value.axis)(value.variable), value.exact or value.kind == POSITIONS
+        mine, exact = Shape_i(value.axis)(value.variable), value.exact
         if not exact:
             total = all_reduce(mine, "sum")
         elif self.totals:
@@ -402,7 +402,7 @@ class Division:
         values = list(map(self.of, variables))
         rows = [(v, each) for v, each in zip(values, variables) if v.kind in (ROWS, POSITIONS)]
         used = [v for v, _ in rows] + list(map(self.of, lengths))
-        if all(value.exact or value.kind == POSITIONS for value in used):
+        if all(value.exact for value in used):
             return
         first, *others = [*(Shape_i(v.axis)(each) for v, each in rows), *lengths]
         self.remainders += [other - first for other in others]

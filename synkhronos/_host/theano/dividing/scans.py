@@ -32,7 +32,7 @@ from synkhronos._host.theano.dividing.division import (
 )
 
 
-@rule(Scan)
+@rule(Scan, knows_times=True)
 def _scan(division, node):
     loop = _Loop(division, node)
     while not loop.settle():
