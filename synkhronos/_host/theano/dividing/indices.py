@@ -26,7 +26,7 @@ def _axis_after(division, node, axis):
     """Return the axis of rows after basic indexing; refuse indices of the rows."""
     indices = node.op.idx_list
     if axis < len(indices) and indices[axis] != slice(None, None, None):
-        division.refuse(node, "rows that are selected by their number")
+        division.refuse(node, "rows that are selected by their number: give those to the call")
     return axis - sum(not isinstance(each, slice) for each in indices[:axis])
 
 

@@ -124,7 +124,7 @@ class _Loop:
             self._refuse_sums()
         if kinds == (SAME, ROWS):
             what = f"rows and the initial value of {name}, which has a fixed number of rows"
-            self.outer.refuse(self.node, what)
+            self.outer.refuse(self.node, f"{what}: make it with x.shape[0] rows")
         self.outer.refuse(self.node, f"rows of which {name} is sometimes none")
 
     def _joined_whole(self, place, result):
@@ -132,7 +132,9 @@ class _Loop:
         return self._joined(place, result)
 
     def _refuse_sums(self):
-        self.outer.refuse(self.node, "sums over all rows that each step needs")
+        self.outer.refuse(
+            self.node, "sums over all rows that each step needs: compute them for all steps"
+        )
 
     def outputs(self):
         """Return the values of the scan's outputs."""

@@ -109,7 +109,11 @@ def _reshape(division, node):
 
 def _times_after(division, node, value, shape, lengths, axis):
     """Return how often the rows come on their axis after reshaping, for the lengths before it."""
-    array, result, refusal = *node.inputs[:1], *node.outputs, "rows that it would tear apart"
+    array, result, refusal = (
+        *node.inputs[:1],
+        *node.outputs,
+        "rows that it would tear apart: dimshuffle them to axis 0",
+    )
     before = [_length_of(array, i) for i in range(value.axis)]
     if value.times and shape.times and _are_equal(before, lengths):
         return value.times
