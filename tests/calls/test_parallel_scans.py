@@ -137,6 +137,19 @@ def merged(v):
     return T.dot(v.steps, v.w).reshape((-1, UNITS))
 
 
+def in_two_levels(v):
+    """Return the states of a scan over those of scans over features, one for each step."""
+    features = v.x.reshape((-1, FEATURES)).T
+
+    def step(x, h):
+        return T.tanh(x[:, None] + h.dot(v.u))
+
+    zeros = T.zeros((features.shape[1], UNITS), v.dtype)
+    inner = theano.scan(step, features, zeros)[0][-1]
+    steps = inner.reshape((-1, TIME, UNITS)).dimshuffle(1, 0, 2)
+    return theano.scan(lambda x, h: T.tanh(x + h), steps, v.zeros)[0][-1].dot(v.w.T)
+
+
 def first_state(v):
     """Return an initial state for all rows, of a shared variable with one row."""
     state = theano.shared(v.b.get_value()[None], "state")
@@ -216,6 +229,15 @@ EXPRESSIONS = {
         *T.grad(
             T.sqr(ifelse(T.gt(v.x.sum(), 0), v.x.dot(v.w), v.x.dot(v.w * 2))).sum(), [v.w, v.x]
         ),
+    ],
+    "scans of several rows for each": lambda v: [
+        theano.scan(
+            lambda x, h: T.tanh(x + h).dot(v.u) / T.cast(x.shape[0], v.dtype),
+            T.stack([merged(v), merged(v) * 2]),
+            T.zeros((merged(v).shape[0], UNITS), v.dtype),
+        )[0],
+        in_two_levels(v),
+        *T.grad(T.sqr(in_two_levels(v)).mean(), [v.w, v.u, v.x]),
     ],
     "tiled": lambda v: [
         T.switch(masks_as_wide(v, v.x[:, 0]), v.x[:, 0], 0),

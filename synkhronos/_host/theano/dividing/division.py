@@ -282,15 +282,15 @@ class Division:
             return self.unruled(node)
         if kind in _KNOW_TIMES:
             return _RULES[kind](self, node)
-        times = self._times(node)
+        times = self.times_of(node, node.inputs)
         found = _RULES[kind](self, node)
         if times is None:
             return found
         return [each._replace(times=times) if each.kind in _COUNTED else each for each in found]
 
-    def _times(self, node):
+    def times_of(self, node, variables):
         """Return how often rows come on an axis of a node's inputs, the same number for all."""
-        values = [value for value in map(self.of, node.inputs) if value.kind in _COUNTED]
+        values = [value for value in map(self.of, variables) if value.kind in _COUNTED]
         if not any(value.times for value in values):
             return None
         rows = [value for value in values if value.kind in (ROWS, POSITIONS)]
@@ -386,13 +386,6 @@ class Division:
         if self.n_rows not in (None, n_rows):
             raise CannotDivide(f"has fixed numbers of rows, {self.n_rows} and {n_rows}")
         self.n_rows = n_rows
-
-    def keep_exact(self, variable):
-        """Let only calls be divided in which an array has as many rows as they have."""
-        value = self.of(variable)
-        if not value.exact:
-            self.remainders.append(Shape_i(value.axis)(variable) - self.serial_rows())
-            self.values[variable] = value._replace(exact=True)
 
     def keep_equal(self, variables, lengths=()):
         """Let only calls be divided in which arrays have equally many rows, and as a length says.
