@@ -137,6 +137,33 @@ def merged(v):
     return T.dot(v.steps, v.w).reshape((-1, UNITS))
 
 
+def in_two_levels(v):
+    """Return the states of a scan over those of scans over features, one for each step."""
+    features = v.x.reshape((-1, FEATURES)).T
+
+    def step(x, h):
+        return T.tanh(x[:, None] + h.dot(v.u))
+
+    zeros = T.zeros((features.shape[1], UNITS), v.dtype)
+    inner = theano.scan(step, features, zeros)[0][-1]
+    steps = inner.reshape((-1, TIME, UNITS)).dimshuffle(1, 0, 2)
+    return theano.scan(lambda x, h: T.tanh(x + h), steps, v.zeros)[0][-1].dot(v.w.T)
+
+
+def first_state(v):
+    """Return an initial state for all rows, of a shared variable with one row."""
+    state = theano.shared(v.b.get_value()[None], "state")
+    return T.repeat(state, v.x.shape[0], axis=0)
+
+
+def losses_of_all(v, outputs, labels):
+    """Return the losses of all steps of all rows, and gradients."""
+    n_labels = outputs.shape[-1]
+    n = T.prod(outputs.shape) // n_labels
+    p = T.nnet.softmax(outputs.reshape((n, n_labels)))[T.arange(n), labels.reshape((n,))]
+    return [T.log(p), *T.grad(T.log(p).mean(), [v.w, v.x])]
+
+
 def masks_as_wide(v, rows):
     """Return the first item of each mask as often as a row has items."""
     repeats = T.concatenate([[1], rows.shape[1:]])
@@ -188,12 +215,29 @@ EXPRESSIONS = {
             v.zeros,
         )[0]
     ],
+    "computed numbers of rows": lambda v: [
+        *losses_of_all(v, v.x[:, 0].dot(v.w), v.y),
+        *losses_of_all(v, T.dot(v.x, v.w), T.cast(v.mask, "int32")),
+        v.x.reshape((v.x.size // FEATURES, -1)),
+    ],
+    "an initial state of one row": lambda v: [
+        theano.scan(lambda x, h: T.tanh(x + h), T.dot(v.steps, v.w), first_state(v))[0]
+    ],
     "chosen": lambda v: [
         ifelse(T.gt(v.b.sum(), 0), v.x, v.x * 2),
         ifelse(T.gt(v.x.sum(), 0), v.x.sum(axis=0), v.x.mean(axis=0)),
         *T.grad(
             T.sqr(ifelse(T.gt(v.x.sum(), 0), v.x.dot(v.w), v.x.dot(v.w * 2))).sum(), [v.w, v.x]
         ),
+    ],
+    "scans of several rows for each": lambda v: [
+        theano.scan(
+            lambda x, h: T.tanh(x + h).dot(v.u) / T.cast(x.shape[0], v.dtype),
+            T.stack([merged(v), merged(v) * 2]),
+            T.zeros((merged(v).shape[0], UNITS), v.dtype),
+        )[0],
+        in_two_levels(v),
+        *T.grad(T.sqr(in_two_levels(v)).mean(), [v.w, v.u, v.x]),
     ],
     "tiled": lambda v: [
         T.switch(masks_as_wide(v, v.x[:, 0]), v.x[:, 0], 0),
@@ -315,3 +359,16 @@ def test_merged_rows_of_sequences_of_different_lengths_run_in_the_master(ranks):
     assert f._theano is None
     with pytest.raises(ValueError):
         f(one, np.ones((4, 2)))
+
+
+@pytest.mark.layouts(Layout(2))
+def test_merged_rows_that_reshaping_would_tear_apart_run_in_the_master(ranks):
+    x = T.dmatrix("x")
+    steps = x.reshape((-1, 2, 2)).dimshuffle(1, 0, 2)
+    with synk.parallel():
+        f = theano.function([x], steps.reshape((steps.shape[1], -1)))
+        g = theano.function([x], x.reshape((x.size // 3, -1)))
+    value = np.arange(24.0).reshape(6, 4)
+    expected = value.reshape(6, 2, 2).transpose(1, 0, 2).reshape(6, -1)
+    np.testing.assert_array_equal(f(value), expected)
+    np.testing.assert_array_equal(g(value), value.reshape(8, 3))

@@ -531,6 +531,8 @@ def taps(g, rng):
 
 def normalized(g, rng):
     a = T.cast(g.pick(2), "float64") if rng.rand() < 0.8 else T.cast(g.pick(4), "float64")
+    if a in g.shared:
+        raise ValueError("its steps may be made in place before another operation raises")
     shift, pattern = g.shared[1], ("x", 0, *["x"] * (a.ndim - 2))
     shift = T.cast(shift, "float64").dimshuffle(*pattern)
     axes = "per-activation" if a.ndim == 2 else "spatial"

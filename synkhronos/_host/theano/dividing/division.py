@@ -297,15 +297,15 @@ class Division:
             return self.unruled(node)
         if kind in _KNOW_TIMES:
             return _RULES[kind](self, node)
-        times = self._times(node)
+        times = self.times_of(node, node.inputs)
         found = _RULES[kind](self, node)
         if times is None:
             return found
         return [each._replace(times=times) if each.kind in _COUNTED else each for each in found]
 
-    def _times(self, node):
+    def times_of(self, node, variables):
         """Return how often rows come on an axis of a node's inputs, the same number for all."""
-        values = [value for value in map(self.of, node.inputs) if value.kind in _COUNTED]
+        values = [value for value in map(self.of, variables) if value.kind in _COUNTED]
         if not any(value.times for value in values):
             return None
         rows = [value for value in values if value.kind in (ROWS, POSITIONS)]
@@ -373,7 +373,7 @@ class Division:
 
     def length(self, value):
         """Return the number of rows of a value with rows: the rank's, and that of all ranks."""
-        mine, exact = Shape_i(value.axis)(value.variable), value.exact or value.kind == POSITIONS
+        mine, exact = Shape_i(value.axis)(value.variable), value.exact
         if not exact:
             total = all_reduce(mine, "sum")
         elif self.totals:
@@ -402,13 +402,6 @@ class Division:
             raise CannotDivide(f"has fixed numbers of rows, {self.n_rows} and {n_rows}")
         self.n_rows = n_rows
 
-    def keep_exact(self, variable):
-        """Let only calls be divided in which an array has as many rows as they have."""
-        value = self.of(variable)
-        if not value.exact:
-            self.remainders.append(Shape_i(value.axis)(variable) - self.serial_rows())
-            self.values[variable] = value._replace(exact=True)
-
     def keep_equal(self, variables, lengths=()):
         """Let only calls be divided in which arrays have equally many rows, and as a length says.
 
@@ -417,7 +410,7 @@ class Division:
         values = list(map(self.of, variables))
         rows = [(v, each) for v, each in zip(values, variables) if v.kind in (ROWS, POSITIONS)]
         used = [v for v, _ in rows] + list(map(self.of, lengths))
-        if all(value.exact or value.kind == POSITIONS for value in used):
+        if all(value.exact for value in used):
             return
         first, *others = [*(Shape_i(v.axis)(each) for v, each in rows), *lengths]
         self.remainders += [other - first for other in others]

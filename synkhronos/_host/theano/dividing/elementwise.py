@@ -27,6 +27,7 @@ from synkhronos._host.theano.dividing.division import (
     rule,
     vector_length,
 )
+from synkhronos._host.theano.dividing.shapes import quotient
 from synkhronos._host.theano.graph import all_reduce
 
 
@@ -42,8 +43,12 @@ def _elemwise(division, node):
         return _elemwise_of_rows(division, node, values)
     if POSITIONS in kinds:
         if isinstance(op, scalar.Cast) and counts_rows(node.outputs[0].dtype):
-            return division.apply(node, [values[0].variable], POSITIONS)
+            return division.apply(node, [values[0].variable], POSITIONS, 0, values[0].exact)
         division.refuse(node, "the numbers of rows")
+    if isinstance(op, scalar.IntDiv) and [value.kind for value in values] == [LENGTH, SAME]:
+        divided = _divided_length(division, node, values)
+        if divided is not None:
+            return [divided]
     if kinds & {LENGTH, SHAPE} and _is_proportional(op, node, values):
         return of_length(division, node, values)
     if PART in kinds and _is_linear(op, node, values):
@@ -85,6 +90,27 @@ def _is_proportional(op, node, values):
         and node.outputs[0].ndim == 0
         and all(value.kind == SAME for value in others)
     )
+
+
+def _divided_length(division, node, values):
+    """Return a multiple of the number of rows that is divided by a factor of it, else None."""
+    factors, (length, divisor) = quotient(*node.inputs), node.inputs
+    if not counts_rows(node.outputs[0].dtype):
+        return None
+    if factors is None:
+        if values[0].exact or not number(divisor):
+            return None
+        division.remainders.append(length // basic.maximum(division.serial_rows(), 1) % divisor)
+    [new] = of_length(division, node, values)
+    return new._replace(exact=factors is not None and _is_number_of_rows(division, factors))
+
+
+def _is_number_of_rows(division, factors):
+    if len(factors) != 1 or not factors[0].owner or not isinstance(factors[0].owner.op, Shape_i):
+        return False
+    value = division.of(factors[0].owner.inputs[0])
+    is_length = value.kind == ROWS and value.axis == factors[0].owner.op.i
+    return is_length and value.exact and value.times is None
 
 
 def _is_linear(op, node, values):

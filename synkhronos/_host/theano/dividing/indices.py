@@ -126,7 +126,7 @@ def _take(division, node):
         return division.apply(node, [x.variable, rest], ROWS, x.axis, x.exact)
     if x.kind == ROWS and indices.kind == POSITIONS:
         division.keep_equal(node.inputs)
-        return division.apply(node, [x.variable, indices.variable], ROWS, 0, True)
+        return division.apply(node, [x.variable, indices.variable], ROWS, 0, indices.exact)
     if indices.kind == ROWS and x.kind != ROWS:
         whole = division.same(node.inputs[0])
         return division.apply(node, [whole, indices.variable], ROWS, 0, indices.exact)

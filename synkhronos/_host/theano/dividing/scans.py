@@ -32,7 +32,7 @@ from synkhronos._host.theano.dividing.division import (
 )
 
 
-@rule(Scan)
+@rule(Scan, knows_times=True)
 def _scan(division, node):
     loop = _Loop(division, node)
     while not loop.settle():
@@ -55,6 +55,12 @@ class _Loop:
             *range(n_timed, n_timed + self.op.n_shared_outs),
         ]
         self.values = {place: self._value(place) for place in range(len(node.inputs))}
+        # All inputs with rows have equally many; for a step, these are its rows.
+        rows = [each for i, each in enumerate(node.inputs) if self.values[i].kind == ROWS]
+        self.times = division.times_of(node, rows)
+        division.keep_equal(rows)
+        rows.sort(key=lambda each: not division.of(each).exact)
+        self.rows = division.of(rows[0]) if rows else None
         self.total = basic.lscalar("n_rows")
 
     def _value(self, place):
@@ -66,10 +72,7 @@ class _Loop:
                 self.node, "rows, one in each step: its steps must be along another axis"
             )
         if value.kind == ROWS and self.inner_of[place]:
-            if value.times is not None:
-                self.outer.refuse(self.node, "rows that come several times on one axis")
-            self.outer.keep_exact(each)
-            return self.outer.of(each)
+            return value._replace(exact=True, times=None)
         if value.kind in (PART, STREAM) and self.inner_of[place]:
             return value
         whole = self._whole(place)
@@ -124,7 +127,7 @@ class _Loop:
             self._refuse_sums()
         if kinds == (SAME, ROWS):
             what = f"rows and the initial value of {name}, which has a fixed number of rows"
-            self.outer.refuse(self.node, what)
+            self.outer.refuse(self.node, f"{what}: make it with x.shape[0] rows")
         self.outer.refuse(self.node, f"rows of which {name} is sometimes none")
 
     def _joined_whole(self, place, result):
@@ -132,7 +135,9 @@ class _Loop:
         return self._joined(place, result)
 
     def _refuse_sums(self):
-        self.outer.refuse(self.node, "sums over all rows that each step needs")
+        self.outer.refuse(
+            self.node, "sums over all rows that each step needs: compute them for all steps"
+        )
 
     def outputs(self):
         """Return the values of the scan's outputs."""
@@ -140,17 +145,16 @@ class _Loop:
         if self.step.remainders:
             self.outer.refuse(self.node, "rows that are reshaped or selected in each step")
         if self.step.n_rows is not None:
+            if not self.rows.exact or self.times is not None:
+                self.outer.refuse(self.node, "rows, to a fixed number of rows")
             self.outer.require(self.step.n_rows)
         found = ancestors(results)
         if any(each.owner and isinstance(each.owner.op, RankOperation) for each in found):
             self._refuse_sums()
         inputs, mine = self.inputs, [self.values[i].variable for i in range(len(self.node.inputs))]
         if self.total in found:
-            exact = next(
-                each for i, each in enumerate(self.node.inputs) if self.values[i].kind == ROWS
-            )
             inputs = [*inputs, self.total]
-            mine.append(self.outer.length(self.outer.of(exact)).total)
+            mine.append(self.outer.length(self.rows).total)
         new = Scan(inputs, results, dict(self.op.info)).make_node(*mine).outputs
         return [self._output(i, each) for i, each in enumerate(new)]
 
@@ -178,10 +182,14 @@ class _Loop:
         value = self.step.of(self.op.outputs[i])
         place = self.op.var_mappings["outer_inp_from_outer_out"][position]
         if place in self.states:
-            return self.values[place]._replace(variable=variable)
-        if value.kind not in (ROWS, PART):
-            return Value(variable)
-        return Value(variable, value.kind, value.axis + 1, value.exact)
+            value = self.values[place]._replace(variable=variable)
+        elif value.kind not in (ROWS, PART):
+            value = Value(variable)
+        else:
+            value = Value(variable, value.kind, value.axis + 1, value.exact)
+        if value.kind != ROWS:
+            return value
+        return value._replace(exact=value.exact and self.rows.exact, times=self.times)
 
 
 def _is_as(value, other):

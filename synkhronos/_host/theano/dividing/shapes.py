@@ -7,6 +7,7 @@ import numpy as np
 from theano import scalar
 from theano.compile.mode import optdb
 from theano.compile.ops import Shape, Shape_i
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Constant, FunctionGraph, Query
 from theano.gof.graph import ancestors
 from theano.scan_module.scan_utils import equal_computations
@@ -100,15 +101,19 @@ def _reshape(division, node):
     )
     if value.exact and _are_equal(items, lengths[axis + 1 :]):
         exact = True
-    elif is_rest or times:
-        _keep_whole(division, node, value, items, lengths[axis + 1 :])
+    elif (is_rest or times) and not _are_equal(items, lengths[axis + 1 :]):
+        _keep_whole(division, node, value, items, axis)
     [new] = division.apply(node, [value.variable, shape.variable], ROWS, axis, exact)
     return [new._replace(times=times)]
 
 
 def _times_after(division, node, value, shape, lengths, axis):
     """Return how often the rows come on their axis after reshaping, for the lengths before it."""
-    array, result, refusal = *node.inputs[:1], *node.outputs, "rows that it would tear apart"
+    array, result, refusal = (
+        *node.inputs[:1],
+        *node.outputs,
+        "rows that it would tear apart: dimshuffle them to axis 0",
+    )
     before = [_length_of(array, i) for i in range(value.axis)]
     if value.times and shape.times and _are_equal(before, lengths):
         return value.times
@@ -119,6 +124,9 @@ def _times_after(division, node, value, shape, lengths, axis):
     if is_last and value.exact and shape.exact and value.times is shape.times is None:
         return None
     if all(_constant(each) == 1 for each in lengths):
+        if _is_one_now(_product(before)):
+            division.remainders.append(_product(before) - 1)
+            return None
         if shape.exact and shape.times is None:
             division.refuse(node, refusal)
         mine = _product([Shape_i(i)(value.variable) for i in range(value.axis)])
@@ -130,16 +138,17 @@ def _times_after(division, node, value, shape, lengths, axis):
     return None
 
 
-def _keep_whole(division, node, value, items, lengths):
-    """Let only calls be divided in which each row becomes whole rows, for the lengths behind it."""
-    if not lengths or _are_equal(items, lengths):
+def _keep_whole(division, node, value, items, axis):
+    """Let only calls be divided in which each row becomes whole rows on an axis of the result."""
+    items, (array, _), [result] = _product(items), node.inputs, node.outputs
+    if result.ndim == axis + 1:
         return
-    items, array = _product(items), node.inputs[0]
     if not value.exact:
         times = value.times[0] if value.times else 1
         n_rows = division.serial_rows() * times
         items *= Shape_i(value.axis)(array) // basic.maximum(n_rows, 1)
-    division.remainders.append(items % basic.maximum(_product(lengths), 1))
+    new = _product([Shape_i(i)(result) for i in range(axis + 1, result.ndim)])
+    division.remainders.append(items % basic.maximum(new, 1))
 
 
 def _reshape_to_number(division, node, value, numbers):
@@ -207,6 +216,9 @@ def _factors(length):
         return [factor for each in node.inputs for factor in _factors(each)]
     if isinstance(node.op, DimShuffle) and length.ndim == 0:
         return _factors(node.inputs[0])
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.IntDiv):
+        factors = quotient(*node.inputs)
+        return [length] if factors is None else factors
     if isinstance(node.op, Prod) and vector_length(node.inputs[0]) is not None:
         vector = node.inputs[0]
         return [f for each in _lengths(vector, vector_length(vector)) for f in _factors(each)]
@@ -218,6 +230,25 @@ def _factors(length):
             if not (item.owner and item.owner.op == node.op):
                 return _factors(item)
     return [length]
+
+
+def quotient(length, divisor):
+    """Return the factors of a quotient of lengths without remainder, else None."""
+    factors = _factors(length)
+    for each in _factors(divisor):
+        same = next((other for other in factors if equal_computations([each], [other])), None)
+        if same is None:
+            return None
+        factors.remove(same)
+    return factors
+
+
+def _is_one_now(length):
+    """Return whether a length is 1 that only the values of shared variables say."""
+    leaves = [each for each in ancestors([length]) if each.owner is None]
+    if not all(isinstance(each, (Constant, SharedVariable)) for each in leaves):
+        return False
+    return int(length.eval()) == 1
 
 
 def _are_equal(lengths, others):
@@ -295,9 +326,10 @@ def _alloc_rows(division, node, values, at):
 def _arange(division, node):
     start, stop, step = map(division.of, node.inputs)
     constants = [number(node.inputs[0]), number(node.inputs[2])]
-    is_each_row = stop.kind == LENGTH and stop.exact and counts_rows(node.outputs[0].dtype)
+    is_each_row = stop.kind == LENGTH and counts_rows(node.outputs[0].dtype)
     if is_each_row and constants == [0, 1]:
-        return division.apply(node, [start.variable, stop.variable, step.variable], POSITIONS)
+        new = [start.variable, stop.variable, step.variable]
+        return division.apply(node, new, POSITIONS, 0, stop.exact)
     return division.unruled(node)
 
 
