@@ -232,7 +232,7 @@ def _flat(kinds):
 
 def _let_keras_make_data_up():
     """Let Keras' data sets follow ``$SYNKHRONOS_DATA``; this imports Keras."""
-    from synkhronos.rules.compatible.stand_ins import keras_data
+    from synkhronos.rules.compatible.models.data import keras_data
 
     keras_data.install()
 

@@ -58,7 +58,7 @@ def extend_data(
     imgs, labels = img_batches, label_batches[: len(img_batches)]
     if len(imgs) != len(labels) or not len(imgs):
         raise ValueError(
-            f"img_batches must be one at least, and label_batches as many, got {len(imgs)} and "
+            f"images and labels must have equally many batches, at least one, got {len(imgs)} and "
             f"{len(labels)}."
         )
     if not 0 <= rank < size:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.rules.compatible.models.data import Cifar10_data, MNIST_data, sources
+from synkhronos.rules.compatible.models.data import sources
+from synkhronos.rules.compatible.models.data.cifar10 import Cifar10_data
+from synkhronos.rules.compatible.models.data.mnist import MNIST_data
 
 
 def install() -> None:
