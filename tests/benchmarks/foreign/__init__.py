@@ -82,7 +82,7 @@ def measure(args, report):
 
 def _compare(program, clones, place, args):
     """Return what is known of a program after all its runs."""
-    found = {"lines": None}
+    found = {"draws": program.draws}
     try:
         serial = _run(program, clones, place, args, 0)
         ranked = _run(program, clones, place, args, args.ranks)
@@ -255,11 +255,10 @@ def difference(program, serial, ranked):
 def _verdict(found):
     if "failed" in found:
         return found["failed"]
-    exact = found.get("still", found["difference"])
-    if exact is None or not exact <= EQUAL:
-        return "DIFFERS"
-    if "still" in found and not (found["difference"] is not None and found["difference"] <= CLOSE):
-        return "draws others"
+    least = CLOSE if found["draws"] else EQUAL
+    for key, limit in ("difference", least), ("still", EQUAL):
+        if key in found and (found[key] is None or not found[key] <= limit):
+            return "DIFFERS"
     return "" if found["on_ranks"] > 0.5 else "serial"
 
 
