@@ -259,7 +259,7 @@ def test_crops_are_parts_of_the_images(bc01, order, flag_batch):
         assert made.shape == layer.output_shape
         return places(made.transpose(back), x)
 
-    drawn = [found() for _ in range(12)]
+    drawn = [found() for _ in range(60)]
     if flag_batch:
         assert all(len(set(each)) == 1 for each in drawn)
     seen = {each for several in drawn for each in several}

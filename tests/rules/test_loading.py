@@ -324,7 +324,7 @@ def test_batches_are_extended_to_a_multiple(number, size):
 
 
 def test_batches_that_can_not_be_extended_are_refused():
-    with pytest.raises(ValueError, match="label_batches as many, got 2 and 1"):
+    with pytest.raises(ValueError, match="equally many batches, at least one, got 2 and 1"):
         utils.extend_data(0, 2, [1, 2], [1])
     with pytest.raises(ValueError, match="rank must be from 0 to 1, got 2"):
         utils.extend_data(2, 2, [1], [1])
