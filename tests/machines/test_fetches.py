@@ -30,7 +30,7 @@ class Carrier:
         self.told += [(machine, "part", transfer, part.copy()) for part in parts]
 
     def receive_parts(self, machine, parts, transfer, then):
-        self.receiving += [(part, lambda part=part: then(part)) for part in parts]
+        self.receiving += [(part, lambda i=i: then(i)) for i, part in enumerate(parts)]
 
     def has_left(self, session):
         return session == 0
@@ -237,6 +237,7 @@ class Machines:
             array[...] = np.arange(array.size).reshape(array.shape) + number
         self.under_way = collections.defaultdict(collections.deque)  # (from, to) -> messages
         self.sent = collections.Counter()
+        self.come = [[] for _ in range(n_machines)]  # what to call for parts that have come
 
     def begin(self, machine):
         """Let a machine begin to copy."""
@@ -256,17 +257,27 @@ class Machines:
             carrier.told.clear()
         ways = [way for way, messages in self.under_way.items() if messages]
         if not ways:
-            return False
+            return any(map(self.see, range(self.n)))
         source, to = way = self._random.choice(ways)
         name, *rest = self.under_way[way].popleft()
         if name == "part":
             self.sent[source] += rest[1].nbytes
             part, then = self.carriers[to].receiving.pop(0)
             part[...] = rest[1]
-            then()
+            self.come[to].append(then)
+            if self._random.random() < 0.5:
+                self.see(to)
         else:
             getattr(self.fetches[to], f"from_machine_{name}")(source, *rest)
         return True
+
+    def see(self, machine):
+        """Let a carrier see which parts have come: in any order; return whether there was one."""
+        seen, self.come[machine] = self.come[machine], []
+        self._random.shuffle(seen)
+        for then in seen:
+            then()
+        return bool(seen)
 
     @property
     def others(self):

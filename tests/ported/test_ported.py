@@ -57,8 +57,8 @@ def test_the_results_are_those_of_serial_theano(name, ranks, check):
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("compiles")
 @pytest.mark.parametrize("ranks", [2, 3, 1])
-# Dropout of the Lasagne program draws other numbers.
-@of_programs(sorted(set(PROGRAMS) - {"lasagne"}))
+# Dropout of the Lasagne program, and the corruption of autoencoders, draw other numbers.
+@of_programs(sorted(set(PROGRAMS) - {"lasagne", "da", "sda"}))
 def test_programs_without_a_change_agree_too(name, ranks):
     found = ported.run_on_ranks(name, ranks, check=True, changed=False)
     assert ported.difference(found, serial(name)) < 1e-8

@@ -223,12 +223,15 @@ class BaseCarrier:
         machine: int,
         parts: Iterable[np.ndarray],
         transfer: int,
-        then: Callable[[np.ndarray], None],
+        then: Callable[[int], None],
     ) -> None:
-        """Receive parts of arrays where they are to lie; call `then` with each that has come."""
+        """Receive parts of arrays where they are to lie.
+
+        `then` is called with the position of each that has come, in any order.
+        """
         tag = _FIRST_BULK + transfer % _N_BULK
-        for part in parts:
-            come = functools.partial(then, part)
+        for position, part in enumerate(parts):
+            come = functools.partial(then, position)
             self._moving.append((self.receive(machine, part, tag), part, come))
 
     def move(self) -> bool:

@@ -248,13 +248,16 @@ class Fetches:
             end()
             return
         parts = [each for array in targets for each in parts_of(array, part)]
-        left = len(parts)
+        left, have_come, n_passed = len(parts), [False] * len(parts), 0
 
-        def come(each):
-            nonlocal left
+        def come(position):
+            nonlocal left, n_passed
             left -= 1
-            if link is not None:
-                link.send([each])
+            have_come[position] = True
+            # In their order, in which the next machine takes them: a later part can be seen first.
+            while link is not None and n_passed < len(parts) and have_come[n_passed]:
+                link.send([parts[n_passed]])
+                n_passed += 1
             if not left:
                 end()
 
