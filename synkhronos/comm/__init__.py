@@ -151,7 +151,7 @@ class Gate(ABC):
         if not errors:
             raise SessionError("A call was aborted, but no rank said why.")
         raise reports.worker_error(errors, self.n_ranks) from (
-            own if min(errors) == self.master_rank else reports.remote_cause(errors)
+            own if reports.first(errors) == self.master_rank else reports.remote_cause(errors)
         )
 
     @abstractmethod

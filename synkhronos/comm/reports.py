@@ -12,7 +12,8 @@ from synkhronos._machine.log import log
 from synkhronos._machine.processes import life_of, name_of_signal
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
-_ADVICE = "_synkhronos_advice"  # an attribute of exceptions
+# Attributes of exceptions: advice, and whether it follows from what another rank did.
+_ADVICE, _FOLLOWS = "_synkhronos_advice", "_synkhronos_follows"
 
 
 def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
@@ -29,6 +30,7 @@ def report_on(error: BaseException, limit: int = 1 << 16) -> dict:
         "traceback": _shorten(text, limit // 8),
         "host": socket.gethostname(),
         "advice": getattr(error, _ADVICE, ""),
+        "follows": getattr(error, _FOLLOWS, False),
     }
 
 
@@ -71,11 +73,13 @@ def add_advice(error: BaseException, advice: str) -> None:
 
 def left_early(rank: int, waiting: int) -> SessionError:
     """Return the exception for a rank that has left a call in which another still waits for it."""
-    return SessionError(
+    error = SessionError(
         f"Rank {rank} has left a call in which rank {waiting} still waits to reduce with it. All "
         "ranks must compute the same all_reduces, so they can't be in a branch that only some of "
         "them take."
     )
+    setattr(error, _FOLLOWS, True)
+    return error
 
 
 def describe(error: BaseException, limit: int) -> bytes:
@@ -108,7 +112,7 @@ def _how_it_ended(exitcode):
 
 def worker_error(reports, n_ranks) -> WorkerError:
     """Return one exception for the reports (rank -> report) of all ranks that raised."""
-    rank = min(reports)
+    rank = first(reports)
     report = reports[rank]
     others = ", ".join(
         f"rank {other} {reports[other]['type']}" for other in sorted(reports) if other != rank
@@ -127,8 +131,13 @@ def worker_error(reports, n_ranks) -> WorkerError:
 
 
 def remote_cause(reports) -> RemoteTraceback:
-    """Return the cause of a WorkerError: the traceback of the lowest rank that raised."""
-    return RemoteTraceback(reports[min(reports)]["traceback"])
+    """Return the cause of a WorkerError: the traceback of the rank that it names."""
+    return RemoteTraceback(reports[first(reports)]["traceback"])
+
+
+def first(reports):
+    """Return the lowest rank that raised; one whose error follows from others' comes last."""
+    return min(reports, key=lambda rank: (reports[rank]["follows"], rank))
 
 
 def worker_died(rank, process, host="") -> WorkerDied:
