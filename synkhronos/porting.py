@@ -239,13 +239,18 @@ class ParallelFunction:
         others = [i for i, axis in enumerate(divided.scattered) if axis is None]
         self._order = [*self._scattered, *others]
         self._session = current("theano.function in a block of parallel()")
+        self._variables = variables
         self._calls = _Current.report.function(name)
         self._is_serial, self._count = False, None
         self._n_totals = len(divided.totals)
         counted = divided.totals + divided.remainders
         if counted:
             self._count = _host.compile_function(
-                variables, counted, on_unused_input="ignore", no_default_updates=True
+                variables,
+                counted,
+                on_unused_input="ignore",
+                no_default_updates=True,
+                allow_input_downcast=arguments["allow_input_downcast"],
             )
             self._count.trust_input = False
         states = [target for target, _ in divided.updates if _host.is_random_state(target)]
@@ -282,7 +287,9 @@ class ParallelFunction:
             if any(self._scattered.values()):
                 values = list(values)
                 for i, axis in self._scattered.items():
-                    values[i] = np.moveaxis(np.asarray(values[i]), axis, 0)
+                    if axis:
+                        array = _host.cast_value(self._variables[i], values[i])
+                        values[i] = np.moveaxis(array, axis, 0)
             results = self._on_ranks(*[values[i] for i in self._order])
         except WorkerError as error:
             self._undo_updates(error.rank)
@@ -425,6 +432,8 @@ def _inputs_of(arguments):
     variables = [getattr(each, "variable", each) for each in inputs]
     values = [getattr(each, "value", None) for each in inputs]
     for each, value in zip(inputs, values):
+        if getattr(each, "strict", False) or getattr(each, "allow_downcast", None) is not None:
+            raise _host.CannotDivide(f"has an input with rules of its own for casts, {each}")
         if getattr(each, "update", None) is not None:
             raise _host.CannotDivide(f"has an input with an update, {each}")
         if hasattr(value, "storage") or hasattr(value, "container"):

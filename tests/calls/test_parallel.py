@@ -1021,3 +1021,30 @@ def test_every_item_of_an_array_is_in_a_snapshot(shape, monkeypatch):
     monkeypatch.setattr(changes, "KEPT_BYTES", array.nbytes - 1)
     assert len(changes.Snapshot(array)._parts) == 1
     assert all(len(before) <= 1000 for _, before in snapshot._parts)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_copies_tell_the_ranks_what_they_update(ranks):
+    x, w, other = T.dmatrix("x"), theano.shared(np.ones(4), "w"), theano.shared(np.zeros(4), "v")
+    rows = np.arange(20.0).reshape(5, 4)
+    with synk.parallel():
+        f = theano.function([x], (x * w).sum(), updates=[(w, w + 1)])
+        copies = [f.copy(), copy.copy(f), f.copy().copy(), f.copy(swap={w: other})]
+        read = theano.function([x], (x * other).sum())
+    for i, each in enumerate(copies[:3]):
+        f(rows)
+        each(rows)
+        assert f(rows) == rows.sum() * (3 * i + 3)
+    copies[3](rows)
+    assert read(rows) == rows.sum()
+
+
+@pytest.mark.layouts(Layout(2))
+def test_the_rules_of_inputs_for_casts_hold(ranks):
+    x, rows = T.fmatrix("x"), np.ones((3, 2))
+    with synk.parallel():
+        f = theano.function([theano.In(x, allow_downcast=True)], x.sum())
+        g = theano.function([theano.In(x, strict=True)], x.sum())
+    assert f(rows) == 6
+    with pytest.raises(TypeError):
+        g(rows)

@@ -372,3 +372,38 @@ def test_merged_rows_that_reshaping_would_tear_apart_run_in_the_master(ranks):
     expected = value.reshape(6, 2, 2).transpose(1, 0, 2).reshape(6, -1)
     np.testing.assert_array_equal(f(value), expected)
     np.testing.assert_array_equal(g(value), value.reshape(8, 3))
+
+
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
+def test_shapes_that_readers_found_to_be_divided_wrongly(ranks):
+    """Merged axes inside of steps, and factors that are no whole numbers."""
+    x = T.dmatrix("x")
+    steps, _ = theano.scan(lambda t, x: x.T.flatten() * t, T.arange(1.0, 3.0), non_sequences=x)
+    y = T.dtensor3("y")
+    turned = y.dimshuffle(1, 0, 2)
+    torn = turned.reshape((T.cast(y.shape[1] * 1.5, "int64"), y.shape[0], -1))
+    half = T.zeros((turned.reshape((-1, 1)).shape[0] // 2,)) + y.sum()
+    rows, stack = np.arange(20.0).reshape(5, 4), np.arange(30.0).reshape(5, 2, 3)
+    for inputs, outputs, value in (
+        ([x], [steps, steps.mean(), steps.shape], rows),
+        ([y], [torn, torn.sum(axis=0)], stack),
+        ([y], [half], stack),
+    ):
+        expected = theano.function(inputs, outputs)(value)
+        with synk.parallel():
+            found = theano.function(inputs, outputs)(value)
+        for one, other in zip(found, expected):
+            np.testing.assert_allclose(one, other)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_lists_are_taken_where_the_rows_lie_along_axis_1(ranks):
+    tokens, labels, table = T.imatrix("tokens"), T.ivector("labels"), theano.shared(np.eye(4))
+    states, _ = theano.scan(lambda t, h: h + t, table[tokens], T.zeros((tokens.shape[1], 4)))
+    score = states[-1][T.arange(labels.shape[0]), labels].sum()
+    given = [[0, 1, 2], [1, 1, 3], [2, 0, 3]], [1, 1, 3]
+    expected = theano.function([tokens, labels], score)(*given)
+    with synk.parallel():
+        f = theano.function([tokens, labels], score)
+    assert type(f) is ParallelFunction
+    assert f(*given) == expected

@@ -95,7 +95,7 @@ def _is_proportional(op, node, values):
 def _divided_length(division, node, values):
     """Return a multiple of the number of rows that is divided by a factor of it, else None."""
     factors, (length, divisor) = quotient(*node.inputs), node.inputs
-    if not counts_rows(node.outputs[0].dtype):
+    if not counts_rows(node.outputs[0].dtype) or values[0].times is not None:
         return None
     if factors is None:
         if values[0].exact or not number(divisor):

@@ -91,6 +91,12 @@ class _Telling(CompiledFunction):
     synkhronos_updated = ()
     synkhronos_note = None
 
+    def copy(self, *args, **kwargs):
+        """Return a copy, as Theano does, that tells of what it updates."""
+        function = super().copy(*args, **kwargs)
+        _let_tell(function)
+        return function
+
     def __call__(self, *args, **kwargs):
         begin = perf_counter()
         try:

@@ -185,6 +185,9 @@ class _Loop:
             value = self.values[place]._replace(variable=variable)
         elif value.kind not in (ROWS, PART):
             value = Value(variable)
+        elif value.times is not None:
+            what = "rows that each step merges with other axes: reshape them behind the scan"
+            self.outer.refuse(self.node, what)
         else:
             value = Value(variable, value.kind, value.axis + 1, value.exact)
         if value.kind != ROWS:

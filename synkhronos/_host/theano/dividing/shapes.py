@@ -212,7 +212,10 @@ def _factors(length):
         return [length]
     if isinstance(node.op, (basic.TensorFromScalar, basic.ScalarFromTensor)):
         return _factors(node.inputs[0])
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Mul)):
+    is_product = isinstance(node.op, Elemwise)
+    is_product = is_product and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Mul))
+    # A float that is cast to a length loses what is behind its point.
+    if is_product and all(each.dtype in basic.integer_dtypes for each in node.inputs):
         return [factor for each in node.inputs for factor in _factors(each)]
     if isinstance(node.op, DimShuffle) and length.ndim == 0:
         return _factors(node.inputs[0])
