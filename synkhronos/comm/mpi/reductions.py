@@ -64,10 +64,12 @@ class Reductions:
         return happened
 
     def leave(self, is_over):
-        """Drop what has not begun to move, of calls in which the ranks here begin nothing more."""
-        for key in [key for key, work in self._rounds.items() if not work.has_started]:
-            if is_over(key):
-                del self._rounds[key]
+        """Give up the calls in which the ranks here begin nothing more.
+
+        Other machines may have begun to reduce what has not started here, and would wait for it.
+        """
+        for call in sorted({key[:2] for key in self._rounds if is_over(key)}):
+            self.from_rank_give_up(None, *call)
         for key in [key for key in self._buckets if is_over(key)]:
             del self._buckets[key]  # of ranks that did not all come
         self.drop_announcements(is_over)
@@ -199,7 +201,7 @@ class Round:
         if values[0] is not None:
             reduce_all(values, *how, self._compress, self._arrays)
             return True
-        _, sequence, number = self._id
-        tag = _REDUCE + 2 * ((31 * sequence + number) % _TAGS)
+        session, sequence, number = self._id
+        tag = _REDUCE + 2 * ((977 * session + 31 * sequence + number) % _TAGS)
         self._work = AllReduce(self._carrier, self._arrays, *how, tag, self._compress)
         return False
