@@ -204,7 +204,7 @@ class CallsOfOne:
 
 
 class Recorder:
-    """What is counted in the blocks of `parallel` of one session."""
+    """Counts calls and CPU time in the blocks of `parallel` of one session."""
 
     def __init__(self, pids):
         self._pids, self._functions = pids, {}

@@ -1,4 +1,4 @@
-"""What the carriers of sessions and of groups have in common: their loop, and what they exchange.
+"""The base of the carriers of sessions and of groups: their loop, and what they exchange.
 
     ranks ◀── sockets: `Mail` ──▶ carrier ◀══ MPI ══▶ carriers of other machines
     their memory ◀── mapped ──▶

@@ -78,7 +78,7 @@ class _Here(shared.SharedGroup):
 
 
 class Question(NamedTuple):
-    """What the first rank of a machine asks; the answer comes when those of all have asked.
+    """A question of the first rank of a machine; the answer comes when those of all have asked.
 
     Without an operation it is the values of all machines.
     """

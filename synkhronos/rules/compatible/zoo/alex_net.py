@@ -12,6 +12,8 @@ from theanompi.models.layers2 import FC, ConvPoolLRN_bc01, Dropout, Flatten, Nor
 
 
 class AlexNet(Classifier):
+    """Five convolutions and three dense layers."""
+
     n_epochs = 70
     batch_size = 128
     learning_rate = 0.01

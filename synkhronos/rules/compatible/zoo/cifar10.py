@@ -17,6 +17,8 @@ from theanompi.models.layers2 import (
 
 
 class Cifar10_model(Classifier):
+    """Three convolutions and two dense layers, of parts of the images."""
+
     n_epochs = 70
     batch_size = 16
     learning_rate = 0.01

@@ -35,6 +35,8 @@ INCEPTIONS = {
 
 
 class GoogLeNet(Classifier):
+    """Nine inception modules."""
+
     n_epochs = 90
     batch_size = 32
     file_batch_size = 128

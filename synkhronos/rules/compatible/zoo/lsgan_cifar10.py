@@ -4,5 +4,7 @@ from theanompi.models.lasagne_model_zoo import lsgan
 
 
 class LSGAN(lsgan.LSGAN):
+    """`lsgan.LSGAN` for CIFAR-10, with larger batches."""
+
     batch_size = 128
     data_set = "cifar10"

@@ -20,6 +20,8 @@ from theanompi.models.model import Model, refuse_cdd
 
 
 class LSTM(Model):
+    """One layer of LSTM units over the words of a sentence."""
+
     n_epochs = 20
     batch_size = 16
     n_words = 10000

@@ -28,6 +28,8 @@ from theanompi.models.data import ImageNet_data
 
 
 class ResNet50(Classifier):
+    """Sixteen blocks of three convolutions, each added to its input."""
+
     n_epochs = 90
     batch_size = 32
     file_batch_size = 128

@@ -21,6 +21,8 @@ RGB_MEAN = (123.68, 116.779, 103.939)
 
 
 class VGG16(Classifier):
+    """Thirteen convolutions of 3 x 3 pixels and three dense layers."""
+
     n_epochs = 40
     batch_size = 64
     file_batch_size = 128

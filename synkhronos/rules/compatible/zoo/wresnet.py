@@ -21,6 +21,8 @@ keras.backend.set_floatx("float32")
 
 
 class Wide_ResNet(Model):
+    """Three stages of wide blocks, with dropout in each."""
+
     n_epochs = 90
     batch_size = 128
     learning_rate = 0.001
