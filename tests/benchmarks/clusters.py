@@ -10,7 +10,7 @@ machine a step takes T(n) with its n devices. On M machines it takes
 
     T(n) + K + L (M - 1) O + N        K: a call's messages to all machines, and back
     N = max(R - h min(R, C), 0)       R: the reduction between machines, h: hidden by overlap
-    R = L + (M - 1) O + 2 L + D / B   for more than 32 KiB, in chunks as the carriers make them
+    R = L + (M - 1) O + 2 L + D / B   for more than 32 KiB (12 KiB on 12 machines), in chunks
     R = L + (M - 1) (O + S / B)       for less, which travels with its announcement
 
 with C the compute time, S the bytes of the gradients, L the latency of the network, B its bandwidth
@@ -25,7 +25,7 @@ import math
 from dataclasses import dataclass, replace
 
 from synkhronos.comm.mpi.all_reduce import chunk_bytes
-from synkhronos.comm.mpi.transfers import SMALL
+from synkhronos.comm.mpi.transfers import small_for_all
 from synkhronos.tools.bench import frame, scaling
 
 MACHINES = (8, 16, 32, 64)
@@ -161,10 +161,10 @@ def measured(results):
     n, latency = len(layout["counts"]), layout["network"]["latency"]
     rows = {row.get("bytes", 0): row["synkhronos"]["median"] for row in layout["rows"]}
     largest = max(rows)
-    if largest <= SMALL:
-        raise ValueError(f"it has no all_reduce of more than {SMALL} bytes")
     if n < 2:
         raise ValueError("it has one machine only")
+    if largest <= small_for_all(n):
+        raise ValueError(f"it has no all_reduce of more than {small_for_all(n)} bytes")
     # Each of these reductions is a call, too.
     moving = rows[largest] - rows[0] - 3 * latency - (n - 1) * MESSAGE_SECONDS
     bandwidth = busiest_bytes(n, largest) / max(moving, 1e-9)
@@ -206,7 +206,7 @@ def busiest_bytes(machines: int, nbytes: float) -> float:
 def reduction_seconds(machines: int, nbytes: float, cable: Cable) -> float:
     """Return the modelled time of an all-reduce between machines."""
     others = machines - 1
-    if nbytes <= SMALL:
+    if nbytes <= small_for_all(machines):
         return cable.latency + others * (MESSAGE_SECONDS + nbytes / cable.bandwidth)
     announced = cable.latency + others * MESSAGE_SECONDS
     return announced + 2 * cable.latency + busiest_bytes(machines, nbytes) / cable.bandwidth

@@ -125,7 +125,7 @@ def test_compressed_floats_are_rounded_once_on_each_way(n_machines):
 
 
 @pytest.mark.parametrize("n_machines", [2, 3, 5, 12])
-@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 8, 3 << 20])
+@pytest.mark.parametrize("nbytes", [1 << 16, 1 << 20, (1 << 20) + 8, 3 << 20])
 def test_each_machine_sends_as_much_as_the_others(n_machines, nbytes):
     """With chunks of one size the first four of twelve sent 1 MiB 3.5 times, the others once."""
     wire, sent = Wire(0), collections.Counter()

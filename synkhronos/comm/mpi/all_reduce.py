@@ -1,13 +1,15 @@
 """All-reduce between machines: the messages, and the machine that computes each part.
 
-    cut the arrays into chunks, as many for each machine; chunk c belongs to machine c mod M
+    cut the arrays into chunks, as many for each machine; chunk c belongs to machine c + t mod M
     1   every machine ── its values of chunk c ──▶ the owner of c, which reduces them
     2   the owner of c ── the result ──▶ every machine
 
 Each machine sends and receives 2 (M - 1) / M of the bytes, the least that is possible (Patarasuk
-and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). The owner
-reduces in the order of the machines, so that the bits of a result depend on nothing but the layout,
-and all machines get the same. Chunks are under way in both steps at the same time.
+and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). The number
+t of the all-reduce gives each its turn to own the chunks of small arrays, of which there are fewer
+than machines. The owner reduces in the order of the machines, so that the bits of a result depend
+on nothing but the layout, and all machines get the same. Chunks are under way in both steps at the
+same time.
 
 Nothing here waits: `AllReduce.progress` does what can be done now.
 
@@ -25,7 +27,7 @@ import numpy as np
 from synkhronos._arithmetic.blocks import reduce_block
 
 CHUNK = 1 << 18  # bytes, at most
-_SMALLEST, _ALIGN = 1 << 14, 64
+_SMALLEST, _ALIGN = 1 << 12, 64
 _WINDOW = 16  # messages to or from one machine that are under way in each step
 
 
@@ -33,7 +35,7 @@ def chunk_bytes(nbytes: float, n_machines: int) -> int:
     """Return the bytes of a chunk: all machines own as many chunks, if these are not too small.
 
     >>> CHUNK, chunk_bytes(1 << 20, 4), chunk_bytes(1 << 20, 12), chunk_bytes(1 << 10, 12)
-    (262144, 262144, 87424, 16384)
+    (262144, 262144, 87424, 4096)
     """
     n_own = max(1, math.ceil(nbytes / (CHUNK * n_machines)))
     units = math.ceil(nbytes / (n_own * n_machines * _ALIGN))
@@ -54,7 +56,7 @@ class AllReduce:
     divisor : float
         For averages.
     tag : int
-        This one and the next are used.
+        An even one; this one and the next are used, and half of it is `t`.
     compress : bool
         Whether floats cross the network in half precision.
     compress_results : bool
@@ -69,14 +71,15 @@ class AllReduce:
         self._chunk_list = list(self._chunks())
         machine, n_machines = wire.machine, wire.n_machines
         numbers = range(len(self._chunk_list))
-        self._mine = [c for c in numbers if c % n_machines == machine]
+        turn = tag // 2
+        self._mine = [c for c in numbers if (c + turn) % n_machines == machine]
         self._sources = {}  # own chunk -> machine -> values that have come
         self._results = {}  # own chunk -> result
         self._spreading = []  # the streams of results to other machines
         self._streams = []
         for other in range(n_machines):
             if other != machine:
-                theirs = [c for c in numbers if c % n_machines == other]
+                theirs = [c for c in numbers if (c + turn) % n_machines == other]
                 self._add_streams(other, theirs, tag)
         if n_machines == 1:  # no values come that would complete a chunk
             for chunk in self._mine:

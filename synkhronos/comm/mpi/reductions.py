@@ -20,7 +20,7 @@ import functools
 from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 from synkhronos.comm.mpi.buckets import Bucket
 from synkhronos.comm.mpi.fetches import problem_here
-from synkhronos.comm.mpi.transfers import GIVEN_UP, SMALL
+from synkhronos.comm.mpi.transfers import GIVEN_UP, small_for_all
 
 # All machines begin rounds in one order. With two at a time, a round's first chunks fill the pause
 # at the end of the round before; with more, all would end late.
@@ -116,7 +116,8 @@ class Reductions:
 
     def _begin_round(self, id, arrays, how, answer):
         ops, divisor, layout, compress = how
-        is_small = sum(array.nbytes for array in arrays) <= SMALL
+        limit = small_for_all(self._carrier.n_machines)
+        is_small = sum(array.nbytes for array in arrays) <= limit
         inline = [array.copy() for array in arrays] if is_small else None
         ready = self._ready.setdefault(id, {})
         ready[self._carrier.machine] = layout, inline

@@ -8,7 +8,17 @@ import numpy as np
 
 GIVEN_UP = "given up"  # the answer about a reduction that not all machines have begun
 SMALL = 1 << 15  # bytes that travel in the message that announces them
+_TO_ALL = 1 << 17  # bytes that a machine sends to all others in such messages, at most
 PART = 1 << 20  # bytes in one message, at most
+
+
+def small_for_all(n_machines: int) -> int:
+    """Return the bytes that travel in messages that announce them to all other machines, at most.
+
+    >>> small_for_all(2), small_for_all(12), small_for_all(64)
+    (32768, 11915, 2080)
+    """
+    return min(SMALL, _TO_ALL // max(n_machines - 1, 1))
 
 
 def bytes_of(buffer: Any) -> np.ndarray:
