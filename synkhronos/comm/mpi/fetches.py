@@ -9,18 +9,22 @@ next call of the session: the answer is its place. A leader has arrays copied in
 that it names. Each message names its call, because ranks have sockets of their own, and the carrier
 may read a rank's first message of a call before the last one of another rank in the call before.
 
-Where all machines copy the same arrays, they are a chain: each passes on every part when it has
-come. So no machine sends the arrays more than once. On M machines that takes the time of about
-1 + (M - 2) / P transfers, with P parts, and not of M - 1:
+Where all machines copy the same arrays, each passes on every part when it has come. Up to
+256 KiB they are a binomial tree, in which the arrays reach M machines in log2(M) turns, and the
+first one sends them as often. More is passed along a chain, in which no machine sends the arrays
+more than once. That takes the time of about 1 + (M - 2) / P transfers, with P parts, and not of M - 1:
 
     machine with the arrays ── part 2 ──▶ next machine ── part 1 ──▶ the one after it ── part 0 ──▶
 
 On 12 test hosts, which share two cores, 16 MiB take 0.61 s in a chain, 1.96 s from the first to
-each, and 2.6 s in a binomial tree; 1 MiB takes 72, 184 and 51 ms. MPI's Ibcast takes 0.40 s and
-16 ms, without a check of what comes. It can't carry sealed parts, either: one forged message would
-take the place of a right one for good, and all machines would have to call it, also after an abort.
+each, and 2.6 s in a binomial tree; 1 MiB takes 72, 184 and 51 ms, 256 KiB 20, 29 and 10. Where
+the network is the limit, and not two cores, 1 MiB has 2 turns of a chain before 4 of a tree. MPI's
+Ibcast takes 0.40 s and 16 ms, without a check of what comes. It can't carry sealed parts, either:
+one forged message would take the place of a right one for good, and all machines would have to call
+it, also after an abort.
 """
 
+import collections
 import socket
 
 import numpy as np
@@ -31,6 +35,7 @@ from synkhronos.errors import SharedMemoryFull
 
 _ALIGN = 64
 _SMALLEST, _LARGEST = 1 << 20, 1 << 26  # bytes of a segment of the arena, if its array is smaller
+_TREE = 1 << 18  # bytes of arrays that go through a tree, at most
 _SMALLEST_PART, _PARTS = 1 << 16, 4  # of a chain; so many for each machine, if they are not smaller
 _UNUSED_CALLS = 64  # a segment that no call needed for so long is freed
 
@@ -47,16 +52,16 @@ class _Fetch:
         Where they are to lie; None for the arena.
     answer : tuple
         The name of the message, and its content.
-    link : _InChain, or None
+    relay : _Relay, or None
     """
 
-    def __init__(self, peer, id, call, targets, link=None):
-        self.waiting, self.call, self.targets, self.link = [(peer, id)], call, targets, link
+    def __init__(self, peer, id, call, targets, relay=None):
+        self.waiting, self.call, self.targets, self.relay = [(peer, id)], call, targets, relay
         self.answer = None
 
 
-class _InChain:
-    """A place in a chain: passes on what comes, when the next machine has asked for it.
+class _Relay:
+    """A place in a tree or chain: passes on what comes, to each machine behind it that has asked.
 
     Attributes
     ----------
@@ -66,37 +71,40 @@ class _InChain:
         Whether all has come.
     """
 
-    def __init__(self, carrier, key):
+    def __init__(self, carrier, key, n_behind):
         self._carrier, self.key, self.is_complete = carrier, key, False
-        self._next = self._message = None  # (machine, number); what the other has to be told
-        self._parts = []  # that the next machine is to get
+        self._n_behind, self._asked = n_behind, []  # (machine, number) of those that have asked
+        self._message = None  # what others have to be told
+        self._parts = []  # that have come, for those that have not asked yet
 
     def ask(self, machine, number):
-        """Take the wish of the next machine."""
-        self._next = machine, number
+        """Take the wish of a machine."""
+        self._asked.append((machine, number))
         if self._message is not None:
-            self.tell(*self._message)
-            self.send(())
+            name, *content = self._message
+            self._carrier.tell(machine, name, number, *content)
+            self._carrier.send_parts(machine, self._parts, number)
+        if len(self._asked) == self._n_behind:
+            self._parts = []
 
     def tell(self, name, *content):
         """Pass on what is told about the arrays."""
         self._message = name, *content
-        if self._next is not None:
-            machine, number = self._next
+        for machine, number in self._asked:
             self._carrier.tell(machine, name, number, *content)
 
-    def send(self, parts):
-        """Pass on parts of the arrays."""
-        self._parts += parts
-        if self._next is not None:
-            self._carrier.send_parts(self._next[0], self._parts, self._next[1])
-            self._parts = []
+    def send(self, part):
+        """Pass on a part of the arrays."""
+        if len(self._asked) < self._n_behind:
+            self._parts.append(part)
+        for machine, number in self._asked:
+            self._carrier.send_parts(machine, [part], number)
 
     @property
     def is_over(self):
         """Whether nothing is passed on any more."""
-        is_for_nobody = self._next is not None or self._carrier.is_over(self.key[0])
-        return self.is_complete and is_for_nobody
+        have_asked = len(self._asked) == self._n_behind
+        return self.is_complete and (have_asked or self._carrier.is_over(self.key[0]))
 
 
 class Fetches:
@@ -113,8 +121,8 @@ class Fetches:
         self._call = 0, 0
         self._under_way = {}  # number -> _Fetch
         self._whole = {}  # (machine, place) -> _Fetch of this call, for whole arrays
-        self._links = {}  # (call, places) -> _InChain, until the next machine has all
-        self._asked = {}  # the same -> (machine, number), before there is a link
+        self._relays = {}  # (call, places) -> _Relay, until the machines behind it have asked
+        self._asked = collections.defaultdict(list)  # the same -> (machine, number), before that
         self._numbers = 0
 
     def from_rank_fetch(self, peer, id, call, machine, place, rows, axis):
@@ -141,19 +149,19 @@ class Fetches:
         arrays = [self._carrier.open(place) for place in targets]
         self._want(_Fetch(peer, id, call, arrays), machine, places)
 
-    def from_rank_copy_in_chain(self, peer, id, call, machine, places, targets):
+    def from_rank_copy_to_all(self, peer, id, call, machine, places, targets):
         """Copy arrays of another machine, as all machines do, and pass them on."""
-        carrier, key, link = self._carrier, (call, places), None
+        carrier, key, relay = self._carrier, (call, places), None
         arrays = [carrier.open(place) for place in targets]
-        for old in [old for old in self._links.values() if old.key[0] < call and old.is_complete]:
-            del self._links[old.key]  # the next machine has left that call without it
-        if (carrier.machine + 1) % carrier.n_machines != machine:
-            link = self._links[key] = _InChain(carrier, key)
-            if key in self._asked:
-                link.ask(*self._asked.pop(key))
-        part = part_bytes(sum(array.nbytes for array in arrays), carrier.n_machines)
-        before = (carrier.machine - 1) % carrier.n_machines
-        self._want(_Fetch(peer, id, call, arrays, link), before, places, origin=machine, part=part)
+        for old in [old for old in self._relays.values() if old.key[0] < call and old.is_complete]:
+            del self._relays[old.key]  # machines behind it have left that call without it
+        nbytes = sum(array.nbytes for array in arrays)
+        before, n_behind, part = route(nbytes, carrier.machine, machine, carrier.n_machines)
+        if n_behind:
+            relay = self._relays[key] = _Relay(carrier, key, n_behind)
+            for asked in self._asked.pop(key, ()):
+                relay.ask(*asked)
+        self._want(_Fetch(peer, id, call, arrays, relay), before, places, origin=machine, part=part)
 
     def _want(self, fetch, machine, places, rows=None, axis=0, origin=None, part=PART):
         self._numbers += 1
@@ -167,18 +175,19 @@ class Fetches:
         """Return whether copies of a call, of a session and number, have not ended."""
         return any(each.targets and each.call == call for each in self._under_way.values())
 
-    def drop_links(self):
+    def drop_relays(self):
         """Pass nothing on of calls that are over here, but what has begun to come."""
         for key in [key for key in self._asked if self._carrier.is_over(key[0])]:
-            self._refuse(*self._asked.pop(key))
-        self._forget_links()
+            for asked in self._asked.pop(key):
+                self._refuse(*asked)
+        self._forget_relays()
 
     def _refuse(self, machine, number):
         error = RuntimeError("the call was left before they had come")
         self._carrier.tell(machine, "failed", number, problem_here(error))
 
-    def _forget_links(self):
-        self._links = {key: link for key, link in self._links.items() if not link.is_over}
+    def _forget_relays(self):
+        self._relays = {key: relay for key, relay in self._relays.items() if not relay.is_over}
 
     def from_machine_want(self, machine, number, call, places, rows, axis, origin, part):
         """Send arrays of ranks here, or some of their rows; they do not change in this call."""
@@ -205,14 +214,14 @@ class Fetches:
             carrier.send_parts(machine, parts, number)
 
     def _pass_on(self, machine, number, call, places):
-        link = self._links.get((call, places))
-        if link is not None:
-            link.ask(machine, number)
-            self._forget_links()
+        relay = self._relays.get((call, places))
+        if relay is not None:
+            relay.ask(machine, number)
+            self._forget_relays()
         elif self._carrier.is_over(call):
             self._refuse(machine, number)
         else:
-            self._asked[call, places] = machine, number
+            self._asked[call, places].append((machine, number))
 
     def from_machine_failed(self, machine, number, problem):
         """Tell the ranks that their arrays can't be had."""
@@ -221,9 +230,9 @@ class Fetches:
     def from_machine_coming(self, machine, number, kinds, arrays, part):
         """Receive arrays, also if nobody wants them any more."""
         fetch, block, answer = self._under_way[number], None, ("done", None)
-        targets, link = fetch.targets, fetch.link
-        if link is not None:
-            link.tell("coming", kinds, arrays, part)
+        targets, relay = fetch.targets, fetch.relay
+        if relay is not None:
+            relay.tell("coming", kinds, arrays, part)
         if targets is None:
             [(dtype, shape)] = kinds
             nbytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
@@ -254,9 +263,9 @@ class Fetches:
             nonlocal left, n_passed
             left -= 1
             have_come[position] = True
-            # In their order, in which the next machine takes them: a later part can be seen first.
-            while link is not None and n_passed < len(parts) and have_come[n_passed]:
-                link.send([parts[n_passed]])
+            # In their order, in which others take them: a later part can be seen first.
+            while relay is not None and n_passed < len(parts) and have_come[n_passed]:
+                relay.send(parts[n_passed])
                 n_passed += 1
             if not left:
                 end()
@@ -266,11 +275,11 @@ class Fetches:
     def _answer(self, number, *answer):
         fetch = self._under_way.pop(number)
         fetch.answer = name, content = answer
-        if fetch.link is not None:
+        if fetch.relay is not None:
             if name == "failed":
-                fetch.link.tell(name, content)
-            fetch.link.is_complete = True
-            self._forget_links()
+                fetch.relay.tell(name, content)
+            fetch.relay.is_complete = True
+            self._forget_relays()
         for peer, id in fetch.waiting:
             self._carrier.post(peer, name, id, content)
 
@@ -345,16 +354,24 @@ class _Block:
         return self._segment.array(dtype, shape, offset)
 
 
-def part_bytes(nbytes, n_machines):
-    """Return the bytes of each part of arrays that go through a chain.
+def route(nbytes, machine, origin, n_machines):
+    """Return the machine before one, how many are behind it, and the bytes of each part.
 
-    >>> part_bytes(1 << 24, 2), part_bytes(1 << 24, 12), part_bytes(1 << 10, 12)
-    (1048576, 419392, 65536)
+    >>> [route(1 << 18, machine, 0, 6) for machine in range(1, 6)]
+    [(0, 0, 1048576), (0, 1, 1048576), (2, 0, 1048576), (0, 1, 1048576), (4, 0, 1048576)]
+    >>> route(1 << 24, 2, 0, 6), route(1 << 24, 0, 2, 6)
+    ((1, 1, 1048576), (5, 1, 1048576))
     """
-    if n_machines == 2:
-        return PART
-    part = nbytes // (_PARTS * (n_machines - 2)) // _ALIGN * _ALIGN
-    return min(max(part, _SMALLEST_PART), PART)
+    place = (machine - origin) % n_machines
+    if nbytes > _TREE:
+        before, n_behind = place - 1, int(place + 1 < n_machines)
+        part = nbytes // (_PARTS * max(n_machines - 2, 1)) // _ALIGN * _ALIGN
+        part = min(max(part, _SMALLEST_PART), PART) if n_machines > 2 else PART
+    else:  # without the lowest bit of its number; with a lower one in addition
+        lowest = place & -place
+        before, part = place - lowest, PART
+        n_behind = sum(place + (1 << bit) < n_machines for bit in range(lowest.bit_length() - 1))
+    return (before + origin) % n_machines, n_behind, part
 
 
 def problem_here(error):

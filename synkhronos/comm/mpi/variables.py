@@ -14,7 +14,7 @@ from synkhronos.comm.arrays import reduce_whole
 from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
 from synkhronos.comm.variables import Variables, first_unequal, first_unequal_rows
 
-_SMALL = 1 << 17  # bytes of values that a leader sends to all others with their places
+_SMALL = 1 << 17  # bytes of values that a leader sends with their places
 
 
 class MachinesVariables(Variables):
@@ -40,25 +40,27 @@ class MachinesVariables(Variables):
             super().broadcast(keys, local)
             if gate.is_leader:
                 self._storage.hear()
-                gate.tell_all(self._offered(keys, [local]))
+                limit = _SMALL // max(len(layout.counts) - 1, 1)  # to all others
+                gate.tell_all(self._offered(keys, [local], limit))
             return
         if gate.is_leader:
             self._storage.begin()
             offered = [each for [each] in gate.told_by(machine)]
             arrays = [self._new(key, place[2]) for key, (place, _) in zip(keys, offered)]
             places = [self._storage.places(self._worker.rank, key)[0] for key in keys]
-            self._copy({machine: zip(offered, arrays, places)}, "copy_in_chain")
+            self._copy({machine: zip(offered, arrays, places)}, "copy_to_all")
             self._give_to_devices(keys, arrays)
         super().broadcast(keys, self._leader)
 
-    def _offered(self, keys, ranks):
+    def _offered(self, keys, ranks, limit=_SMALL):
         """Return what leaders of other machines need of values of ranks here, for each variable.
 
-        For each rank that is the place of its value, and the value if all of them are small.
+        For each rank that is the place of its value, and the value if all of them together have at
+        most `limit` bytes.
         """
         storage = self._storage
         values = [[storage.value_of(rank, key) for rank in ranks] for key in keys]
-        is_small = sum(value.nbytes for each in values for value in each) <= _SMALL
+        is_small = sum(value.nbytes for each in values for value in each) <= limit
         return [
             [
                 (storage.places(rank, key)[0], value.copy() if is_small else None)
