@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import theano
-from support import on_hosts
+from support import hosts, on_hosts
 from support.leaks import nothing_left
 from support.running import run
 from support.waiting import wait_until
@@ -354,6 +354,28 @@ def test_two_hosts(two_hosts, tmp_path):
             assert 0 < step[part]["least"] <= step[part]["median"]
     assert done.stdout.count("all_reduce         1,024") == 1
     assert two_hosts.is_empty()
+
+
+@pytest.mark.mpi
+@pytest.mark.slow("starts a session on three hosts")
+def test_what_machines_send_is_counted_and_is_near_the_least(tmp_path):
+    file = tmp_path / "figures.json"
+    command = ["bench", "machines", "--count", "--sizes", "1K,64K,1M,3M", "--ranks", "1"]
+    with hosts.up(3) as these:
+        line = on_hosts.line(these, [*command, "--threads-per-rank", "1", "--json", str(file)])
+        done = run(*line, env=these.environment(), timeout=300)
+        assert done.returncode == 0, done.stderr
+    [layout] = json.loads(file.read_text())["layouts"]
+    busiest = {
+        (row["what"], row.get("nbytes")): max(sent for _, sent in row["sent"])
+        for row in layout["traffic"]
+    }
+    assert busiest["call", None] < 2000
+    for nbytes in (1 << 16, 1 << 20, 3 << 20):
+        assert 4 / 3 * nbytes <= busiest["all_reduce", nbytes] < 1.1 * 4 / 3 * nbytes
+        turns = 1 if nbytes > 1 << 18 else 2  # of the first: a chain, or a tree
+        assert turns * nbytes <= busiest["broadcast", nbytes] < 1.1 * turns * nbytes
+    assert "all_reduce     1,048,576" in done.stdout
 
 
 @pytest.mark.mpi

@@ -27,6 +27,7 @@ import numpy as np
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.heartbeats import Heartbeats
 from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.sealed import Sealed
 from synkhronos.comm.mpi.transfers import PART, bytes_of
 from synkhronos.comm.mpi.waiting import Waiting
 from synkhronos.comm.shared.mail import Mail
@@ -58,6 +59,8 @@ class BaseCarrier:
         The other machines.
     parts : list
         Objects with methods for messages.
+    traffic : list of int
+        The messages that this one has sent, and their bytes.
     is_running : bool
     has_lost : bool
         Whether a machine was lost: MPI's own end would wait for it.
@@ -83,6 +86,9 @@ class BaseCarrier:
         self._lost: set[int] = set()
         watched = self.others if self.machine == 0 else [0]  # the first one tells of its losses
         self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
+        if isinstance(comm, Sealed):
+            comm.on_message = self._heartbeats.note  # parts of arrays are signs of life, too
+        self.traffic = [0, 0]
         self.is_running, self.has_lost = True, False
 
     def run(self) -> None:
@@ -195,7 +201,10 @@ class BaseCarrier:
 
     def send(self, machine: int, buffer: Any, tag: int) -> Any:
         """Send an array; return the request."""
-        return self._comm.Isend(bytes_of(buffer), machine, tag)
+        data = bytes_of(buffer)
+        self.traffic[0] += 1
+        self.traffic[1] += len(data)
+        return self._comm.Isend(data, machine, tag)
 
     def receive(self, machine: int, buffer: np.ndarray, tag: int) -> Any:
         """Receive an array; return the request."""
@@ -258,7 +267,8 @@ class BaseCarrier:
     def send_what_is_left(self) -> None:
         """Wait until what was told has gone, but not for long."""
         end = time.monotonic() + (_AFTER_A_LOSS if self.has_lost else _LAST_SECONDS)
-        while self._sending and time.monotonic() < end:
+        while (self._sending or self._mail.unsent) and time.monotonic() < end:
+            self._mail.flush()
             self._sending = [each for each in self._sending if not each[0].Test()]
             time.sleep(0.0005)
 

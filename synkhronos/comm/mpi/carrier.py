@@ -41,7 +41,7 @@ from synkhronos.comm.mpi.reductions import Reductions
 
 _LEADER = 0  # the number of the first process of the machine; those that connect have others
 # Of ranks, of which the answer may be "failed".
-_REQUESTS = {"fetch", "copy", "copy_in_chain", "reduce", "bucket"}
+_REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}
 
 
 class Carrier(BaseCarrier):
@@ -59,6 +59,7 @@ class Carrier(BaseCarrier):
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(secret.checked(comm, given), {_LEADER: leader})
         self._listener, self._n_peers = listener, 1
+        listener.setblocking(False)  # a connection may be gone again
         self._waiting.add(listener.fileno())
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
         self._fetches, self._reductions = Fetches(self), Reductions(self)
@@ -69,6 +70,7 @@ class Carrier(BaseCarrier):
         self._stop_watch = StopWatch()
         self._workers = {}  # rank -> process id, of the present session
         self._session = 0
+        self._counted = {}  # (peer, id) of who asks for the traffic -> machine -> that of each
         self.post(_LEADER, "hello", self.machine, self.n_machines)
 
     def fail(self, reason):
@@ -178,6 +180,26 @@ class Carrier(BaseCarrier):
         """Pass a message on to the leaders of one machine, or of all others."""
         self._tell(self.others if to is None else [to], ("told", message))
 
+    def from_rank_count(self, peer, id):
+        """Answer with the traffic of each machine."""
+        self._counted[peer, id] = {self.machine: tuple(self.traffic)}
+        self.tell_all("count", (peer, id))
+        self._answer_counted((peer, id))
+
+    def from_machine_count(self, machine, of):
+        """Tell another machine of the traffic of this one."""
+        self.tell(machine, "counted", of, tuple(self.traffic))
+
+    def from_machine_counted(self, machine, of, traffic):
+        """Take the traffic of another machine."""
+        self._counted[of][machine] = traffic
+        self._answer_counted(of)
+
+    def _answer_counted(self, of):
+        if len(self._counted[of]) == self.n_machines:
+            found = sorted(self._counted.pop(of).items())
+            self.post(of[0], "done", of[1], [traffic for _, traffic in found])
+
     def from_rank_watch(self, peer, session, workers):
         """Watch the workers of this machine: rank -> process id."""
         self._session, self._workers = session, workers
@@ -190,7 +212,7 @@ class Carrier(BaseCarrier):
         self._left = max(self._left, session)
         self._workers = {}
         self._reductions.leave(self.is_over)
-        self._fetches.drop_links()
+        self._fetches.drop_relays()
         if self._settling is not None and self._settling[2] <= session:
             self._settling = None
         self.segments.forget_all()
@@ -199,7 +221,7 @@ class Carrier(BaseCarrier):
         """Give up a call; answer when nothing of it is under way in memory of the ranks."""
         self._reductions.from_rank_give_up(peer, session, sequence)
         self._settled = max(self._settled, (session, sequence))
-        self._fetches.drop_links()
+        self._fetches.drop_relays()
         self._settling = peer, id, session, sequence
 
     def from_rank_end(self, peer, reason):

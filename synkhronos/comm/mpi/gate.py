@@ -189,6 +189,10 @@ class GateOfMachines(Gate):
         self.wait(has_come, in_call)
         return answer
 
+    def count_traffic(self):
+        """Return the messages that each machine has sent to others in this job, and their bytes."""
+        return self.wait_for_answer(self.link.ask("count"), in_call=False)
+
     def begin_bucket(self, number, *part):
         """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
         if not self._is_worker:

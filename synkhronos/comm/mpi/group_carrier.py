@@ -26,7 +26,7 @@ from synkhronos.comm.heartbeats import SILENT
 from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.group import Question
-from synkhronos.comm.mpi.transfers import SMALL
+from synkhronos.comm.mpi.transfers import small_for_all
 from synkhronos.comm.shared.group import Founding
 from synkhronos.errors import SharedMemoryFull
 
@@ -55,6 +55,7 @@ class GroupCarrier(BaseCarrier):
         self._asked: dict[int, dict[int, Question]] = collections.defaultdict(dict)
         self._places: dict[int, Any] = {}  # question -> what lies where, here
         self._reductions: list[tuple[int, AllReduce, Any]] = []
+        self._given_up: list[tuple] = []  # those that a lost machine was to take part in
         self._over: set[int] = set()  # machines of which all ranks have ended
         self.on_lost: Callable[[int], None] = lambda rank: None
 
@@ -84,7 +85,8 @@ class GroupCarrier(BaseCarrier):
         except OSError:  # the rank has died since: the others are told
             return
         array = self._places[number]
-        if array is not None and array.nbytes <= SMALL and not question.sixteen_bits:
+        is_small = array is not None and array.nbytes <= small_for_all(self.n_machines)
+        if is_small and not question.sixteen_bits:
             question = question._replace(value=array.copy())
         self.tell_all("asked", number, question)
         self.from_machine_asked(self.machine, number, question)
@@ -139,11 +141,11 @@ class GroupCarrier(BaseCarrier):
 
     def from_machine_gone(self, machine, rank, why):
         """Tell the ranks here of the end of one elsewhere."""
+        if why == SILENT:
+            self._count_out(self._machine_of[rank])
         if rank in self._gone:
             return
         self._gone.add(rank)
-        if why == SILENT:
-            self._count_out(self._machine_of[rank])
         self._tell_ranks("ended", rank, why)
         for local in range(len(self._here)):
             self._mail.send(local, ("gone", rank))  # after the messages of this rank
@@ -151,6 +153,8 @@ class GroupCarrier(BaseCarrier):
     def _count_out(self, machine):
         """Wait for a machine no more, and take nothing from it."""
         self.lose(machine)
+        self._given_up += self._reductions  # MPI may still write to their memory
+        self._reductions = []
         self.from_machine_over(machine)
 
     def on_loss(self, machine):

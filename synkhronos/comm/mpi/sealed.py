@@ -26,7 +26,7 @@ import os
 import pickle
 import struct
 import time
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -117,6 +117,11 @@ class Sealed:
     secret : bytes
         The same in all its processes.
 
+    Attributes
+    ----------
+    on_message : callable
+        Called with the sender of each message that was checked.
+
     Raises
     ------
     SecretsDiffer
@@ -136,6 +141,7 @@ class Sealed:
         self._most_outgoing = _OUTGOING
         self._last = 0  # the source that Iprobe has named last
         self._has_warned = False
+        self.on_message: Callable[[int], None] = lambda source: None
 
     def _agree(self):
         """Return the key of this job: of the secret, and of a number that each process has drawn.
@@ -204,6 +210,8 @@ class Sealed:
                 opened = None
             if opened is None:
                 self._refuse(sender)
+            else:
+                self.on_message(sender)
             for kind, payload in opened or ():
                 self._arrived.setdefault((sender, kind), collections.deque()).append(payload)
                 self._match(sender, kind)

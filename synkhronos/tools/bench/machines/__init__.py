@@ -12,6 +12,9 @@ step. "off" and "on" are steps without and with overlap. Hidden is (off - on) / 
 share of the communication that overlap hides, of that which isn't hidden without it. Each network
 has a second line, with so many rows that it computes as long as it communicates.
 
+With ``--count`` nothing is timed: what machines send is counted. Least is the bytes that a machine
+must send at least in an all_reduce, 2 (M - 1) / M of an array.
+
 With ``--json FILE`` the figures go to a file, after each layout.
 """
 
@@ -52,6 +55,8 @@ def add_arguments(parser):
     known = options.names(NETWORKS, "network")
     options.add(parser, "--networks", known, list(NETWORKS), "which to train")
     parser.add_argument("--no-training", action="store_true", help="leave out steps of training")
+    what = "count messages between machines, and their bytes, in place of measuring times"
+    parser.add_argument("--count", action="store_true", help=what)
     options.add(parser, "--batch", options.count, 512, "rows of a minibatch, on all ranks")
     what = "time for each figure, where one measurement is not longer"
     options.add(parser, "--seconds", options.positive, 2.0, what)
@@ -69,7 +74,7 @@ def measure(args, report):
             figures = measure_layout(layout, args, done)
             if figures is not None:
                 found.append(figures)
-                report.show(text(figures))
+                report.show(text_of_traffic(figures) if args.count else text(figures))
     except ValueError as error:
         raise frame.Refused(f"can't measure machines: {error}") from None
 
@@ -134,6 +139,8 @@ def measure_layout(hosts, args, done):
         if tuple(counts) in done:
             return None
         found = {"machines": [host.name for host in hosts], "counts": counts}
+        if args.count:
+            return {**found, "traffic": _count_traffic(ours, args)}
         with start_mpi(hosts, counts, args) as mpi:
             hello = mpi.ask("hello")
             found["mpi"] = hello["version"]
@@ -152,6 +159,14 @@ def _fork(ours, args, overlap=False, compress=False):
     with turns.shown("a session begins"):
         threads = args.threads_per_rank
         return ours.ask("fork", overlap=overlap, compress=compress, threads_per_rank=threads)
+
+
+def _count_traffic(ours, args):
+    rows = [{"what": "call"}]
+    rows += [{"what": w, "nbytes": n} for w in ("broadcast", "all_reduce") for n in args.sizes]
+    for row in turns.progress("operations", rows):
+        row["sent"] = ours.ask("traffic", count=_EXCHANGES, **row)
+    return rows
 
 
 def _measure_reductions(ours, mpi, counts, args):
@@ -307,6 +322,24 @@ def text(found):
             cells += [f"{1e3 * step[part]['median']:.2f}" for part in parts]
             cells.append("-" if step["hidden"] is None else f"{100 * step['hidden']:.0f} %")
             lines.append(table.line(step["title"], *cells))
+    return "\n".join(lines) + "\n"
+
+
+def text_of_traffic(found):
+    """Return what the machines of one layout have sent as text."""
+    heads = "messages", "of the busiest", "KB of the busiest", "/ array", "least"
+    table = frame.Table("sent in a call", *heads, widths=[10, 16, 19, 9, 7])
+    n = len(found["counts"])
+    lines = [f"{n} machines: {', '.join(found['machines'])}", "", table.head]
+    for row in found["traffic"]:
+        messages, sent = zip(*row["sent"])
+        cells = [f"{sum(messages):.1f}", f"{max(messages):.1f}", f"{1e-3 * max(sent):,.1f}"]
+        if row["what"] != "call":
+            cells.append(f"{max(sent) / row['nbytes']:.2f}")
+        if row["what"] == "all_reduce":
+            cells.append(f"{2 * (n - 1) / n:.2f}")
+        name = "call" if row["what"] == "call" else f"{row['what']} {row['nbytes']:13,}"
+        lines.append(table.line(name, *cells))
     return "\n".join(lines) + "\n"
 
 

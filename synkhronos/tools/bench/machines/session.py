@@ -9,6 +9,7 @@ import numpy as np
 import synkhronos as synk
 from synkhronos._host import library
 from synkhronos._host import tensor as T
+from synkhronos._session.current import Current
 from synkhronos.extensions import train, update_rules
 from synkhronos.tools.bench import networks, programs, turns
 
@@ -68,6 +69,20 @@ class Ranks:
             numbers = library.shared(np.ones(10, "float32"))
             self._call = synk.function([], (numbers.sum(), "sum"))
         return _seconds(self._call, count)
+
+    def broadcast(self, nbytes, count):
+        """Return the seconds of some broadcasts."""
+        self.all_reduce(nbytes, 0)
+        return _seconds(lambda: synk.broadcast(self._vector), count)
+
+    def traffic(self, what, count, **given):
+        """Return the messages that each machine sends in a call, and their bytes."""
+        measured, gate = getattr(self, what), Current.session.gate
+        measured(count=1, **given)
+        before = gate.count_traffic()
+        measured(count=count, **given)
+        after = gate.count_traffic()
+        return [[(y - x) / count for x, y in zip(*each)] for each in zip(before, after)]
 
     def losses(self, network, rows, count):
         """Return the losses of the first steps."""
