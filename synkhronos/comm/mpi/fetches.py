@@ -12,7 +12,8 @@ may read a rank's first message of a call before the last one of another rank in
 Where all machines copy the same arrays, each passes on every part when it has come. Up to
 256 KiB they are a binomial tree, in which the arrays reach M machines in log2(M) turns, and the
 first one sends them as often. More is passed along a chain, in which no machine sends the arrays
-more than once. That takes the time of about 1 + (M - 2) / P transfers, with P parts, and not of M - 1:
+more than once. That takes the time of about 1 + (M - 2) / P transfers, with P parts, and not of
+M - 1:
 
     machine with the arrays ── part 2 ──▶ next machine ── part 1 ──▶ the one after it ── part 0 ──▶
 
