@@ -8,9 +8,16 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import sys
+
+from synkhronos.launch import guard
+
+# First of all: a guard that has imported all of this would keep 15 MB more, on each machine.
+if __name__ == "__main__" and not guard.goes_on():
+    sys.exit()  # another process has run the script, and its status has been told
+
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Sequence
 

@@ -23,7 +23,7 @@ from synkhronos._session import leader
 from synkhronos._session.current import Current
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
-from synkhronos.launch import INTERRUPTED, guard, where
+from synkhronos.launch import INTERRUPTED, where
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,8 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Fork, run the script, and return the exit status."""
     undo_binding()
-    if not guard.goes_on():
-        return 0  # another process has run the script, and its status has been told
     if where.n_processes() > 1:
         link = Current.link = Link()
         try:
