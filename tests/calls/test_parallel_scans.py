@@ -316,6 +316,25 @@ def test_steps_draw_random_numbers_for_the_rows_of_each_rank(ranks, kind):
     assert np.any(f(np.ones((3000, 1, 1)))[0] != first)
 
 
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
+def test_steps_draw_normal_numbers_for_the_rows_of_each_rank(ranks):
+    v, streams = Variables(), MRG_RandomStreams(5)
+
+    def step(h):
+        return h + streams.normal(size=(h.shape[0], 2), std=3)
+
+    states, updates = theano.scan(step, outputs_info=T.zeros((v.x.shape[0], 2)), n_steps=2)
+    with synk.parallel():
+        f = theano.function([v.x], states, updates=updates)
+    assert type(f) is ParallelFunction
+    first, last = f(np.ones((3000, 1, 1)))
+    for each in (first / 3, (last - first) / 3):
+        assert abs(each.mean()) < 0.05 and abs(each.std() - 1) < 0.05
+        assert abs(np.corrcoef(each[:1000, 0], each[-1000:, 0])[0, 1]) < 0.15
+    assert abs(np.corrcoef(first[:, 0], (last - first)[:, 0])[0, 1]) < 0.1
+    assert np.any(f(np.ones((3000, 1, 1)))[0] != first)
+
+
 REFUSED = {
     "sums over all rows that each step needs": lambda v: theano.scan(
         lambda x: x - x.mean(axis=0), v.steps

@@ -1,12 +1,7 @@
-"""Rules of operations of networks, which treat each row of axis 0 alone, and of random numbers.
-
-Each rank draws the random numbers of its rows, from a stream of its own.
-"""
+"""Rules of operations of networks, which treat each row of axis 0 alone."""
 
 import copy
 
-from theano.sandbox.rng_mrg import mrg_uniform_base
-from theano.tensor import raw_random
 from theano.tensor.nnet import abstract_conv, blocksparse, bn, neighbours, nnet
 from theano.tensor.signal import pool
 
@@ -14,11 +9,6 @@ from synkhronos._host.theano.dividing.division import (
     PART,
     ROWS,
     SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
-    CannotDivide,
-    Value,
     number,
     rule,
 )
@@ -136,28 +126,3 @@ def _neighbours(division, node):
 rule(bn.AbstractBatchNormTrain)(_by_expression(bn.local_abstract_batch_norm_train))
 rule(bn.AbstractBatchNormTrainGrad)(_by_expression(bn.local_abstract_batch_norm_train_grad))
 rule(bn.AbstractBatchNormInference)(_by_expression(bn.local_abstract_batch_norm_inference))
-
-
-@rule(raw_random.RandomFunction, mrg_uniform_base)
-def _random(division, node):
-    state, shape, *parameters = node.inputs
-    size = division.of(shape)
-    values = [division.of(each) for each in parameters]
-    if division.of(state).kind != STREAM:
-        raise CannotDivide("draws random numbers from a state that is no shared variable")
-    is_each_row = size.kind == SHAPE
-    new = []
-    for each, value in zip(parameters, values):
-        is_mine = value.kind == ROWS and is_each_row and value.axis == size.axis
-        is_mine = is_mine and each.ndim >= node.outputs[1].ndim - node.op.ndim_added
-        new.append(value.variable if is_mine else division.same(each))
-    inputs = [division.of(state).variable, size.variable, *new]
-    if not is_each_row:
-        inputs[1] = division.same(shape)
-    stream, numbers = division.apply(node, inputs)
-    numbers = (
-        numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact)
-        if is_each_row
-        else Value(None, UNKNOWN, reason="draws random numbers that are not for each row")
-    )
-    return [stream._replace(kind=STREAM), numbers]
