@@ -338,7 +338,7 @@ class Division:
         """Return a variable whose value on all ranks is the serial one: reduce it, if need be."""
         value = self.of(variable)
         if value.kind == PART:
-            self.needed.add(variable)
+            self.needed.add(self._before_division(variable))
             whole = basic.cast(all_reduce(value.variable, "sum"), variable.dtype)
             value = self.values[variable] = Value(whole)
         if value.kind == SAME:
@@ -350,6 +350,12 @@ class Division:
         if value.kind == STREAM:
             raise CannotDivide("computes with a random state")
         raise CannotDivide("computes with rows of an input where all ranks need all of them")
+
+    def _before_division(self, variable):
+        """Return the part of which a part is a quotient: the whole is divided as serially."""
+        while _is_quotient(variable.owner) and self.of(variable.owner.inputs[0]).kind == PART:
+            variable = variable.owner.inputs[0]
+        return variable
 
     def given(self, variable, *kinds):
         """Return a variable of one of these kinds as the rank has it, any other as `same` does."""
@@ -462,6 +468,11 @@ class Division:
                 "Return the rows as an output, and pass them as an input of the next call.",
             )
         return self.same(variable)
+
+
+def _is_quotient(node):
+    is_elementwise = node is not None and isinstance(node.op, Elemwise)
+    return is_elementwise and isinstance(node.op.scalar_op, scalar.TrueDiv)
 
 
 def _equal(one, other):
