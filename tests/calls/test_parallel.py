@@ -23,6 +23,7 @@ from theano.gof.graph import ancestors
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform
 from theano.tensor.inplace import add_inplace
 from theano.tensor.nnet import conv2d
+from theano.tensor.nnet.conv import conv2d as old_conv2d
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
@@ -89,6 +90,16 @@ def normalized_by_theano(v, axes="per-activation"):
     fixed = T.nnet.bn.batch_normalization_test(x, *parameters, *running.values(), axes)
     loss = T.tanh(new[0] * fixed).mean() + T.sqr(new[1] + new[2]).sum()
     return [*new, fixed, loss, *T.grad(loss, [v.row, x])]
+
+
+def by_old_convolutions(v, mode, n_rows=None, **kwargs):
+    """Return what Theano's convolution of before 2015 computes, and its gradients."""
+    if n_rows is not None:
+        kwargs = {"image_shape": (n_rows, 2, 6, 6), "filter_shape": (2, 2, 3, 3), **kwargs}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        new = old_conv2d(v.images, v.filters, border_mode=mode, **kwargs)
+        return [new, *T.grad(T.sqr(T.tanh(new)).mean(), [v.filters, v.images])]
 
 
 def by_levels(v, target):
@@ -212,6 +223,12 @@ EXPRESSIONS = {
         convolved(v),
         pool_2d(v.images, (2, 2), ignore_border=True, mode="average_inc_pad").mean(),
     ],
+    "old convolutions": lambda v: [
+        *by_old_convolutions(v, "valid"),
+        *by_old_convolutions(v, "full"),
+        *by_old_convolutions(v, "valid", ROWS),
+        *by_old_convolutions(v, "full", ROWS),
+    ],
     "passed on": lambda v: [
         theano.gradient.disconnected_grad(v.x),
         T.opt.Assert()(v.x, T.gt(v.n, 0)),
@@ -249,7 +266,7 @@ COMPILED = [
     "gradients of convolutions",
     "gradients of averages",
 ]
-NOT_IN_PYTHON = {*COMPILED, "convolution"}
+NOT_IN_PYTHON = {*COMPILED, "convolution", "old convolutions"}
 SLOW = pytest.mark.slow("compiles convolutions or pooling")
 
 

@@ -2,7 +2,7 @@
 
 import copy
 
-from theano.tensor.nnet import abstract_conv, blocksparse, bn, neighbours, nnet
+from theano.tensor.nnet import abstract_conv, blocksparse, bn, conv, neighbours, nnet
 from theano.tensor.signal import pool
 
 from synkhronos._host.theano.dividing.division import (
@@ -103,6 +103,37 @@ rule(abstract_conv.AbstractConv_gradWeights)(_of_images(0, 1, kind=PART))
 # Images, their pooled images but for averages, and gradients.
 rule(pool.AveragePoolGrad)(_of_images(0, 1))
 rule(pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)(_of_images(0, 1, 2))
+
+
+@rule(conv.ConvOp)
+def _old_convolution(division, node):
+    """Convolve each image alone, or add up over all images: the gradient of filters."""
+    images, filters = map(division.of, node.inputs)
+    kinds, op = (images.kind, filters.kind), node.op
+    if ROWS not in kinds:
+        return division.unruled(node)
+    if kinds == (ROWS, ROWS) and images.axis == filters.axis == 1:
+        division.keep_equal(node.inputs)
+        n_images, changed = op.imshp[0], {"imshp": (None, *op.imshp[1:])}
+        mine, kind = [images.variable, filters.variable], PART
+    elif filters.kind != ROWS and images.axis == 0:
+        n_images, changed = op.bsize, {"bsize": None}
+        mine, kind = [images.variable, division.same(node.inputs[1])], ROWS
+    else:
+        division.refuse(node)
+    if n_images is not None:
+        if not images.exact or (op.imshp, op.kshp) != (op.imshp_logical, op.kshp_logical):
+            division.refuse(node, f"rows, a fixed number of {n_images}")
+        division.require(n_images)
+        node = _convolution(op, changed).make_node(*node.inputs)
+    return division.apply(node, mine, kind, 0, kind == ROWS and images.exact)
+
+
+def _convolution(op, changed):
+    """Return an old convolution whose shapes have changed, and thus its way to compute."""
+    names = "imshp kshp nkern bsize dx dy verbose version direction_hint openmp".split()
+    kwargs = {name: getattr(op, name) for name in names}
+    return conv.ConvOp(output_mode=op.out_mode, **{**kwargs, **changed})
 
 
 def _by_expression(rewriter):
