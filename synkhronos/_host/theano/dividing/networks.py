@@ -131,9 +131,11 @@ def _old_convolution(division, node):
 
 def _convolution(op, changed):
     """Return an old convolution whose shapes have changed, and thus its way to compute."""
-    names = "imshp kshp nkern bsize dx dy verbose version direction_hint openmp".split()
-    kwargs = {name: getattr(op, name) for name in names}
-    return conv.ConvOp(output_mode=op.out_mode, **{**kwargs, **changed})
+    shapes = {name: getattr(op, name) for name in ("imshp", "kshp", "nkern", "bsize")}
+    shapes.update(changed)
+    others = ("dx", "dy", "verbose", "version", "direction_hint", "openmp")
+    others = {name: getattr(op, name) for name in others}
+    return conv.ConvOp(output_mode=op.out_mode, **shapes, **others)
 
 
 def _by_expression(rewriter):
