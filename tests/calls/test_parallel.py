@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import copy
+import functools
 import gc
 import logging
 import pickle
@@ -18,9 +19,11 @@ from support.layouts import ON_DEVICES, Layout
 from theano import function as function_of_a_library
 from theano.compile.function_module import Function
 from theano.compile.nanguardmode import NanGuardMode
-from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.gof.graph import ancestors
+from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform
 from theano.tensor.inplace import add_inplace
 from theano.tensor.nnet import conv2d
+from theano.tensor.nnet.conv import conv2d as old_conv2d
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
@@ -87,6 +90,16 @@ def normalized_by_theano(v, axes="per-activation"):
     fixed = T.nnet.bn.batch_normalization_test(x, *parameters, *running.values(), axes)
     loss = T.tanh(new[0] * fixed).mean() + T.sqr(new[1] + new[2]).sum()
     return [*new, fixed, loss, *T.grad(loss, [v.row, x])]
+
+
+def by_old_convolutions(v, mode, n_rows=None, **kwargs):
+    """Return what Theano's convolution of before 2015 computes, and its gradients."""
+    if n_rows is not None:
+        kwargs = {"image_shape": (n_rows, 2, 6, 6), "filter_shape": (2, 2, 3, 3), **kwargs}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        new = old_conv2d(v.images, v.filters, border_mode=mode, **kwargs)
+        return [new, *T.grad(T.sqr(T.tanh(new)).mean(), [v.filters, v.images])]
 
 
 def by_levels(v, target):
@@ -210,6 +223,12 @@ EXPRESSIONS = {
         convolved(v),
         pool_2d(v.images, (2, 2), ignore_border=True, mode="average_inc_pad").mean(),
     ],
+    "old convolutions": lambda v: [
+        *by_old_convolutions(v, "valid"),
+        *by_old_convolutions(v, "full"),
+        *by_old_convolutions(v, "valid", ROWS),
+        *by_old_convolutions(v, "full", ROWS),
+    ],
     "passed on": lambda v: [
         theano.gradient.disconnected_grad(v.x),
         T.opt.Assert()(v.x, T.gt(v.n, 0)),
@@ -247,7 +266,7 @@ COMPILED = [
     "gradients of convolutions",
     "gradients of averages",
 ]
-NOT_IN_PYTHON = {*COMPILED, "convolution"}
+NOT_IN_PYTHON = {*COMPILED, "convolution", "old convolutions"}
 SLOW = pytest.mark.slow("compiles convolutions or pooling")
 
 
@@ -307,6 +326,7 @@ NUMBERS = {
     "float16": np.array([5e4, 5e4, 0, 0, -5e4, -4.9e4], "float16"),
     "float32": np.array([3e38, 3e38, 1e38, -1e38, -3e38, -3e38], "float32"),
     "300 rows": np.arange(600.0).reshape(300, 2),  # their number wraps around in 8 bits
+    "thirds": np.array([[1.0, 3], [2, 4], [-3, 5], [1, -11], [1, 0], [-2, -1]]),
     "2 and 5": np.array([3.0, 2.0, -3.0, 0.0, 0.0]),
 }
 NUMBERS["halves, single"] = 200 * NUMBERS["halves"].astype("float32")
@@ -351,6 +371,7 @@ UNUSUAL = {
     "bits": ("uint8", T.elemwise.CAReduce(theano.scalar.or_)),
     "small products, added up": ("int8", lambda b: T.outer(b.dot(b), b).sum()),
     "a large sum, divided": ("int64", lambda b: (b * 2**56).sum() / 2.0),
+    "a mean of 0": ("thirds", lambda x: T.cast(x.mean(axis=0), "bool") * x.std(axis=0)),
     "a large mean": ("int64", lambda b: (b * 2**56).sum(dtype="float64")),
     "a whole mean, whose parts are rounded": ("int8, rounded", lambda b: T.cast(b.mean(), "int8")),
     "single sums": ("float32", lambda x: T.stack([x.sum(), x.mean(), x.sum() - x.mean() / 2])),
@@ -398,6 +419,7 @@ TWICE_AS_MANY = {
     "increased": lambda v: T.inc_subtensor(T.zeros(4)[of_pairs(v)], v.y),
     "increased pairs": lambda v: T.inc_subtensor(T.zeros((4, 3))[v.y, of_pairs(v)], v.y),
     "cross entropy": lambda v: T.nnet.categorical_crossentropy(T.nnet.softmax(v.x), of_pairs(v)),
+    "drawn between": lambda v: RandomStreams(3).uniform((v.n * 2,), low=v.y, high=v.y),
 }
 
 
@@ -673,6 +695,54 @@ def test_random_numbers_are_those_of_each_rank(ranks):
             assert abs(np.mean(rows == again) - 0.5) < 0.03
             if ranks.n > 1:
                 assert abs(np.mean(rows[:1000] == rows[-1000:]) - 0.5) < 0.05
+
+
+def noisy(v, draw, std):
+    """Return a network's loss and gradient for rows with noise, that of a clone, and the noise."""
+    noise = draw(size=v.x.shape) * std
+    loss = T.sqr(T.tanh((v.x + noise).dot(v.w))).mean()
+    clone = theano.clone(loss, {v.x: v.x / 2})
+    return [loss, T.grad(loss, v.w), clone, draw(size=v.x.T.flatten()[:, None].shape) * std, noise]
+
+
+NORMAL = {
+    "old": lambda: RandomStreams(5).normal,
+    "plain": lambda: MRG_RandomStreams(5).normal,
+    "single": lambda: functools.partial(MRG_RandomStreams(5).normal, dtype="float32"),
+    "truncated": lambda: MRG_RandomStreams(5).truncated_normal,
+}
+
+
+@pytest.mark.parametrize("kind", NORMAL)
+def test_normal_numbers_are_those_of_each_rank(ranks, kind):
+    v, std = Variables(), T.dscalar("std")
+    outputs = noisy(v, NORMAL[kind](), std)
+    with synk.parallel():
+        f = theano.function([v.x, std], outputs)
+    assert type(f) is ParallelFunction
+    values = v.values[0]
+    for result, expected in zip(f(values, 0), theano.function([v.x, std], outputs)(values, 0)):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+    *_, merged, noise = f(np.zeros((3001, 4)), 1)
+    assert merged.shape == (12004, 1) and noise.shape == (3001, 4)
+    for each in (merged, noise):
+        assert abs(each.mean()) < 0.05 and abs(each.std() - 1) < 0.05
+        assert abs(np.mean(abs(each) < 1) - (0.65 if kind == "truncated" else 0.683)) < 0.03
+        assert (abs(each) < 2.3).all() == (kind == "truncated")
+        assert abs(np.corrcoef(each[:900, 0], each[-900:, 0])[0, 1]) < 0.15
+    assert np.any(f(np.zeros((3001, 4)), 1)[-1] != noise)
+    assert f._theano is None
+
+
+@pytest.mark.layouts(Layout(2))
+@pytest.mark.parametrize("change", [lambda u: u[::-1], lambda u: u**2])
+def test_only_normal_numbers_as_theano_makes_them_are_drawn_by_row(ranks, change):
+    v = Variables()
+    with synk.parallel():
+        n = MRG_RandomStreams(5).normal(size=v.x.shape)
+        [u] = [e for e in ancestors([n]) if e.owner and isinstance(e.owner.op, mrg_uniform)]
+        f = theano.function([v.x], theano.clone(n, {u: change(u)}))
+    assert is_theanos(f) and f(v.values[0]).shape == v.values[0].shape
 
 
 @pytest.mark.layouts(Layout(2))

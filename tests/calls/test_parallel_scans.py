@@ -175,7 +175,65 @@ def losses_of_merged(v):
     return -T.log(p)[T.arange(labels.shape[0]), labels]
 
 
+def normalized(h):
+    return (h - h.mean(axis=0)) / T.sqrt(h.var(axis=0) + 0.01)
+
+
+def normalized_steps(v):
+    """Return states that each step normalizes over all rows, their means, and a loss of each."""
+
+    def step(x, h, mean, total):
+        new = T.tanh(normalized(x.dot(v.w)) + normalized(h.dot(v.u)) + v.b)
+        mean = 0.9 * mean + 0.1 * new.mean(axis=0)
+        return new, mean, total * T.sqr(new - mean).mean(), T.sqr(new).sum() / h.shape[0]
+
+    start = [v.zeros, T.ones((UNITS,), v.dtype), T.ones((), v.dtype), None]
+    return theano.scan(step, v.steps, start)[0]
+
+
+def descended(v):
+    """Return weights that three steps of gradient descent in a scan have changed, and gradients."""
+
+    def step(w):
+        loss = T.sqr(T.tanh(v.x[:, 0].dot(w))).mean()
+        return w - 0.5 * T.grad(loss, w)
+
+    weights, _ = theano.scan(step, outputs_info=v.w, n_steps=3)
+    return [weights, *T.grad(T.sqr(v.x[:, 1].dot(weights[-1])).mean(), [v.w, v.x])]
+
+
+def sums_in_two_levels(v):
+    def step(x, h, total):
+        inner, _ = theano.scan(lambda z: normalized(z + x), T.stack([h, h * 2]))
+        new = inner.sum(axis=0)
+        return new, total * new.mean() + inner.sum()
+
+    start = [T.zeros_like(v.x[:, 0]), T.ones((), v.dtype)]
+    return theano.scan(step, v.steps, start)[0]
+
+
+def several_loops(v):
+    """Return what loops and sums that need one another, and ones that don't, have reduced."""
+    one, two = (theano.scan(lambda x, k=k: normalized(x * k), v.steps)[0] for k in (2, 3))
+    scale = T.sqr(v.x).mean() + T.sqr(one).sum()
+    three, _ = theano.scan(lambda x, scale: normalized(x * scale), v.steps, non_sequences=scale)
+    return [one + three, two / T.sqr(v.x.sum()), T.sqr(three).mean() * T.sqr(two).sum(axis=1)]
+
+
 EXPRESSIONS = {
+    "normalized steps": lambda v: [
+        *normalized_steps(v),
+        *T.grad(sum(each.sum() for each in normalized_steps(v)), [*v.weights, v.x]),
+    ],
+    "steps that grow by sums": lambda v: [
+        theano.scan(lambda x, c: c * x.sum(), v.steps, T.ones((), v.dtype))[0]
+    ],
+    "descended": descended,
+    "sums in two levels": lambda v: [
+        *sums_in_two_levels(v),
+        *T.grad(sums_in_two_levels(v)[1].sum(), [v.x]),
+    ],
+    "several loops that reduce": several_loops,
     "states": lambda v: [recurrent(v), recurrent(v)[-1], recurrent(v).dimshuffle(1, 0, 2)],
     "gradients": lambda v: with_gradients(v, T.sqr(recurrent(v)[-1]).mean() + recurrent(v).sum()),
     "backwards and truncated": lambda v: with_gradients(
@@ -229,6 +287,10 @@ EXPRESSIONS = {
         *T.grad(
             T.sqr(ifelse(T.gt(v.x.sum(), 0), v.x.dot(v.w), v.x.dot(v.w * 2))).sum(), [v.w, v.x]
         ),
+    ],
+    "sums and loops that are chosen": lambda v: [
+        ifelse(T.gt(v.b.sum(), k), normalized_steps(v)[2].sum(), T.sqr(v.x.mean()) / v.x.sum())
+        for k in (-9, 9)
     ],
     "scans of several rows for each": lambda v: [
         theano.scan(
@@ -316,15 +378,53 @@ def test_steps_draw_random_numbers_for_the_rows_of_each_rank(ranks, kind):
     assert np.any(f(np.ones((3000, 1, 1)))[0] != first)
 
 
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
+def test_steps_draw_normal_numbers_for_the_rows_of_each_rank(ranks):
+    v, streams = Variables(), MRG_RandomStreams(5)
+
+    def step(h):
+        return h + streams.normal(size=(h.shape[0], 2), std=3)
+
+    states, updates = theano.scan(step, outputs_info=T.zeros((v.x.shape[0], 2)), n_steps=2)
+    with synk.parallel():
+        f = theano.function([v.x], states, updates=updates)
+    assert type(f) is ParallelFunction
+    first, last = f(np.ones((3000, 1, 1)))
+    for each in (first / 3, (last - first) / 3):
+        assert abs(each.mean()) < 0.05 and abs(each.std() - 1) < 0.05
+        assert abs(np.corrcoef(each[:1000, 0], each[-1000:, 0])[0, 1]) < 0.15
+    assert abs(np.corrcoef(first[:, 0], (last - first)[:, 0])[0, 1]) < 0.1
+    assert np.any(f(np.ones((3000, 1, 1)))[0] != first)
+
+
+@pytest.mark.layouts(Layout(2), Layout(3, master=1))
+def test_a_rank_that_raises_in_a_step_ends_the_loops_of_all(ranks):
+    v = Variables()
+    kept = theano.shared(np.zeros(()), "kept")
+
+    def step(x):
+        found = v.w[v.y] + x.dot(v.w)
+        return found - found.mean(axis=0)
+
+    total = T.sqr(theano.scan(step, v.steps)[0]).sum() + kept
+    with synk.parallel():
+        f = theano.function([v.x, v.y], total, updates=[(kept, total)])
+    x, _, y = v.values
+    right = (y % FEATURES).astype("int32")
+    wrong = np.append(right[:-1], np.int32(99))
+    before = f(x, right)
+    with pytest.raises(IndexError):
+        f(x, wrong)
+    assert kept.get_value() == before and f._theano is None
+    np.testing.assert_allclose(f(x, right), 2 * before)
+
+
 REFUSED = {
-    "sums over all rows that each step needs": lambda v: theano.scan(
-        lambda x: x - x.mean(axis=0), v.steps
-    )[0],
-    "grows by sums": lambda v: theano.scan(lambda x, c: c * x.sum(), v.steps, T.ones((), v.dtype))[
-        0
-    ],
-    "until rows": lambda v: theano.scan(
+    "sums over all rows in each step, until a condition": lambda v: theano.scan(
         lambda x, h: (h + x, until(T.lt(h.sum(), 5))), v.steps, T.zeros_like(v.x[:, 0])
+    )[0],
+    "until the means of rows": lambda v: theano.scan(
+        lambda x, k: (k + x.mean(), until(T.lt(k, 5))), v.steps, T.zeros((), v.dtype)
     )[0],
     "a fixed number of rows": lambda v: theano.scan(
         lambda x, h: h + x, v.steps, T.zeros((ROWS, FEATURES), v.dtype)
@@ -344,7 +444,7 @@ def test_scans_that_cannot_be_divided_stay_theanos(ranks, caplog, reason):
     with synk.parallel():
         f = theano.function(v.inputs, output, on_unused_input="ignore")
     assert isinstance(f, Function) and type(f) is not ParallelFunction
-    if reason not in ("grows by sums", "until rows"):
+    if reason != "until the means of rows":
         assert reason in caplog.text
     np.testing.assert_array_equal(f(*v.values), expected)
 

@@ -8,6 +8,9 @@ become one node, and each level has an input that was computed from the level be
 form a chain, and no schedule can run them in another order. In a node the reductions have the order
 in which they were made, also where ranks on other kinds of devices compile the graph for
 themselves.
+
+A scan whose steps reduce is a level of its own, between two that wait for one another by `After`;
+the AllReduces of a step form a chain, too. All ranks must go through equally many steps.
 """
 
 import itertools
@@ -105,6 +108,27 @@ class AllReduce(RankOperation):
         ]
 
 
+class After(RankOperation):
+    """Passes its first input on, when the others have been computed."""
+
+    __props__ = ()
+
+    def __init__(self):
+        self.view_map = {0: [0]}  # output -> inputs
+
+    def make_node(self, x, *others):
+        """Return the node; its output is the input."""
+        return Apply(self, [x, *others], [x.type()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store the input."""
+        output_storage[0][0] = inputs[0]
+
+    def infer_shape(self, node, shapes):
+        """Return the shape of the input."""
+        return shapes[:1]
+
+
 class RankWeight(RankOperation):
     """The weight of this rank, a number. The mean over the ranks is 1."""
 
@@ -130,10 +154,13 @@ def rank_weight():
 
 def has_inside(op, *kinds) -> bool:
     """Return whether a scan or an OpFromGraph has an operation of some kinds in its graph."""
-    owners = [each.owner for each in ancestors(inner_outputs(op)) if each.owner is not None]
-    return any(isinstance(node.op, kinds) for node in owners)
+    return any(_is_or_has(each.owner, kinds) for each in ancestors(inner_outputs(op)))
 
 
 def communicates(function) -> bool:
     """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
-    return any(isinstance(node.op, RankOperation) for node in function.maker.fgraph.apply_nodes)
+    return any(_is_or_has(node, (RankOperation,)) for node in function.maker.fgraph.apply_nodes)
+
+
+def _is_or_has(node, kinds):
+    return node is not None and (isinstance(node.op, kinds) or has_inside(node.op, *kinds))

@@ -4,7 +4,7 @@ as it is written   Dot ──▶ an array ──▶ AllReduce ──▶ another 
 fused, in place    Dot ──▶ an array ──▶ AllReduce of all ──▶ Elemwise
 """
 
-from synkhronos._host.base.graph import AllReduce
+from synkhronos._host.base.graph import After, AllReduce, has_inside
 from synkhronos._host.base.library import (
     GraphRewriter,
     ReplaceValidate,
@@ -16,23 +16,27 @@ from synkhronos._host.base.library import (
     register,
 )
 
+IN_STEPS = "synkhronos_in_steps"  # the tag of what the graph of a step needs, too
+
 
 class Fuse(GraphRewriter):
-    """Makes one node of all AllReduces that do not depend on one another."""
+    """Makes one node of all AllReduces that do not depend on one another, and puts all in order."""
 
     def add_requirements(self, fgraph):
         fgraph.attach_feature(ReplaceValidate())
 
     def apply(self, fgraph):
-        depths, levels = {}, {}
+        depths, levels, loops = {}, {}, []
         for node in fgraph.toposort():
             depth = max((depths.get(x, 0) for x in node.inputs), default=0)
-            if isinstance(node.op, AllReduce):
-                levels.setdefault(depth, []).append(node)
+            is_loop = reduces_in_steps(node.op)
+            if is_loop or isinstance(node.op, AllReduce):
+                level = levels.setdefault(depth, [])
+                (loops if is_loop else level).append((depth, node) if is_loop else node)
                 depth += 1
             for output in node.outputs:
                 depths[output] = depth
-        for nodes in levels.values():
+        for depth, nodes in levels.items():
             if len(nodes) > 1:
                 nodes = sorted(nodes, key=lambda node: node.op.serials)
                 ops = tuple(op for node in nodes for op in node.op.ops)
@@ -42,6 +46,40 @@ class Fuse(GraphRewriter):
                 fgraph.replace_all_validate(
                     list(zip(outputs, fused)), reason="synkhronos_fuse_all_reduce"
                 )
+                levels[depth] = [fused[0].owner]
+        if loops:
+            _put_in_order(fgraph, levels, loops)
+
+
+def _put_in_order(fgraph, levels, loops):
+    """Let each node that reduces wait for the one before, where some of them are loops."""
+    in_order = []
+    for depth in sorted(levels):
+        in_order += levels[depth]
+        of_depth = [node for at, node in loops if at == depth]
+        in_order += sorted(of_depth, key=lambda node: min(_serials_of(inner_outputs(node.op))))
+    for before, node in zip(in_order, in_order[1:]):
+        waiting = After()(node.inputs[0], before.outputs[0])
+        fgraph.change_input(node, 0, waiting, reason="synkhronos_in_order")
+
+
+def reduces_in_steps(op):
+    """Return whether an operation is a scan with an AllReduce in its step."""
+    return getattr(op, "reduces_in_steps", False) and has_inside(op, AllReduce)
+
+
+def only_reduction(fgraph):
+    """Return the node of an AllReduce in place, if ranks reduce in no other node; else None."""
+    nodes = [n for n in fgraph.apply_nodes if isinstance(n.op, AllReduce) or reduces_in_steps(n.op)]
+    is_one = len(nodes) == 1 and getattr(nodes[0].op, "inplace", False)
+    return nodes[0] if is_one else None
+
+
+def _serials_of(outputs):
+    nodes = [each.owner for each in ancestors(outputs) if each.owner is not None]
+    for node in nodes:
+        yield from getattr(node.op, "serials", ())
+        yield from _serials_of(inner_outputs(node.op))
 
 
 def _in_place(node):
@@ -51,7 +89,8 @@ def _in_place(node):
 def with_fused_reductions(mode, outputs):
     """Return a mode that fuses all-reduces, if any outputs or default updates have some.
 
-    Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
+    Raises ``TypeError`` for an AllReduce inside a scan, unless it says that all ranks go through
+    equally many steps.
     """
     return including(mode, "synkhronos", Fuse()) if _reduces(outputs) else mode
 
@@ -71,7 +110,7 @@ def _reduces(outputs):
         op = getattr(op, "core_op", op)
         # The graphs inside of a scan and of an OpFromGraph; the latter may become part of this one.
         if inner_outputs(op) and _reduces(inner_outputs(op)):
-            if not getattr(op, "is_inline", False):
+            if not (getattr(op, "is_inline", False) or getattr(op, "reduces_in_steps", False)):
                 raise TypeError(
                     f"ops.all_reduce is inside of {op}, where ranks can't be kept in step. Reduce "
                     "what it is given, or what it returns (an OpFromGraph may be inline=True)."
@@ -90,7 +129,6 @@ def _ancestors(outputs):
 # Fused after the graph is simplified, so that no simplification can remove a dependence, and before
 # elementwise expressions are fused, at 49. In place after elementwise operations, which may use the
 # same buffers, at 75 in Theano and 50.5 in PyTensor.
-register("synkhronos_fuse_all_reduce", Fuse(), 48.9, "synkhronos")
-register(
-    "synkhronos_all_reduce_in_place", in_place_rewriter(AllReduce, _in_place), 80, "synkhronos"
-)
+_TAGS = "synkhronos", IN_STEPS
+register("synkhronos_fuse_all_reduce", Fuse(), 48.9, *_TAGS)
+register("synkhronos_all_reduce_in_place", in_place_rewriter(AllReduce, _in_place), 80, *_TAGS)

@@ -18,6 +18,7 @@ from theano.tensor import TensorType, blas, constant
 from theano.tensor.type import values_eq_approx_always_true
 
 from synkhronos._host.base.calls import current_call
+from synkhronos._host.base.rewriting import only_reduction
 from synkhronos._host.theano.graph import AllReduce
 
 
@@ -62,10 +63,10 @@ class _Lend(gof.Optimizer):
         fgraph.attach_feature(gof.toolbox.ReplaceValidate())
 
     def apply(self, fgraph):
-        nodes = [node for node in fgraph.apply_nodes if isinstance(node.op, AllReduce)]
-        if len(nodes) != 1 or not nodes[0].op.inplace or nodes[0].op.bucket is not None:
+        node = only_reduction(fgraph)
+        if node is None or node.op.bucket is not None:
             return
-        op, inputs, outputs = nodes[0].op, nodes[0].inputs, nodes[0].outputs
+        op, inputs, outputs = node.op, node.inputs, node.outputs
         lent = tuple(may_be_lent(output) for output in outputs)
         if not any(lent):
             return

@@ -27,6 +27,7 @@ from theano.tensor.elemwise import Elemwise
 
 from synkhronos._host.base.calls import current_call
 from synkhronos._host.base.node_order import InOrder, n_needed, owners
+from synkhronos._host.base.rewriting import only_reduction
 from synkhronos._host.theano.graph import AllReduce, Overlap
 from synkhronos._host.theano.lending import land, may_be_lent
 
@@ -85,12 +86,11 @@ class _Overlap(gof.Optimizer):
     def apply(self, fgraph):
         if not Overlap.is_on:
             return
-        nodes = [node for node in fgraph.apply_nodes if isinstance(node.op, AllReduce)]
+        node = only_reduction(fgraph)
         # With an IfElse, Theano computes what is needed, in an order that it finds as it goes on.
         is_lazy = any(isinstance(node.op, IfElse) for node in fgraph.apply_nodes)
-        if len(nodes) != 1 or not nodes[0].op.inplace or is_lazy:
+        if node is None or is_lazy:
             return
-        [node] = nodes
         if any(type(x.type) is not TensorType for x in node.inputs):
             return
         buckets = _buckets(fgraph, node)

@@ -268,10 +268,18 @@ class Division:
 
     def walk(self, inputs, wanted):
         """Find the value of each variable up to the wanted ones; return whether any has rows."""
-        before = set(self.needed)
+        before, nodes = set(self.needed), io_toposort(inputs, wanted)
+        ends = [_ENDING[type(node.op)](node) for node in nodes if type(node.op) in _ENDING]
+        groups, done = dict(filter(None, ends)), set()
         uses_rows = any(self.of(each).kind == ROWS for each in wanted if each.owner is None)
-        for node in io_toposort(inputs, wanted):
+        for node in nodes:
             uses_rows = uses_rows or any(self.of(each).kind == ROWS for each in node.inputs)
+            if node in groups:
+                found = groups[node](self) or {}
+                self.values.update(found)
+                done.update(each.owner for each in found)
+            if node in done:
+                continue
             for variable, value in zip(node.outputs, self._apply(node)):
                 self.values[variable] = value
                 if value.kind == PART and variable in before:
@@ -330,7 +338,7 @@ class Division:
         """Return a variable whose value on all ranks is the serial one: reduce it, if need be."""
         value = self.of(variable)
         if value.kind == PART:
-            self.needed.add(variable)
+            self.needed.add(self._before_division(variable))
             whole = basic.cast(all_reduce(value.variable, "sum"), variable.dtype)
             value = self.values[variable] = Value(whole)
         if value.kind == SAME:
@@ -342,6 +350,12 @@ class Division:
         if value.kind == STREAM:
             raise CannotDivide("computes with a random state")
         raise CannotDivide("computes with rows of an input where all ranks need all of them")
+
+    def _before_division(self, variable):
+        """Return the part of which a part is a quotient: the whole is divided as serially."""
+        while _is_quotient(variable.owner) and self.of(variable.owner.inputs[0]).kind == PART:
+            variable = variable.owner.inputs[0]
+        return variable
 
     def given(self, variable, *kinds):
         """Return a variable of one of these kinds as the rank has it, any other as `same` does."""
@@ -456,6 +470,11 @@ class Division:
         return self.same(variable)
 
 
+def _is_quotient(node):
+    is_elementwise = node is not None and isinstance(node.op, Elemwise)
+    return is_elementwise and isinstance(node.op.scalar_op, scalar.TrueDiv)
+
+
 def _equal(one, other):
     if isinstance(one, Variable) and isinstance(other, Variable):
         return one is other or equal_computations([one], [other])
@@ -468,7 +487,7 @@ def _name(node):
     return getattr(op, "name", None) or type(op).__name__
 
 
-_RULES, _KNOW_TIMES = {}, set()
+_RULES, _KNOW_TIMES, _ENDING = {}, set(), {}
 _COUNTED = (ROWS, LENGTH, SHAPE, POSITIONS)  # kinds of values that tell of rows on an axis
 
 
@@ -484,6 +503,20 @@ def rule(*ops, knows_times=False):
         _RULES.update(dict.fromkeys(ops, function))
         if knows_times:
             _KNOW_TIMES.update(ops)
+        return function
+
+    return add
+
+
+def ending(op):
+    """Return a decorator for a function that finds operations which have a rule together.
+
+    It takes a node of a class of operations, the last one. It returns None, or the first node, and
+    a rule: a function that takes the division, and returns the values of all outputs, or None.
+    """
+
+    def add(function):
+        _ENDING[op] = function
         return function
 
     return add

@@ -1,24 +1,14 @@
-"""Rules of operations of networks, which treat each row of axis 0 alone, and of random numbers.
-
-Each rank draws the random numbers of its rows, from a stream of its own.
-"""
+"""Rules of operations of networks, which treat each row of axis 0 alone."""
 
 import copy
 
-from theano.sandbox.rng_mrg import mrg_uniform_base
-from theano.tensor import raw_random
-from theano.tensor.nnet import abstract_conv, blocksparse, bn, neighbours, nnet
+from theano.tensor.nnet import abstract_conv, blocksparse, bn, conv, neighbours, nnet
 from theano.tensor.signal import pool
 
 from synkhronos._host.theano.dividing.division import (
     PART,
     ROWS,
     SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
-    CannotDivide,
-    Value,
     number,
     rule,
 )
@@ -115,6 +105,39 @@ rule(pool.AveragePoolGrad)(_of_images(0, 1))
 rule(pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)(_of_images(0, 1, 2))
 
 
+@rule(conv.ConvOp)
+def _old_convolution(division, node):
+    """Convolve each image alone, or add up over all images: the gradient of filters."""
+    images, filters = map(division.of, node.inputs)
+    kinds, op = (images.kind, filters.kind), node.op
+    if ROWS not in kinds:
+        return division.unruled(node)
+    if kinds == (ROWS, ROWS) and images.axis == filters.axis == 1:
+        division.keep_equal(node.inputs)
+        n_images, changed = op.imshp[0], {"imshp": (None, *op.imshp[1:])}
+        mine, kind = [images.variable, filters.variable], PART
+    elif filters.kind != ROWS and images.axis == 0:
+        n_images, changed = op.bsize, {"bsize": None}
+        mine, kind = [images.variable, division.same(node.inputs[1])], ROWS
+    else:
+        division.refuse(node)
+    if n_images is not None:
+        if not images.exact or (op.imshp, op.kshp) != (op.imshp_logical, op.kshp_logical):
+            division.refuse(node, f"rows, a fixed number of {n_images}")
+        division.require(n_images)
+        node = _convolution(op, changed).make_node(*node.inputs)
+    return division.apply(node, mine, kind, 0, kind == ROWS and images.exact)
+
+
+def _convolution(op, changed):
+    """Return an old convolution whose shapes have changed, and thus its way to compute."""
+    shapes = {name: getattr(op, name) for name in ("imshp", "kshp", "nkern", "bsize")}
+    shapes.update(changed)
+    others = ("dx", "dy", "verbose", "version", "direction_hint", "openmp")
+    others = {name: getattr(op, name) for name in others}
+    return conv.ConvOp(output_mode=op.out_mode, **shapes, **others)
+
+
 def _by_expression(rewriter):
     """Return a rule: an operation is what Theano replaces it by, in elementwise ones and sums."""
     return lambda division, node: division.expand(node, rewriter.transform)
@@ -136,28 +159,3 @@ def _neighbours(division, node):
 rule(bn.AbstractBatchNormTrain)(_by_expression(bn.local_abstract_batch_norm_train))
 rule(bn.AbstractBatchNormTrainGrad)(_by_expression(bn.local_abstract_batch_norm_train_grad))
 rule(bn.AbstractBatchNormInference)(_by_expression(bn.local_abstract_batch_norm_inference))
-
-
-@rule(raw_random.RandomFunction, mrg_uniform_base)
-def _random(division, node):
-    state, shape, *parameters = node.inputs
-    size = division.of(shape)
-    values = [division.of(each) for each in parameters]
-    if division.of(state).kind != STREAM:
-        raise CannotDivide("draws random numbers from a state that is no shared variable")
-    is_each_row = size.kind == SHAPE
-    new = []
-    for each, value in zip(parameters, values):
-        is_mine = value.kind == ROWS and is_each_row and value.axis == size.axis
-        is_mine = is_mine and each.ndim >= node.outputs[1].ndim - node.op.ndim_added
-        new.append(value.variable if is_mine else division.same(each))
-    inputs = [division.of(state).variable, size.variable, *new]
-    if not is_each_row:
-        inputs[1] = division.same(shape)
-    stream, numbers = division.apply(node, inputs)
-    numbers = (
-        numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact)
-        if is_each_row
-        else Value(None, UNKNOWN, reason="draws random numbers that are not for each row")
-    )
-    return [stream._replace(kind=STREAM), numbers]

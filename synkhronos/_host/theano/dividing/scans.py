@@ -5,17 +5,19 @@
 
 The graph of a step is divided as that of a function is, with the kinds of its sequences and states.
 A state is of one kind in all steps, that of its initial value. Zeros may be parts, too: they are,
-as long as no step says otherwise.
+as long as no step says otherwise. Where a step needs the sum of all rows, the ranks reduce in it.
 """
 
 import numpy as np
 from theano import tensor
+from theano.compile.mode import get_mode
 from theano.compile.ops import Rebroadcast
 from theano.gof.graph import ancestors
 from theano.scan_module.scan_op import Scan
 from theano.tensor import basic, elemwise, subtensor
 
-from synkhronos._host.base.graph import RankOperation
+from synkhronos._host.base.graph import AllReduce, has_inside
+from synkhronos._host.base.rewriting import IN_STEPS, Fuse, including
 from synkhronos._host.theano.dividing.division import (
     LENGTH,
     PART,
@@ -26,6 +28,7 @@ from synkhronos._host.theano.dividing.division import (
     UNKNOWN,
     CannotDivide,
     Division,
+    RowsOfRank,
     Value,
     number,
     rule,
@@ -62,6 +65,7 @@ class _Loop:
         rows.sort(key=lambda each: not division.of(each).exact)
         self.rows = division.of(rows[0]) if rows else None
         self.total = basic.lscalar("n_rows")
+        self.needed = set()  # variables of a step that are reduced there
 
     def _value(self, place):
         """Return the value of an input before the first step."""
@@ -90,9 +94,9 @@ class _Loop:
                 self.inputs[i] = mine
                 axis = value.axis - (place in self.timed)
                 values[self.op.inputs[i]] = Value(mine, value.kind, axis, value.exact)
-        self.step = Division(self.op.inputs, values, (), self.outer.expansions, self.total)
+        self.step = Division(self.op.inputs, values, self.needed, self.outer.expansions, self.total)
         self.step.walk(self.op.inputs, self.op.outputs)
-        before = dict(self.values)
+        before, needed = dict(self.values), self.needed
         for place in self.states:
             for i in self.results_of[place]:
                 self.values[place] = self._joined(place, self.step.of(self.op.outputs[i]))
@@ -100,7 +104,9 @@ class _Loop:
             used = {self.op.inputs[i] for i in self.inner_of[place]}
             if value.kind == PART and used & self.step.needed:
                 self.values[place] = self._whole(place)
-        return all(_is_as(self.values[place], before[place]) for place in before)
+        self.needed = self.step.needed
+        is_same = all(_is_as(self.values[place], before[place]) for place in before)
+        return is_same and self.needed == needed
 
     def _whole(self, place):
         """Return the value of an input as all ranks have it."""
@@ -112,7 +118,7 @@ class _Loop:
         if result.kind == UNKNOWN:
             raise CannotDivide(result.reason)
         kinds = state.kind, SAME if result.kind in (LENGTH, SHAPE) else result.kind
-        if kinds in ((SAME, SAME), (STREAM, STREAM)):
+        if kinds in ((SAME, SAME), (SAME, PART), (STREAM, STREAM)):
             return state
         if kinds == (ROWS, ROWS):
             if state.axis - (place in self.timed) == result.axis and result.times is None:
@@ -123,8 +129,6 @@ class _Loop:
             return Value(basic.cast(state.variable, dtype), PART)
         if state.kind == PART:
             return self._joined_whole(place, result)
-        if kinds == (SAME, PART):
-            self._refuse_sums()
         if kinds == (SAME, ROWS):
             what = f"rows and the initial value of {name}, which has a fixed number of rows"
             self.outer.refuse(self.node, f"{what}: make it with x.shape[0] rows")
@@ -133,11 +137,6 @@ class _Loop:
     def _joined_whole(self, place, result):
         self.values[place] = self._whole(place)
         return self._joined(place, result)
-
-    def _refuse_sums(self):
-        self.outer.refuse(
-            self.node, "sums over all rows that each step needs: compute them for all steps"
-        )
 
     def outputs(self):
         """Return the values of the scan's outputs."""
@@ -148,26 +147,34 @@ class _Loop:
             if not self.rows.exact or self.times is not None:
                 self.outer.refuse(self.node, "rows, to a fixed number of rows")
             self.outer.require(self.step.n_rows)
-        found = ancestors(results)
-        if any(each.owner and isinstance(each.owner.op, RankOperation) for each in found):
-            self._refuse_sums()
+        found, info = ancestors(results), dict(self.op.info)
+        nodes = {each.owner for each in found if each.owner is not None}
+        if any(isinstance(node.op, RowsOfRank) for node in nodes):
+            self.outer.refuse(self.node, "minibatches that its steps slice")
+        if any(isinstance(node.op, AllReduce) or has_inside(node.op, AllReduce) for node in nodes):
+            if self.op.as_while:
+                what = "sums over all rows in each step, until a condition: give it n_steps"
+                self.outer.refuse(self.node, what)
+            mode = get_mode(info["mode"])
+            info.update(mode=including(mode, IN_STEPS, Fuse()), reduces_in_steps=True)
         inputs, mine = self.inputs, [self.values[i].variable for i in range(len(self.node.inputs))]
         if self.total in found:
             inputs = [*inputs, self.total]
             mine.append(self.outer.length(self.rows).total)
-        new = Scan(inputs, results, dict(self.op.info)).make_node(*mine).outputs
+        new = Scan(inputs, results, info).make_node(*mine).outputs
         return [self._output(i, each) for i, each in enumerate(new)]
 
     def _results(self):
         """Return what a step computes on a rank, of the types that its states have."""
-        types = {}
+        types, whole = {}, set()
         for place in self.states:
             for i in self.results_of[place]:
                 types[i] = self.inputs[self.inner_of[place][0]].type
+                whole.update([i] if self.values[place].kind == SAME else [])
         results = []
         for i, each in enumerate(self.op.outputs):
             value = self.step.of(each)
-            is_mine = value.kind in (ROWS, PART, STREAM)
+            is_mine = value.kind in (ROWS, PART, STREAM) and i not in whole
             is_condition = self.op.as_while and each is self.op.outputs[-1]
             mine = value.variable if is_mine and not is_condition else self.step.same(each)
             if i in types and mine.type != types[i] and hasattr(mine, "broadcastable"):

@@ -1,0 +1,102 @@
+"""Rules of random numbers: each rank draws those of its rows, from a stream of its own."""
+
+import theano
+from theano.gof.graph import io_toposort
+from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform, mrg_uniform_base
+from theano.scan_module.scan_utils import equal_computations
+from theano.tensor import basic, raw_random
+from theano.tensor.subtensor import Subtensor
+
+from synkhronos._host.theano.dividing.division import (
+    ROWS,
+    SHAPE,
+    STREAM,
+    UNKNOWN,
+    CannotDivide,
+    Value,
+    ending,
+    rule,
+)
+
+_NOT_FOR_ROWS = Value(None, UNKNOWN, reason="draws random numbers that are not for each row")
+
+
+@rule(raw_random.RandomFunction, mrg_uniform_base)
+def _random(division, node):
+    state, shape, *parameters = node.inputs
+    size = division.of(shape)
+    values = [division.of(each) for each in parameters]
+    if division.of(state).kind != STREAM:
+        raise CannotDivide("draws random numbers from a state that is no shared variable")
+    is_each_row = size.kind == SHAPE
+    new, rows = [], []
+    for each, value in zip(parameters, values):
+        is_mine = value.kind == ROWS and is_each_row and value.axis == size.axis
+        is_mine = is_mine and each.ndim >= node.outputs[1].ndim - node.op.ndim_added
+        new.append(value.variable if is_mine else division.same(each))
+        rows += [each] if is_mine else []
+    if rows and not (size.exact and all(division.of(each).exact for each in rows)):
+        division.keep_equal(rows, [shape[size.axis]])
+    inputs = [division.of(state).variable, size.variable, *new]
+    if not is_each_row:
+        inputs[1] = division.same(shape)
+    stream, numbers = division.apply(node, inputs)
+    if not is_each_row:
+        return [stream._replace(kind=STREAM), _NOT_FOR_ROWS]
+    return [
+        stream._replace(kind=STREAM),
+        numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact),
+    ]
+
+
+@ending(basic.Reshape)
+def _normal(node):
+    """Find what ``MRG_RandomStreams.normal`` makes: uniform numbers, in pairs, to be reshaped."""
+    numbers, size = node.inputs
+    joined = numbers.owner and isinstance(numbers.owner.op, Subtensor) and numbers.owner.inputs[0]
+    if not joined or not isinstance(joined.owner and joined.owner.op, basic.Join):
+        return None
+    draws = _draws(size, node)
+    # The same by Theano itself, for the same size.
+    with theano.change_flags(compute_test_value="off"):
+        for truncates in (False, True):
+            expected = MRG_RandomStreams(1).normal(
+                size, ndim=node.op.ndim, dtype=numbers.dtype, nstreams=1, truncate=truncates
+            )
+            [last] = [n for n in _nodes(size, expected) if n.op == node.op]
+            theirs = _draws(size, last)
+            pairs = zip(*([each.inputs[0] for each in nodes] for nodes in (draws, theirs)))
+            if len(draws) == len(theirs) and equal_computations(
+                node.outputs, last.outputs, *zip(*pairs, (size, size))
+            ):
+                return draws[0], lambda division: _normal_of_rows(division, node, draws)
+    return None
+
+
+def _nodes(size, result):
+    """Return the nodes that compute random numbers from their size, in order."""
+    return io_toposort([size], [result])
+
+
+def _draws(size, node):
+    return [n for n in _nodes(size, node.outputs[0]) if isinstance(n.op, mrg_uniform)]
+
+
+def _normal_of_rows(division, node, draws):
+    """Draw the numbers of a rank's rows, as all of them are drawn; None for other sizes."""
+    size = division.of(node.inputs[1])
+    states = [division.of(each.inputs[0]) for each in draws]
+    if size.kind != SHAPE or any(each.kind != STREAM for each in states):
+        return None
+    new = {node.inputs[1]: size.variable}
+    new.update((each.inputs[0], state.variable) for each, state in zip(draws, states))
+    values = {}
+    for each in _nodes(node.inputs[1], node.outputs[0]):
+        copy = each.clone_with_new_inputs([new.get(i, i) for i in each.inputs])
+        new.update(zip(each.outputs, copy.outputs))
+        values.update(dict.fromkeys(each.outputs, _NOT_FOR_ROWS))
+    for each in draws:
+        values[each.outputs[0]] = Value(new[each.outputs[0]], STREAM)
+    [result] = node.outputs
+    values[result] = Value(new[result], ROWS, size.axis, size.exact, times=size.times)
+    return values
