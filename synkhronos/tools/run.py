@@ -21,6 +21,7 @@ from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import name_host
 from synkhronos._session import leader
 from synkhronos._session.current import Current
+from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
 from synkhronos.launch import INTERRUPTED, guard, where
@@ -76,6 +77,11 @@ def main(options: argparse.Namespace) -> int:
     if not guard.goes_on():
         return 0  # another process has run the script, and its status has been told
     if where.n_processes() > 1:
+        try:
+            heartbeats.lost_seconds()
+        except ValueError as error:
+            print(f"can't start the ranks: {error}", file=sys.stderr)
+            return 2
         link = Current.link = Link()
         try:
             link.begin()  # waits until all machines of the job have a carrier

@@ -77,7 +77,7 @@ def stopped(pids):
 
 
 def stop_one(stack, these, host, kind):
-    """Stop a process of a host; while sessions end and start, the one that was found may be over."""
+    """Stop a process of a host; while sessions come and go, the one found may be over."""
     deadline = time.monotonic() + 30
     while True:
         try:
