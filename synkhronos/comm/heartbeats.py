@@ -31,8 +31,18 @@ def limit(given: str | None, name: str = VARIABLE) -> float:
     return seconds
 
 
-LOST_SECONDS = limit(os.environ.get(VARIABLE))
-SILENT = f"has not been heard of for {LOST_SECONDS:g} s"
+def lost_seconds() -> float:
+    """Return the limit that this process's environment says; raise ValueError if it is none."""
+    return limit(os.environ.get(VARIABLE))
+
+
+def silent() -> str:
+    """Return what is said of a machine that is lost.
+
+    >>> silent()
+    'has not been heard of for 8 s'
+    """
+    return f"has not been heard of for {lost_seconds():g} s"
 
 
 class Heartbeats:
@@ -63,7 +73,8 @@ class Heartbeats:
         now = time.monotonic()
         if now - self._beaten < BEAT_SECONDS:
             return False
-        if now - self._beaten > LOST_SECONDS / 2:  # this process has been stopped itself
+        # This process has been stopped itself. A limit of 2 s has no room for later beats.
+        if now - self._beaten > max(lost_seconds() / 2, 1.5 * BEAT_SECONDS):
             self._forget(now)
         self._beaten = now
         for machine in list(self._heard):
@@ -72,7 +83,7 @@ class Heartbeats:
 
     def silent(self) -> list[int]:
         """Return the machines that are lost."""
-        limit = time.monotonic() - LOST_SECONDS
+        limit = time.monotonic() - lost_seconds()
         return [machine for machine, heard in self._heard.items() if heard < limit]
 
     def _forget(self, now):

@@ -21,7 +21,7 @@ import traceback
 from typing import Sequence
 
 from synkhronos._machine.devices import module_command
-from synkhronos.comm.heartbeats import SILENT
+from synkhronos.comm.heartbeats import silent
 from synkhronos.launch import guard
 from synkhronos.launch.children import Children
 from synkhronos.launch.streams import mark
@@ -139,7 +139,7 @@ class _Machine(Children):
 
     def tell_lost(self, number: int) -> None:
         """Tell the launcher of a rank of a machine that is silent."""
-        self._tell(number, "lost", SILENT)
+        self._tell(number, "lost", silent())
 
     def _show(self, stream, rank, text):
         # With a newline, also behind a piece of a very long line: the next mark begins a line.

@@ -110,6 +110,8 @@ def find_places(
 
 def _named(hosts, hostfile):
     """Return the machines of --hosts or --hostfile."""
+    if hosts is not None and hostfile is not None:
+        raise ValueError(f"hosts {hosts!r} and the hostfile {hostfile!r} are given: give one.")
     if hosts is not None:
         return _together([_host(each.strip(), "--hosts") for each in hosts.split(",")], "--hosts")
     return [] if hostfile is None else _read_hostfile(hostfile)
@@ -141,9 +143,9 @@ def parse_devices(devices: Any, source: str = "devices") -> list[Host]:
     for part in parts:
         name = None
         for text in map(str.strip, part.split(",")):
-            before, colon, device = text.partition(":")
+            before, colon, device = map(str.strip, text.partition(":"))
             if colon and not _OPENCL.fullmatch(before):
-                name = _host(text, source).name
+                name = _host(f"{before}:{device}", source).name
             else:
                 device = text
             if not DEVICE_NAME.fullmatch(device):
@@ -168,12 +170,17 @@ def _host(text, source):
         return Host(name)
     if DEVICE_NAME.fullmatch(more):
         return Host(name, 1, (more,))
-    if not (more.isascii() and more.isdigit() and int(more)):
+    otherwise = f", or a device, behind the colon, such as {name}:2 or {name}:cuda0"
+    return Host(name, _count(more, text, source, otherwise))
+
+
+def _count(text, given, source, otherwise=""):
+    """Return a number of ranks; `given` is the word that it stands in."""
+    if not (text.isascii() and text.isdigit() and int(text)):
         raise ValueError(
-            f"{source}: {text!r} must have a number of ranks of at least 1, or a device, behind "
-            f"the colon, such as {name}:2 or {name}:cuda0."
+            f"{source}: {given!r} must have a number of ranks of at least 1{otherwise}."
         )
-    return Host(name, int(more))
+    return int(text)
 
 
 def _together(hosts, source):
@@ -224,7 +231,7 @@ def _read_hostfile(path):
         for word in words[1:]:
             name, _, value = word.partition("=")
             if name == "slots":
-                slots = _host(f"{host.name}:{value}", source).ranks
+                slots = _count(value, word, source)
                 if host.ranks not in (None, slots):
                     raise ValueError(f"{source}: {words[0]} and {word} contradict: give one.")
                 host = Host(host.name, slots, host.devices)

@@ -74,6 +74,7 @@ def add_lost_after(parser: argparse.ArgumentParser) -> None:
 def lost_after(given: str | None) -> dict[str, str]:
     """Return the environment variable that --lost-after sets."""
     if given is None:
+        heartbeats.lost_seconds()  # raises if the environment's is none
         return {}
     heartbeats.limit(given, "--lost-after")
     return {heartbeats.VARIABLE: given}
@@ -146,6 +147,9 @@ def run_line(options: argparse.Namespace) -> list[str]:
     line += ["--parallel"] * options.parallel
     line += ["--follow"] * options.follow
     line += ["--check"] * options.check
+    line += ["--no-report"] * options.no_report
+    if options.report is not None:
+        line += ["--report", options.report]
     if options.ranks is not None:
         line += ["-n", str(options.ranks)]
     if options.threads_per_rank is not None:

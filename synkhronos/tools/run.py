@@ -21,6 +21,7 @@ from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import name_host
 from synkhronos._session import leader
 from synkhronos._session.current import Current
+from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
 from synkhronos.launch import INTERRUPTED, where
@@ -74,6 +75,11 @@ def main(options: argparse.Namespace) -> int:
     """Fork, run the script, and return the exit status."""
     undo_binding()
     if where.n_processes() > 1:
+        try:
+            heartbeats.lost_seconds()
+        except ValueError as error:
+            print(f"can't start the ranks: {error}", file=sys.stderr)
+            return 2
         link = Current.link = Link()
         try:
             link.begin()  # waits until all machines of the job have a carrier

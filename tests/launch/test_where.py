@@ -63,7 +63,8 @@ def test_a_hostfile(tmp_path):
     assert where.find_hosts(hostfile=str(path)) == where.find_hosts("a:cuda0,a:cuda1,b:cpu")
     for text, message in [
         ("a\nb cores=2\n", "line 2: 'cores=2' is not known; there is slots=2"),
-        ("a slots=none\n", "line 1: 'a:none' must have a number of ranks"),
+        ("a slots=none\n", "line 1: 'slots=none' must have a number of ranks"),
+        ("a slots=cuda0\n", "line 1: 'slots=cuda0' must have a number of ranks"),
         ("a:cpu slots=2\n", "line 1: a:cpu and slots=2 contradict"),
         ("# nothing\n", "names no machine"),
         ("a\na\n", "names a twice"),
@@ -114,6 +115,7 @@ def test_an_allocation_of_pbs_and_none(tmp_path):
     [
         ("cpu", [(None, "cpu")]),
         ("cuda0, cuda1", [(None, "cuda0"), (None, "cuda1")]),
+        ("a: cuda0, b : cpu", [("a", "cuda0"), ("b", "cpu")]),
         (["cuda0", "cuda1"], [(None, "cuda0"), (None, "cuda1")]),
         (("cpu", "cpu"), [(None, "cpu"), (None, "cpu")]),
         ("opencl0:1,cpu", [(None, "opencl0:1"), (None, "cpu")]),
@@ -210,6 +212,8 @@ NODES = {"node1": "cpu cpu", "node2": "cpu cpu"}
         (SLURM, [WORKERS], {"node1": "2", "node2": "1"}),
         (PBS, [WORKERS], {"node1": "2", "node2": "1"}),
         # mistakes
+        ("--hosts a --hostfile ab", [TMLAUNCHER], "hosts 'a' and the hostfile 'ab' are given"),
+        ("SYNKHRONOS_LOST_AFTER=1 --hosts a:cpu,b:cpu", OF_ALL, "AFTER must be a number of sec"),
         ("--hosts a:x --devices cpu", OF_ALL, "--hosts: 'a:x' must have a number of ranks"),
         ("--hosts a:3 --devices cpu,cpu", OF_ALL, "a is to have 3 ranks, but .* names 2: give"),
         ("--hosts a --devices b:cpu", OF_ALL, "names hosts, and so does --hosts: give one"),

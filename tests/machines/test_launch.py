@@ -41,7 +41,8 @@ def empty(tmp_path):
 def test_the_line_of_mpirun(empty):
     status, out, err = run(
         *("--hosts", "a:2,b", "--agent", "my ssh", "--mpirun-args", "--mca btl 'tcp,self'"),
-        *("--devices", "cpu,cpu", "--follow", "--dry-run", "empty.py", "-n", "x y"),
+        *("--devices", "cpu,cpu", "--follow", "--no-report", "--report", "r"),
+        *("--dry-run", "empty.py", "-n", "x y"),
         folder=empty,
         SYNKHRONOS_CHECK="1",
         THEANO_FLAGS="floatX=float32",
@@ -59,7 +60,8 @@ def test_the_line_of_mpirun(empty):
         "SYNKHRONOS_DEVICES=cpu,cpu",
         "SYNKHRONOS_RANKS_OF_MACHINES=2,",
     }
-    program = module_command("synkhronos", "run", "--follow", "empty.py", "-n", "x y")
+    options = "--follow", "--no-report", "--report", "r"
+    program = module_command("synkhronos", "run", *options, "empty.py", "-n", "x y")
     assert line[-len(program) :] == program
     assert line[-len(program) - 3 : -len(program)] == ["--mca", "btl", "tcp,self"]
 

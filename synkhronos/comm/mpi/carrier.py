@@ -32,7 +32,7 @@ import traceback
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own
-from synkhronos.comm.heartbeats import LOST_SECONDS, SILENT
+from synkhronos.comm.heartbeats import lost_seconds, silent
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
@@ -153,13 +153,13 @@ class Carrier(BaseCarrier):
         """Kill processes of this machine that have been stopped for long, and say so."""
         if self.machine == 0:
             return
-        where, for_long = f"on {socket.gethostname()}", f"was stopped for {LOST_SECONDS:g} s"
+        where, for_long = f"on {socket.gethostname()}", f"was stopped for {lost_seconds():g} s"
         leader = os.getppid()
-        if self._stop_watch.seconds(leader) > LOST_SECONDS:
+        if self._stop_watch.seconds(leader) > lost_seconds():
             self.from_rank_end(_LEADER, f"The first process {where} {for_long}")
             os.kill(leader, signal.SIGKILL)
         for rank, pid in list(self._workers.items()):
-            if self._stop_watch.seconds(pid) > LOST_SECONDS:
+            if self._stop_watch.seconds(pid) > lost_seconds():
                 message = (
                     f"Worker rank {rank} {where} (process {pid}) {for_long}, and then killed. The "
                     "session has ended: close() and fork() to begin again."
@@ -171,10 +171,10 @@ class Carrier(BaseCarrier):
     def on_loss(self, machine):
         """End the job: tell the leader here, and other machines."""
         host = self.hosts[machine]
-        self.post(_LEADER, "lost", machine, host, f"It {SILENT}")
+        self.post(_LEADER, "lost", machine, host, f"It {silent()}")
         self.tell_all("end", f"Machine {host} is lost")
         if machine == 0:
-            self.from_machine_end(machine, f"The first machine, {host}, is lost: It {SILENT}")
+            self.from_machine_end(machine, f"The first machine, {host}, is lost: It {silent()}")
 
     def from_rank_tell(self, peer, to, message):
         """Pass a message on to the leaders of one machine, or of all others."""

@@ -22,7 +22,7 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from synkhronos.comm.heartbeats import SILENT
+from synkhronos.comm.heartbeats import silent
 from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.group import Question
@@ -141,7 +141,7 @@ class GroupCarrier(BaseCarrier):
 
     def from_machine_gone(self, machine, rank, why):
         """Tell the ranks here of the end of one elsewhere."""
-        if why == SILENT:
+        if why == silent():
             self._count_out(self._machine_of[rank])
         if rank in self._gone:
             return
@@ -164,8 +164,8 @@ class GroupCarrier(BaseCarrier):
             if rank not in self._gone:
                 self.on_lost(rank)
             if self.machine == 0:
-                self.tell_all("gone", rank, SILENT)
-            self.from_machine_gone(machine, rank, SILENT)
+                self.tell_all("gone", rank, silent())
+            self.from_machine_gone(machine, rank, silent())
 
     def from_machine_asked(self, machine, number, question):
         """Take note of what a machine asks; answer when all have asked."""

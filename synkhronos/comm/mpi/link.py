@@ -24,7 +24,7 @@ from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own, pair
-from synkhronos.comm.heartbeats import LOST_SECONDS
+from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.comm.mpi import secret
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -224,8 +224,8 @@ class Link:
     def look_after_carrier(self):
         """Raise if the carrier has been stopped for long, which its leader kills; each second."""
         pid = self._carrier.pid if self._carrier else self.channel.peer
-        if self._stop_watch.seconds(pid) > LOST_SECONDS:
-            how = f"{_carrier_here()} was stopped for {LOST_SECONDS:g} s"
+        if self._stop_watch.seconds(pid) > lost_seconds():
+            how = f"{_carrier_here()} was stopped for {lost_seconds():g} s"
             self._end = f"{how} and then killed" if self._carrier else how, self.machine
             if self._carrier:
                 self._carrier.kill()
