@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.interrupts import raised_here
@@ -27,6 +27,7 @@ _MOST_PROCESSES = 1 << 22  # of one Linux system
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 # None begins with "-": ssh would take it for an option.
 HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?,?")  # of each node: "2(x3),1"
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
 VARIABLE = "SYNKHRONOS_DEVICES"
 RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
@@ -53,9 +54,34 @@ def kind(device: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: its affinity, within its CPU quota."""
+    """Return the number of cores that this process may use: its share of those of its job here.
+
+    These are the ones of its affinity, within its CPU quota and within what Slurm has allocated, as
+    not every Slurm binds its jobs.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, math.ceil(min(cores or 1, _cpu_quota())))
+    limits = [float(cores or 1), _cpu_quota()]
+    allocated = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    limits += [float(allocated)] if allocated.isdigit() else []
+    return max(1, math.ceil(min(limits)) // processes_here())
+
+
+def processes_here(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of processes of a job that MPI or srun has started on this machine.
+
+    >>> processes_here({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}), processes_here({})
+    (4, 1)
+    >>> processes_here({"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"})
+    1
+    """
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if environment.get(name, "").isdigit():
+            return max(int(environment[name]), 1)
+    counts: list[int] = []
+    for number, times in _TASKS.findall(environment.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(number)] * int(times or 1)
+    node = environment.get("SLURM_NODEID", "")
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 1
 
 
 def undo_binding() -> None:

@@ -207,6 +207,21 @@ def test_affinity_limits_the_cores(monkeypatch):
     assert usable_cores() == 1
 
 
+def test_the_processes_of_a_job_share_the_cores_that_it_has(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(16)}, raising=False)
+    monkeypatch.setattr(_devices, "_cpu_quota", lambda: INFINITE)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "12")
+    assert usable_cores() == 12
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x3),1")
+    for node, cores in ("0", 6), ("2", 6), ("3", 12), ("4", 12):
+        monkeypatch.setenv("SLURM_NODEID", node)
+        assert usable_cores() == cores
+    monkeypatch.setenv("MPI_LOCALNRANKS", "5")  # MPICH
+    assert usable_cores() == 2
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "30")
+    assert usable_cores() == 1
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "expected"),
     [
