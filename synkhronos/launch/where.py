@@ -31,6 +31,8 @@ _EXAMPLES = "such as cpu,cpu or node0:cuda0,cuda1"
 _NO_DEVICE_GIVEN = f"{{}} is empty: name a device for each rank, {_EXAMPLES}."
 # Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+# Each names a file with a machine in each line: PBS, LSF, and Grid Engine, which says more of each.
+_NODE_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 _SCRIPTS = 0xFFFFFFF0  # Slurm's steps from this one on run a batch script, or a shell
 
 
@@ -244,22 +246,24 @@ def _read_hostfile(path):
 
 
 def allocated(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the hosts of a Slurm or PBS allocation; None if it has this one alone, or is none.
+    """Return the hosts that a batch system has allocated; None if this one alone, or none.
 
     >>> allocated({"SLURM_JOB_NODELIST": "node[1-2]"})
     ['node1', 'node2']
     """
+    variable = next((name for name in _NODE_FILES if environment.get(name)), None)
     if environment.get("SLURM_JOB_NODELIST"):
         names = expand_nodes(environment["SLURM_JOB_NODELIST"])
-    elif environment.get("PBS_NODEFILE"):
+    elif variable is not None:
         try:
-            text = Path(environment["PBS_NODEFILE"]).read_text()
+            text = Path(environment[variable]).read_text()
         except OSError as error:
             raise CannotLaunch(
-                f"PBS_NODEFILE={environment['PBS_NODEFILE']} can't be read ({error.strerror}): "
+                f"{variable}={environment[variable]} can't be read ({error.strerror}): "
                 "name the machines with --hosts."
             ) from error
-        names = list(dict.fromkeys(text.split()))  # a line for each core
+        first_words = (line.split()[0] for line in text.splitlines() if line.strip())
+        names = list(dict.fromkeys(first_words))  # there may be a line for each core
     else:
         return None
     return None if len(names) == 1 and is_here(names[0]) else names

@@ -1,6 +1,6 @@
 """Run a script on several machines, one process of mpirun on each, which forks the ranks there.
 
-Without --hosts and --hostfile it takes the machines of a Slurm or PBS allocation, or else this one.
+Without --hosts and --hostfile it takes the machines of a batch job, or else this one.
 
 With --workers it starts servers and workers of a parameter server instead: each worker is a process
 that runs the script. Servers and then workers fill the machines in order, as many on each as its
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 _HOSTS = (
     "the machines: node0,node1:2 (with 2 ranks) or node0:cuda0,node0:cuda1,node1:cpu; without it "
-    "those of a Slurm or PBS allocation"
+    "those of a job of Slurm, PBS, LSF or Grid Engine"
 )
 
 

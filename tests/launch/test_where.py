@@ -98,16 +98,24 @@ def test_lists_of_slurm_that_cannot_be_read(text):
         where.expand_nodes(text)
 
 
-def test_an_allocation_of_pbs_and_none(tmp_path):
-    (tmp_path / "nodes").write_text("a\na\nb\nb\n")
-    variables = {"PBS_NODEFILE": str(tmp_path / "nodes")}
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("PBS_NODEFILE", "a\na\nb\nb\n"),
+        ("LSB_DJOB_HOSTFILE", "a\na\nb\n"),
+        ("PE_HOSTFILE", "a 2 all.q@a UNDEFINED\nb 1 all.q@b UNDEFINED\n"),
+    ],
+)
+def test_an_allocation_in_a_file_and_none(tmp_path, variable, text):
+    (tmp_path / "nodes").write_text(text)
+    variables = {variable: str(tmp_path / "nodes")}
     assert where.find_hosts(environment=variables) == [Host("a"), Host("b")]
     assert where.find_hosts("c", environment=variables) == [Host("c")]
     alone = {"SLURM_JOB_NODELIST": socket.gethostname()}
     for variables in {}, alone:
         assert where.find_hosts(environment=variables) == [Host(None)]
     with pytest.raises(CannotLaunch, match="name the machines with --hosts"):
-        where.find_hosts(environment={"PBS_NODEFILE": str(tmp_path / "none")})
+        where.find_hosts(environment={variable: str(tmp_path / "none")})
 
 
 @pytest.mark.parametrize(
