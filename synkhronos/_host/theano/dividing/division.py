@@ -20,6 +20,7 @@ from theano.scan_module.scan_op import Scan
 from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic
 from theano.tensor.elemwise import CAReduce, Elemwise
+from theano.tensor.subtensor import Subtensor
 
 from synkhronos._arithmetic import partition
 from synkhronos._host.base.calls import rows_of_ranks
@@ -229,6 +230,7 @@ class Division:
         self.bounds, self.totals = None, [] if total is None else [total]
         self.remainders = []
         self.n_rows = None
+        self.loops = {}  # an array of which a scan takes an item in each step -> the scan's node
 
     def run(self, axes, wanted, n_outputs, targets):
         """Return what a function is on the ranks, for the axes of its inputs' rows."""
@@ -271,6 +273,7 @@ class Division:
         before, nodes = set(self.needed), io_toposort(inputs, wanted)
         ends = [_ENDING[type(node.op)](node) for node in nodes if type(node.op) in _ENDING]
         groups, done = dict(filter(None, ends)), set()
+        self.loops.update(_loops_over(nodes))
         uses_rows = any(self.of(each).kind == ROWS for each in wanted if each.owner is None)
         for node in nodes:
             uses_rows = uses_rows or any(self.of(each).kind == ROWS for each in node.inputs)
@@ -380,6 +383,15 @@ class Division:
     def refuse(self, node, what="rows of its inputs in a way that has no rule", instead=_INSTEAD):
         raise CannotDivide(f"computes {_name(node)} of {what}", instead)
 
+    def refuse_steps(self, node):
+        """Refuse a scan over rows."""
+        self.refuse(
+            node,
+            "rows, one in each step: its steps must be along another axis",
+            "Compute it for all rows at once, without a scan, or scan over the time of arrays "
+            "(time, rows, ...): x.dimshuffle(1, 0, 2).",
+        )
+
     def refuse_length(self, node, variable, axis):
         """Refuse a variable that is given with rows, and has any length along their axis but 1."""
         if axis >= 0 and not variable.broadcastable[axis]:
@@ -468,6 +480,19 @@ class Division:
                 "Return the rows as an output, and pass them as an input of the next call.",
             )
         return self.same(variable)
+
+
+def _loops_over(nodes):
+    """Return the arrays of which scans take an item in each step, and what they are slices of."""
+    found = {}
+    for node in nodes:
+        if isinstance(node.op, Scan):
+            for each in node.inputs[1 : 1 + node.op.n_seqs]:
+                while each is not None:
+                    found[each] = node
+                    is_slice = each.owner is not None and isinstance(each.owner.op, Subtensor)
+                    each = each.owner.inputs[0] if is_slice else None
+    return found
 
 
 def _is_quotient(node):

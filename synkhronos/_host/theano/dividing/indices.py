@@ -28,6 +28,8 @@ def _axis_after(division, node, axis):
     """Return the axis of rows after basic indexing; refuse indices of the rows."""
     indices = node.op.idx_list
     if axis < len(indices) and indices[axis] != slice(None, None, None):
+        if axis == 0 and node.outputs[0] in division.loops:
+            division.refuse_steps(division.loops[node.outputs[0]])
         division.refuse(node, "rows that are selected by their number", _SELECT)
     return axis - sum(not isinstance(each, slice) for each in indices[:axis])
 

@@ -72,9 +72,7 @@ class _Loop:
         each = self.node.inputs[place]
         value = self.outer.of(each)
         if value.kind == ROWS and place in self.timed and value.axis == 0:
-            self.outer.refuse(
-                self.node, "rows, one in each step: its steps must be along another axis"
-            )
+            self.outer.refuse_steps(self.node)
         if value.kind == ROWS and self.inner_of[place]:
             return value._replace(exact=True, times=None)
         if value.kind in (PART, STREAM) and self.inner_of[place]:
