@@ -7,6 +7,7 @@ theano.function in the block ──▶ FunctionCalls   counted in each call
 from __future__ import annotations
 
 import textwrap
+import weakref
 from dataclasses import dataclass
 
 from synkhronos._machine.processes import cpu_seconds_of
@@ -204,16 +205,20 @@ class CallsOfOne:
 
 
 class Recorder:
-    """Counts calls and CPU time in the blocks of `parallel` of one session."""
+    """Counts calls and CPU time in the blocks of `parallel` of one session.
 
-    def __init__(self, pids):
+    `pids` has None for ranks on other machines.
+    """
+
+    def __init__(self, session, pids):
+        self._session = weakref.ref(session)  # it may be closed, and collected
         self._pids, self._functions = pids, {}
         self._began = list(map(_cpu_seconds, pids))
         self._used = [0.0 if each is not None else None for each in self._began]
 
-    def is_of(self, pids):
-        """Return whether these are the processes of the session."""
-        return pids == self._pids
+    def is_of(self, session, pids):
+        """Return whether this is the session, with the same processes."""
+        return self._session() is session and pids == self._pids
 
     def function(self, name, reason=None, instead=""):
         """Return what counts the calls of a function."""

@@ -1,5 +1,7 @@
 """`parallel_report` says which functions run on all ranks, why others don't, and what to write."""
 
+import os
+import threading
 import time
 import warnings
 
@@ -110,6 +112,14 @@ def test_a_new_session_begins_a_new_report():
         with synk.parallel():
             theano.function([x], x.sum(), name=name)
     assert set(of_report()) == {"third", "fourth"}
+
+
+def test_a_session_with_all_workers_elsewhere_begins_a_new_report():
+    one, other = (threading.Barrier(1) for _ in range(2))  # any objects
+    pids = [os.getpid(), None, None]
+    recorder = report_module.Recorder(one, pids)
+    assert recorder.is_of(one, [*pids]) and not recorder.is_of(other, pids)
+    assert not recorder.is_of(one, [os.getpid(), 1, None])
 
 
 def test_a_slow_call_in_the_master_alone_warns_once(monkeypatch):
