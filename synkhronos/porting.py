@@ -155,8 +155,8 @@ def _block(n_parallel, devices, threads_per_rank, check):
 def _recorder_of(session):
     """Return what counts the calls in blocks of a session, which is made in the first of them."""
     pids = [pid if session.host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
-    if _Current.report is None or not _Current.report.is_of(pids):
-        _Current.report = Recorder(pids)
+    if _Current.report is None or not _Current.report.is_of(session, pids):
+        _Current.report = Recorder(session, pids)
     return _Current.report
 
 
@@ -424,6 +424,11 @@ def _inputs_of(arguments):
 
     Raises CannotDivide for arguments that have no rule.
     """
+    if arguments["params"] is None:
+        raise _host.CannotDivide(
+            "was given tuples as inputs, or compiled by a pfunc from before the block",
+            "Call theano.function, and write theano.In in place of a tuple.",
+        )
     usual = {"accept_inplace": [False], "rebuild_strict": [True], "profile": [None, False]}
     for name, values in usual.items():
         if arguments[name] not in values:

@@ -19,6 +19,7 @@ from support.layouts import ON_DEVICES, Layout
 from theano import function as function_of_a_library
 from theano.compile.function_module import Function
 from theano.compile.nanguardmode import NanGuardMode
+from theano.compile.pfunc import pfunc
 from theano.gof.graph import ancestors
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform
 from theano.tensor.inplace import add_inplace
@@ -293,8 +294,8 @@ def reversed_rows(v):
     return v.x[::-1]
 
 
-def accumulated(v):
-    return theano.scan(lambda row, total: total + row, v.x, T.zeros_like(v.row))[0]
+def accumulated(v, **kwargs):
+    return theano.scan(lambda row, total: total + row, v.x, T.zeros_like(v.row), **kwargs)[0]
 
 
 REFUSED = {
@@ -303,7 +304,8 @@ REFUSED = {
     "which row has the largest value": lambda v: v.x.argmax(axis=0),
     "CumOp": lambda v: T.cumsum(v.x, axis=0),
     "Sort": lambda v: T.sort(v.x, axis=0),
-    "by their number": accumulated,
+    "one in each step": accumulated,
+    "in each step: its steps": lambda v: accumulated(v, go_backwards=True),
     "a fixed number of rows": lambda v: v.x + theano.shared(np.ones((ROWS, 4))),
     "to a fixed number of rows": lambda v: v.x.flatten().reshape((ROWS, 2, 2)),
     "has fixed numbers of rows": lambda v: (
@@ -790,11 +792,17 @@ def test_copies_of_theano_function_are_caught_and_others_are_not(ranks):
         with synk.parallel():
             made.append(theano.function([x], x.sum()))
         made.append(theano.function([x], x.sum()))
+        made.append(theano.compile.pfunc([x], x.sum()))
+        made.append(pfunc([x], x.sum()))
+        made.append(theano.function([(x, [1.0, 2.0])], x.sum()))
         assert x.sum().eval({x: [1, 2]}) == 3
         assert type(synk.function([x], x.sum())) is synk.functions.Function
     made.append(theano.function([x], x.sum()))
     kinds = [type(each) is ParallelFunction for each in made]
-    assert kinds == [True, True, False, True, True, False]
+    assert kinds == [True, True, False, True, True, True, False, False, False]
+    told = [each for each in synk.parallel_report().functions if "by a pfunc" in each.reason]
+    assert [each.calls for each in told] == [0, 0]
+    assert made[-3]([1, 2]) == made[-2]([1, 2]) == 3
 
 
 @pytest.mark.layouts(Layout(2))
