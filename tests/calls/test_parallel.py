@@ -329,6 +329,7 @@ NUMBERS = {
     "float32": np.array([3e38, 3e38, 1e38, -1e38, -3e38, -3e38], "float32"),
     "300 rows": np.arange(600.0).reshape(300, 2),  # their number wraps around in 8 bits
     "thirds": np.array([[1.0, 3], [2, 4], [-3, 5], [1, -11], [1, 0], [-2, -1]]),
+    "nan": np.array([1, np.nan, 2, 0, 4]),
     "2 and 5": np.array([3.0, 2.0, -3.0, 0.0, 0.0]),
 }
 NUMBERS["halves, single"] = 200 * NUMBERS["halves"].astype("float32")
@@ -373,6 +374,7 @@ UNUSUAL = {
     "bits": ("uint8", T.elemwise.CAReduce(theano.scalar.or_)),
     "small products, added up": ("int8", lambda b: T.outer(b.dot(b), b).sum()),
     "a large sum, divided": ("int64", lambda b: (b * 2**56).sum() / 2.0),
+    "no number, as an integer": ("nan", lambda x: T.sum(x, dtype="int8", acc_dtype="float64")),
     "a mean of 0": ("thirds", lambda x: T.cast(x.mean(axis=0), "bool") * x.std(axis=0)),
     "a large mean": ("int64", lambda b: (b * 2**56).sum(dtype="float64")),
     "a whole mean, whose parts are rounded": ("int8, rounded", lambda b: T.cast(b.mean(), "int8")),

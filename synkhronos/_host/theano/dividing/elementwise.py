@@ -309,7 +309,12 @@ def _add_up(division, node, value):
         part = Value(wide(value.variable), PART)
     if is_sum and (part.variable.dtype == after or _is_wider(within, after)):
         return part
-    return Value(tensor.cast(_all_reduce(part.variable, "sum" if is_sum else "prod"), after))
+    whole = _all_reduce(part.variable, "sum" if is_sum else "prod")
+    if whole.dtype == after:
+        return Value(whole)
+    # As serially: a cast of its own may raise where this one does not, such as of NaN.
+    narrow = type(node.op)(axis=[0], dtype=after, acc_dtype=within)
+    return Value(narrow(tensor.shape_padleft(whole)))
 
 
 def _kind(dtype):
