@@ -314,7 +314,7 @@ def _add_up(division, node, value):
         return Value(whole)
     # As serially: a cast of its own may raise where this one does not, such as of NaN.
     narrow = type(node.op)(axis=[0], dtype=after, acc_dtype=within)
-    return Value(narrow(tensor.shape_padleft(whole)))
+    return Value(narrow(tensor.unbroadcast(tensor.shape_padleft(whole), 0)))
 
 
 def _kind(dtype):
