@@ -189,6 +189,11 @@ EXPRESSIONS = {
         T.tile(v.x, (2, 1, 2)),
         T.grad(T.sqr(T.cumsum(v.x, axis=1)).mean(), v.x),
     ],
+    "gradients of sorts": lambda v: [
+        *T.grad((T.sort(T.tanh(v.x.dot(v.w)), axis=1) * v.row[:3]).sum(), [v.w, v.x]),
+        T.grad((T.sort(v.stack, axis=-2) * v.row[:, None]).mean(), v.stack),
+        T.grad((T.sort(T.sort(v.x.T, axis=0) * v.row[:, None], axis=0)[0]).sum(), v.x),
+    ],
     "patches": lambda v: [
         T.nnet.neighbours.images2neibs(v.images, (2, 2)),
         T.nnet.neighbours.images2neibs(v.images, (3, 3)).max(axis=1).reshape((v.n, 8)),

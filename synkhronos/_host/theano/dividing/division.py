@@ -217,6 +217,9 @@ def _divide(inputs, axes, wanted, n_outputs, targets):
         needed = needed | division.needed
 
 
+_HELD = Value(None, UNKNOWN, reason="uses a part of what operations compute together")
+
+
 class Division:
     """The values of the variables of one graph on the ranks, and what a call must be like."""
 
@@ -271,22 +274,26 @@ class Division:
     def walk(self, inputs, wanted):
         """Find the value of each variable up to the wanted ones; return whether any has rows."""
         before, nodes = set(self.needed), io_toposort(inputs, wanted)
-        ends = [_ENDING[type(node.op)](node) for node in nodes if type(node.op) in _ENDING]
-        groups, done = dict(filter(None, ends)), set()
         self.loops.update(_loops_over(nodes))
+        groups = {node: _ENDING[type(node.op)](node) for node in nodes if type(node.op) in _ENDING}
+        groups = {node: group for node, group in groups.items() if group is not None}
+        held = {each for others, _ in groups.values() for each in others} - {*groups}
         uses_rows = any(self.of(each).kind == ROWS for each in wanted if each.owner is None)
         for node in nodes:
             uses_rows = uses_rows or any(self.of(each).kind == ROWS for each in node.inputs)
-            if node in groups:
-                found = groups[node](self) or {}
-                self.values.update(found)
-                done.update(each.owner for each in found)
-            if node in done:
+            if node in held:
+                self.values.update(dict.fromkeys(node.outputs, _HELD))
                 continue
-            for variable, value in zip(node.outputs, self._apply(node)):
-                self.values[variable] = value
-                if value.kind == PART and variable in before:
-                    self.same(variable)
+            others, of_group = groups.get(node, ((), None))
+            found = of_group(self) if of_group else None
+            if found is not None:
+                self.values.update(found)
+                continue
+            for each in (*others, node):
+                for variable, value in zip(each.outputs, self._apply(each)):
+                    self.values[variable] = value
+                    if value.kind == PART and variable in before:
+                        self.same(variable)
         return uses_rows
 
     def expand(self, node, expression):
@@ -536,8 +543,9 @@ def rule(*ops, knows_times=False):
 def ending(op):
     """Return a decorator for a function that finds operations which have a rule together.
 
-    It takes a node of a class of operations, the last one. It returns None, or the first node, and
-    a rule: a function that takes the division, and returns the values of all outputs, or None.
+    It takes a node of a class of operations, the last one. It returns None, or the nodes before it
+    in order, and a rule: a function that takes the division and returns the values of variables, or
+    None if each node goes by its own rule.
     """
 
     def add(function):
@@ -545,6 +553,15 @@ def ending(op):
         return function
 
     return add
+
+
+def copied(wanted, replace):
+    """Return a copy of variables, with others in place of what they are computed from."""
+    new = dict(replace)
+    for node in io_toposort(list(replace), wanted):
+        copy = node.clone_with_new_inputs([new.get(i, i) for i in node.inputs], strict=False)
+        new.update(zip(node.outputs, copy.outputs))
+    return [new[each] for each in wanted]
 
 
 def of_length(division, node, values):

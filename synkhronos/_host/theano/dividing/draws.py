@@ -14,6 +14,7 @@ from synkhronos._host.theano.dividing.division import (
     UNKNOWN,
     CannotDivide,
     Value,
+    copied,
     ending,
     rule,
 )
@@ -69,7 +70,8 @@ def _normal(node):
             if len(draws) == len(theirs) and equal_computations(
                 node.outputs, last.outputs, *zip(*pairs, (size, size))
             ):
-                return draws[0], lambda division: _normal_of_rows(division, node, draws)
+                others = [each for each in _nodes(size, node.outputs[0]) if each is not node]
+                return others, lambda division: _normal_of_rows(division, node, draws)
     return None
 
 
@@ -90,13 +92,8 @@ def _normal_of_rows(division, node, draws):
         return None
     new = {node.inputs[1]: size.variable}
     new.update((each.inputs[0], state.variable) for each, state in zip(draws, states))
-    values = {}
-    for each in _nodes(node.inputs[1], node.outputs[0]):
-        copy = each.clone_with_new_inputs([new.get(i, i) for i in each.inputs])
-        new.update(zip(each.outputs, copy.outputs))
-        values.update(dict.fromkeys(each.outputs, _NOT_FOR_ROWS))
-    for each in draws:
-        values[each.outputs[0]] = Value(new[each.outputs[0]], STREAM)
-    [result] = node.outputs
-    values[result] = Value(new[result], ROWS, size.axis, size.exact, times=size.times)
+    wanted = [*node.outputs, *(each.outputs[0] for each in draws)]
+    result, *after = copied(wanted, new)
+    values = {each: Value(state, STREAM) for each, state in zip(wanted[1:], after)}
+    values[wanted[0]] = Value(result, ROWS, size.axis, size.exact, times=size.times)
     return values
