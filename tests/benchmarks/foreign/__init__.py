@@ -259,36 +259,39 @@ def figures(program, text):
 
 def difference(program, serial, ranked):
     """Return the largest difference of numbers, or None if other lines were printed."""
-    found = _differences(program, serial, ranked)
-    return None if found is None else max(found)
-
-
-def _differences(program, serial, ranked):
-    """Return the largest difference in each line and those before, or None for other lines."""
     (words, numbers), (other_words, others) = (figures(program, each) for each in (serial, ranked))
     if not any(numbers):
         raise frame.Failed("printed no numbers to compare")
-    if words != other_words:
-        return None
-    lines = [
-        max((abs(a - b) / max(1, abs(a)) if a == a or b == b else 0 for a, b in pairs), default=0)
-        for pairs in map(zip, numbers, others)
-    ]
+    return max(_differences(numbers, others)) if words == other_words else None
+
+
+def _differences(numbers, others):
+    """Return for each line the largest difference of numbers so far, up to other lines."""
+    lines = []
+    for line, other in zip(numbers, others):
+        if len(line) != len(other):
+            break
+        pairs = [(a, b) for a, b in zip(line, other) if a == a or b == b]
+        lines.append(max([0, *(abs(a - b) / max(1, abs(a)) for a, b in pairs)]))
     return list(itertools.accumulate(lines, max))
 
 
 def growth(program, serial, ranked, rounded):
     """Return the largest difference between serial runs, and whether that of ranks exceeds it.
 
-    At each line, the largest difference so far is compared: a wrong number shows where roundings
-    have not grown yet.
+    At each line, too, the largest difference so far must be of the same size, at most twice theirs:
+    a wrong number shows where roundings have not grown yet. Words may differ between serial runs,
+    such as marks of the best numbers.
     """
-    same = [each for each in rounded if _differences(program, serial, each) is not None]
-    pairs = itertools.combinations([serial, *same], 2)
-    largest = [max(each) for each in zip(*(_differences(program, *each) for each in pairs))]
-    lines = _differences(program, serial, ranked)
-    is_rounding = bool(same) and all(a <= max(EQUAL, b) for a, b in zip(lines, largest))
-    return max(largest, default=0.0), is_rounding
+    serial, ranked, *rounded = (figures(program, each)[1] for each in (serial, ranked, *rounded))
+    pairs = itertools.combinations([serial, *rounded], 2)
+    found = itertools.starmap(_differences, pairs)
+    largest = [max(each) for each in itertools.zip_longest(*found, fillvalue=0)]
+    lines = _differences(serial, ranked)
+    are_alike = len(lines) <= len(largest) and all(
+        a <= max(EQUAL, 2 * b) for a, b in zip(lines, largest)
+    )
+    return max(largest), are_alike and max(lines) <= max(largest)
 
 
 def _verdict(found):
