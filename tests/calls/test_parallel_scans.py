@@ -11,6 +11,7 @@ from support.layouts import ON_DEVICES, Layout
 from theano.compile.function_module import Function
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.scan_module.scan_op import Scan
 from theano.scan_module.scan_utils import until
 from theano.tensor.shared_randomstreams import RandomStreams
 
@@ -339,6 +340,15 @@ def test_inputs_whose_first_axis_is_the_time_are_divided_along_the_second(ranks)
     )
     x, mask, y = v.values
     assert_divided([steps, masks, v.y], outputs, [x.transpose(1, 0, 2), mask.T, y])
+
+
+@pytest.mark.layouts(Layout(2))
+def test_rows_of_scans_are_counted_without_their_steps(ranks):
+    v = Variables()
+    with compiling.in_python(), synk.parallel(check=False):
+        f = theano.function(v.inputs, EXPRESSIONS["several states"](v))
+    assert f._count is not None
+    assert not [each for each in f._count.maker.fgraph.toposort() if isinstance(each.op, Scan)]
 
 
 def test_training_through_a_scan_leaves_serial_values(ranks):

@@ -282,6 +282,23 @@ def test_what_programs_print_is_compared_without_times():
     assert foreign.difference(program, runs[0], runs[1] + " %") is None
 
 
+def test_differences_are_rounding_if_they_grow_as_those_of_serial_runs():
+    [program] = [each for each in foreign.PROGRAMS if each.name == "theanets recurrent-memory"]
+
+    def out(*losses):
+        return "\n".join(f"loss={each}" for each in losses)
+
+    serial, rounded = out(1.0, 1.0, 1.0), [out(1.0, 1.1, 0.7), out(1.0, 1.0, 1.3)]
+    for ranked, is_rounding in (
+        (out(1.0, 0.9, 0.5), True),
+        (out(1.0, 0.9, 0.3), False),
+        (out(1.001, 1.0, 1.0), False),
+    ):
+        found = foreign.growth(program, serial, ranked, rounded)
+        assert found == (pytest.approx(0.6), is_rounding)
+    assert not foreign.growth(program, serial, out(1.0, 1.0, 1.1), ["loss=1\nloss=nan"])[1]
+
+
 # The frame.
 
 

@@ -10,12 +10,15 @@ divided     functions divided, of those that were called
 on ranks    part of the time of all functions in which they ran on all ranks
 difference  the largest of a printed number from serial Theano's, relative to numbers above 1
 still       the same with constants in place of Theano's random numbers, which differ between ranks
+rounded     where that is over the limit: the largest difference between serial runs, in which the
+            values that shared variables begin with are one unit in the last place more or less
 CPU         seconds of each rank
 times       as fast as serial Theano, both with one thread for each process; first calls left out
 """
 
 import ast
 import difflib
+import itertools
 import json
 import os
 import re
@@ -33,6 +36,7 @@ from synkhronos.tools.bench import frame, options, turns
 
 EQUAL = 1e-5  # of numbers that are printed with six digits
 CLOSE = 0.3  # of programs that draw random numbers
+ROUNDED = 8  # serial runs with other roundings
 _HERE = Path(__file__).parents[1]
 _FIXERS = [f"lib2to3.fixes.fix_{name}" for name in ("xrange", "repr", "imports", "urllib")]
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)(?![\w])")
@@ -67,8 +71,8 @@ def measure(args, report):
         raise frame.Refused(f"--clones {args.clones} has none of these programs")
     report.look_at_machine()
     table = frame.Table(
-        "program", "lines", "divided", "on ranks", "difference", "still", "CPU", "times", "",
-        first=34, widths=[10, 9, 10, 12, 10, 14, 7, 1],
+        "program", "lines", "divided", "on ranks", "difference", "still", "rounded", "CPU",
+        "times", "", first=34, widths=[10, 9, 10, 12, 10, 10, 14, 7, 1],
     )  # fmt: skip
     report.show(table.head)
     found = report.results["programs"] = {}
@@ -87,10 +91,19 @@ def _compare(program, clones, place, args):
         serial = _run(program, clones, place, args, 0)
         ranked = _run(program, clones, place, args, args.ranks)
         found.update(lines=serial["lines"], **_speed(serial, ranked))
-        found["difference"] = difference(program, serial["out"], ranked["out"])
+        noise, runs = "on", [serial["out"], ranked["out"]]
+        found["difference"] = difference(program, *runs)
         if program.draws and not args.once:
-            runs = [_run(program, clones, place, args, n, "off")["out"] for n in (0, args.ranks)]
+            noise = "off"
+            runs = [_run(program, clones, place, args, n, noise)["out"] for n in (0, args.ranks)]
             found["still"] = difference(program, *runs)
+        over = [found.get("still", found["difference"])]
+        if not (program.draws and args.once) and over != [None] and not over[0] <= EQUAL:
+            serial_runs = [
+                _run(program, clones, place, args, 0, noise, seed)["out"]
+                for seed in range(1, ROUNDED + 1)
+            ]
+            found["rounded"], found["is_rounding"] = growth(program, *runs, serial_runs)
     except frame.Failed as error:
         found["failed"] = str(error)
     return found
@@ -109,9 +122,10 @@ def _speed(serial, ranked):
     }
 
 
-def _run(program, clones, place, args, n_ranks, noise="on"):
+def _run(program, clones, place, args, n_ranks, noise="on", rounding=0):
     """Run a program in a folder of its own; return its output and what was counted."""
-    folder = place / f"{program.name} {n_ranks} {noise}".replace(" ", "_")
+    which = f"{program.name} {n_ranks} {noise}" + f" rounding {rounding}" * bool(rounding)
+    folder = place / which.replace(" ", "_")
     shutil.rmtree(folder, ignore_errors=True)
     for each in "data", "home", "tmp", "site":
         (folder / each).mkdir(parents=True)
@@ -121,6 +135,8 @@ def _run(program, clones, place, args, n_ranks, noise="on"):
         program.make_data(folder)
     line = [sys.executable]
     environment = _environment(folder, clones, noise, program.flags)
+    if rounding:
+        environment["ROUNDING"] = str(rounding)
     if n_ranks:
         line += ["-m", "synkhronos", "run", "--parallel", "-n", str(n_ranks)]
         line += ["--threads-per-rank", "1", "--report", str(folder / "report.json")]
@@ -246,17 +262,43 @@ def difference(program, serial, ranked):
     (words, numbers), (other_words, others) = (figures(program, each) for each in (serial, ranked))
     if not any(numbers):
         raise frame.Failed("printed no numbers to compare")
-    if words != other_words:
-        return None
-    pairs = [pair for line, other in zip(numbers, others) for pair in zip(line, other)]
-    return max(abs(a - b) / max(1, abs(a)) if a == a or b == b else 0 for a, b in pairs)
+    return max(_differences(numbers, others)) if words == other_words else None
+
+
+def _differences(numbers, others):
+    """Return for each line the largest difference of numbers so far, up to other lines."""
+    lines = []
+    for line, other in zip(numbers, others):
+        if len(line) != len(other):
+            break
+        pairs = [(a, b) for a, b in zip(line, other) if a == a or b == b]
+        lines.append(max([0, *(abs(a - b) / max(1, abs(a)) for a, b in pairs)]))
+    return list(itertools.accumulate(lines, max))
+
+
+def growth(program, serial, ranked, rounded):
+    """Return the largest difference between serial runs, and whether that of ranks exceeds it.
+
+    At each line, too, the largest difference so far must be of the same size, at most twice theirs:
+    a wrong number shows where roundings have not grown yet. Words may differ between serial runs,
+    such as marks of the best numbers.
+    """
+    serial, ranked, *rounded = (figures(program, each)[1] for each in (serial, ranked, *rounded))
+    pairs = itertools.combinations([serial, *rounded], 2)
+    found = itertools.starmap(_differences, pairs)
+    largest = [max(each) for each in itertools.zip_longest(*found, fillvalue=0)]
+    lines = _differences(serial, ranked)
+    are_alike = len(lines) <= len(largest) and all(
+        a <= max(EQUAL, 2 * b) for a, b in zip(lines, largest)
+    )
+    return max(largest), are_alike and max(lines) <= max(largest)
 
 
 def _verdict(found):
     if "failed" in found:
         return found["failed"]
-    least = CLOSE if found["draws"] else EQUAL
-    for key, limit in ("difference", least), ("still", EQUAL):
+    equal = float("inf") if found.get("is_rounding") else EQUAL
+    for key, limit in ("difference", CLOSE if found["draws"] else equal), ("still", equal):
         if key in found and (found[key] is None or not found[key] <= limit):
             return "DIFFERS"
     return "" if found["on_ranks"] > 0.5 else "serial"
@@ -264,10 +306,10 @@ def _verdict(found):
 
 def _cells(name, found):
     if "failed" in found:
-        return name, *[""] * 7, "  " + found["failed"]
+        return name, *[""] * 8, "  " + found["failed"]
     numbers = [
         "" if key not in found else "other" if found[key] is None else f"{found[key]:.1e}"
-        for key in ("difference", "still")
+        for key in ("difference", "still", "rounded")
     ]
     divided = [each for each in found["functions"] if each["calls_on_ranks"]]
     cpu = (

@@ -95,7 +95,7 @@ def atis(folder):
 
     def part(rows):
         words = [random.randint(40, size=random.randint(6, 14)) for _ in range(rows)]
-        return words, words, [each % 4 for each in words]
+        return words, list(words), [(each % 4).astype("int32") for each in words]
 
     names = {f"word{i}": i for i in range(40)}, {label: i for i, label in enumerate(labels)}
     dictionaries = {"words2idx": names[0], "labels2idx": names[1], "tables2idx": {}}
@@ -118,7 +118,7 @@ def of_keras(folder):
     (place / "datasets").mkdir(parents=True)
     settings = '{"floatx": "float64", "epsilon": 1e-07, "backend": "theano", '
     (place / "keras.json").write_text(settings + '"image_data_format": "channels_last"}')
-    x, y = images(1200)
+    x, y = images(1280)
     _halves(place / "datasets" / "mnist.npz", x, y, 960)
     words, kinds = sentences(400, 120)
     words = np.array(words, dtype=object)

@@ -1,8 +1,9 @@
 """Run at the start of each Python of a foreign program, as its ``sitecustomize``.
 
 It seeds NumPy's and Python's random numbers, times the functions of a serial run (to the file
-FUNCTION_TIMES), makes Theano's random numbers constant for NOISE=off, and lets Keras take made
-data, whose checksums are others. The programs know nothing of it.
+FUNCTION_TIMES), makes Theano's random numbers constant for NOISE=off, rounds what shared variables
+begin with otherwise for ROUNDING=seed, and lets Keras take made data, whose checksums are others.
+The programs know nothing of it.
 """
 
 import atexit
@@ -77,6 +78,20 @@ def floatx():
     return theano.config.floatX
 
 
+def round_otherwise(module):
+    """Make each value of the shared variables' begin one unit of the last place more, or less."""
+    make, draw = module.shared, np.random.RandomState(int(os.environ["ROUNDING"]))
+
+    @functools.wraps(make)
+    def rounded(value, *args, **kwargs):
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            to = draw.choice([-np.inf, np.inf], value.shape).astype(value.dtype)
+            value = np.where(value == 0, value, np.nextafter(value, to))
+        return make(value, *args, **kwargs)
+
+    module.shared = rounded
+
+
 def take_made_data(module):
     """Let Keras take the files that are there."""
     module.validate_file = lambda *args, **kwargs: True
@@ -111,6 +126,8 @@ if "FUNCTION_TIMES" in os.environ:
     changes["theano.compile.function_module"] = time_functions
 if os.environ.get("NOISE") == "off":
     changes["theano.sandbox.rng_mrg"] = changes["theano.tensor.shared_randomstreams"] = still
+if "ROUNDING" in os.environ:
+    changes["theano.compile.sharedvalue"] = round_otherwise
 sys.meta_path.insert(0, Finder(changes))
 np.random.seed(1)
 random.seed(1)

@@ -266,8 +266,7 @@ class Division:
             [is_merged for _, _, is_merged in outputs],
             dtypes,
             updates,
-            self.totals,
-            self.remainders,
+            *_with_inferred_lengths(self.inputs, self.totals, self.remainders),
             self.n_rows,
         )
 
@@ -505,6 +504,21 @@ def _loops_over(nodes):
 def _is_quotient(node):
     is_elementwise = node is not None and isinstance(node.op, Elemwise)
     return is_elementwise and isinstance(node.op.scalar_op, scalar.TrueDiv)
+
+
+def _with_inferred_lengths(inputs, *counted):
+    """Return lists of expressions without `Shape_i`, for whose sake Theano computes the array.
+
+    It infers what `shape` says from the inputs: else a call would compute scans to count rows.
+    """
+    new = {}
+    for node in io_toposort(inputs, [each for some in counted for each in some]):
+        inputs_now = [new.get(each, each) for each in node.inputs]
+        if isinstance(node.op, Shape_i):
+            new[node.outputs[0]] = inputs_now[0].shape[node.op.i]
+        elif inputs_now != node.inputs:
+            new.update(zip(node.outputs, node.clone_with_new_inputs(inputs_now, False).outputs))
+    return [[new.get(each, each) for each in some] for some in counted]
 
 
 def _equal(one, other):
