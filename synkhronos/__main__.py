@@ -13,10 +13,12 @@ import sys
 from synkhronos.launch import guard
 
 # First of all: a guard that has imported all of this would keep 15 MB more, on each machine.
-if __name__ == "__main__" and not guard.goes_on():
+_tell_loss = guard.goes_on() if __name__ == "__main__" else guard.tell_nobody
+if _tell_loss is None:
     sys.exit()  # another process has run the script, and its status has been told
 
 import argparse
+import functools
 import os
 from pathlib import Path
 from typing import Sequence
@@ -91,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_arguments(runner)
-    runner.set_defaults(run=run.main)
+    runner.set_defaults(run=functools.partial(run.main, tell_loss=_tell_loss))
 
     launcher = commands.add_parser(
         "launch",

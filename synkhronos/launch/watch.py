@@ -282,6 +282,20 @@ class Watch:
         with open(self.folder / f"rank_{rank}.log", "ab") as log:
             log.write(text)
 
+    @property
+    def loss(self) -> str | None:
+        """What was lost, in words, if that has ended the run: a process was killed, or is silent.
+
+        None if nothing was, if a process has ended by itself with an error, or a user has ended it.
+        """
+        if self.interrupted_by or not self.has_started:
+            return None
+        if self.cause is None:
+            return next((each.rstrip(".") for each in self._about_lost()), None)
+        known = self.ranks[self.cause]
+        killed = known.status is not None and known.status < 0
+        return f"{self.name(self.cause)} {known.end}" if killed else None
+
     def failure_summary(self) -> list[str]:
         """Return sentences about a run that has not ended well."""
         if self.interrupted_by:
