@@ -179,14 +179,17 @@ class Ranks(Mpirun):
         """Return sentences about a run that has not ended well."""
         if not self.lost or self.interrupted_by:
             return super().failure_summary()
-        return [f"{self.loss}, which has ended the run."]
+        return [f"{self._names_of_lost()}, which has ended the run."]
 
     @property
     def loss(self) -> str | None:
         """What was lost, in words, if that has ended the run."""
-        if not self.lost or self.interrupted_by:
+        if not self.lost or self.interrupted_by or self._has_result():
             return super().loss
-        return f"{' and '.join(self.name(at) for at in self.lost)} can't be reached any more"
+        return self._names_of_lost()
+
+    def _names_of_lost(self):
+        return f"{' and '.join(map(self.name, self.lost))} can't be reached any more"
 
     def _take(self, stream, data, is_end=False):
         for line in self._lines[stream].take(data, is_end):

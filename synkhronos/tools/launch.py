@@ -14,12 +14,14 @@ command is lost. A script that fails by itself is not started again.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import sys
 from dataclasses import replace
 from typing import Any, Callable, Mapping, Sequence
 
+from synkhronos import _wording
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
 from synkhronos.comm import heartbeats
 from synkhronos.launch import CannotLaunch, attempts, children, mpirun, through, watch, where
@@ -158,7 +160,13 @@ def main(options: argparse.Namespace) -> int:
             script = _script(options, hosts, variables)
             status = script.run()
         else:
-            status, script = _run_attempts(options, asked, hosts)
+            if options.script == "-":
+                raise ValueError("a script from standard input can't start again: name a file.")
+
+            def begin(hosts, variables):
+                return _script(options, hosts, {**_variables(options, hosts), **variables})
+
+            status, script = run_attempts(options, asked, begin, say)
     except ValueError as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
@@ -177,21 +185,20 @@ def _script(options, hosts, variables):
     return through.Script(line, hosts, options.agent, options.patience)
 
 
-def _run_attempts(options, limits, hosts):
-    """Run attempts; return the exit status of the last one, and it."""
-    if options.script == "-":
-        raise ValueError("a script from standard input can't start again: name a file.")
-    fixed = options.discover is None and options.hostfile is None
-    if fixed and len(hosts) < limits.least:
-        raise ValueError(
-            f"--min-hosts {limits.least} is more than the {len(hosts)} that are named."
-        )
-
-    def begin(hosts, variables):
-        return _script(options, hosts, {**_variables(options, hosts), **variables})
-
-    run = attempts.Attempts(limits, lambda: find_hosts(options), begin, say, options.agent)
-    return run.run()
+def run_attempts(
+    options: argparse.Namespace,
+    limits: attempts.Limits,
+    begin: Callable[[Sequence[where.Host], Mapping[str, str]], watch.Watch],
+    say: Callable[[str], None],
+) -> tuple[int, watch.Watch | None]:
+    """Run attempts on the hosts of the options; return as `attempts.Attempts.run` does."""
+    if options.discover is None and options.hostfile is None:
+        named = len(find_hosts(options))
+        if named < limits.least:
+            hosts = _wording.count(named, "host")
+            raise ValueError(f"--min-hosts {limits.least} is more than there are: {hosts}.")
+    find = functools.partial(find_hosts, options)
+    return attempts.Attempts(limits, find, begin, say, options.agent).run()
 
 
 def say(sentence: str) -> None:
