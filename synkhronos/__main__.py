@@ -13,9 +13,10 @@ import sys
 from synkhronos.launch import guard
 
 # First of all: a guard that has imported all of this would keep 15 MB more, on each machine.
-_tell_loss = guard.goes_on() if __name__ == "__main__" else guard.tell_nobody
-if _tell_loss is None:
-    sys.exit()  # another process has run the script, and its status has been told
+if __name__ == "__main__":  # noqa: SIM108 - imports may follow an `if` only
+    _tell_loss = guard.begin()
+else:
+    _tell_loss = guard.tell_nobody
 
 import argparse
 import functools

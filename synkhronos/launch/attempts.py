@@ -44,10 +44,9 @@ class Limits:
             ("--min-hosts", self.least, 1),
             ("--max-hosts", self.least if self.most is None else self.most, 1),
             ("--restarts", self.restarts, 0),
-            ("--wait-hosts", self.wait_seconds, 0),
         ):
-            if not value >= lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value:g}.")
+            if value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}.")
         if self.most is not None and self.most < self.least:
             raise ValueError(f"--max-hosts {self.most} is less than --min-hosts {self.least}.")
 

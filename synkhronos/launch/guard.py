@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import struct
+import sys
 from typing import Callable
 
 from synkhronos._machine.processes import status_of
@@ -32,11 +33,11 @@ _SECONDS = 2.0  # between two looks
 _MOST = 500  # characters about a loss, so that one write has all of a mark
 
 
-def goes_on() -> Callable[[str], None] | None:
+def begin() -> Callable[[str], None]:
     """Fork the process that goes on, if a launcher has started this job by mpirun.
 
-    Return in it what tells the launcher of a loss. Return None in this one, after the other has
-    ended, and its status has been told.
+    Return in it what tells the launcher of a loss. This one ends after the other has ended, and its
+    status has been told.
     """
     token = os.environ.pop(VARIABLE, None)
     if token is None:
@@ -52,7 +53,7 @@ def goes_on() -> Callable[[str], None] | None:
         return guard.tell_loss
     os.close(source)
     guard.mark("status", guard.watch(child, sink))
-    return None
+    sys.exit()
 
 
 def tell_nobody(why: str) -> None:

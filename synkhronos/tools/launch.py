@@ -14,6 +14,7 @@ command is lost. A script that fails by itself is not started again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import shlex
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lost_after(parser)
     add_attempts_arguments(parser)
     parser.add_argument(
-        "--patience", metavar="SECONDS", type=float, default=through.PATIENCE,
+        "--patience", metavar="SECONDS", type=_seconds, default=through.PATIENCE,
         help="seconds that a script has to end, after a Ctrl-C (default: 10)",
     )  # fmt: skip
     parser.add_argument(
@@ -83,6 +84,13 @@ def add_lost_after(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _seconds(text):
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) >= 0:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, at least 0")
+
+
 def add_attempts_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for machines that go and come."""
     group = parser.add_argument_group("machines that go and come")
@@ -104,7 +112,7 @@ def add_attempts_arguments(parser: argparse.ArgumentParser) -> None:
         "of --hosts; it runs before each start",
     )  # fmt: skip
     group.add_argument(
-        "--wait-hosts", metavar="SECONDS", type=float,
+        "--wait-hosts", metavar="SECONDS", type=_seconds,
         help=f"how long to wait for hosts (default: {attempts.WAIT_SECONDS:g})",
     )  # fmt: skip
 
@@ -128,8 +136,12 @@ def find_hosts(options: argparse.Namespace) -> list[where.Host]:
         return where.find_hosts(*named, options.devices)
     if named != (None, None):
         raise ValueError("--discover prints the hosts, so --hosts and --hostfile can't: give one.")
-    found = attempts.discover(options.discover)
-    return where.find_hosts(devices=options.devices, discovered=found)
+    found = where.find_hosts(
+        devices=options.devices, discovered=attempts.discover(options.discover)
+    )
+    if options.dry_run and not found:
+        raise ValueError(f"--discover {options.discover!r} names no host now.")
+    return found
 
 
 def lost_after(given: str | None) -> dict[str, str]:

@@ -159,8 +159,6 @@ def _filled(hosts, job):
     wanted = (
         f"{_wording.count(job.n_servers, 'server')} and {_wording.count(job.n_workers, 'worker')}"
     )
-    if not hosts:
-        raise ValueError("--discover names no host now.")
     if hosts[0].name is None:
         return [where.Host("localhost", n)]
     given = [host.ranks for host in hosts]

@@ -173,7 +173,10 @@ def main(options: argparse.Namespace) -> int:
 
     try:
         limits = launch.limits(options)
-        asked = make(launch.find_hosts(options))
+        hosts = launch.find_hosts(options)
+        if not hosts:
+            raise ValueError(f"--discover {options.discover!r} names no host at the start.")
+        asked = make(hosts)
     except (TypeError, ValueError, OSError) as error:
         return refuse(error, 2, options.report)
     more = {"report": options.report, "ends_with_stdin": options.until_stdin_ends}

@@ -78,9 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(
-    options: argparse.Namespace, tell_loss: Callable[[str], None] = guard.tell_nobody
-) -> int:
+def main(options: argparse.Namespace, tell_loss: Callable[[str], None] = guard.tell_nobody) -> int:
     """Fork, run the script, and return the exit status; tell a launcher what was lost."""
     undo_binding()
     Current.on_loss = tell_loss
