@@ -13,10 +13,13 @@ import sys
 from synkhronos.launch import guard
 
 # First of all: a guard that has imported all of this would keep 15 MB more, on each machine.
-if __name__ == "__main__" and not guard.goes_on():
-    sys.exit()  # another process has run the script, and its status has been told
+if __name__ == "__main__":  # noqa: SIM108 - imports may follow an `if` only
+    _tell_loss = guard.begin()
+else:
+    _tell_loss = guard.tell_nobody
 
 import argparse
+import functools
 import os
 from pathlib import Path
 from typing import Sequence
@@ -91,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_arguments(runner)
-    runner.set_defaults(run=run.main)
+    runner.set_defaults(run=functools.partial(run.main, tell_loss=_tell_loss))
 
     launcher = commands.add_parser(
         "launch",

@@ -178,6 +178,7 @@ def fork(
                 _Current.session = Session(
                     names, threads, master, profile_workers, follow, check, restart, gate
                 )
+            _Current.session.on_loss = _Current.on_loss
             _Current.session.begin()
         except BaseException as error:
             _end_current()
@@ -195,6 +196,30 @@ def fork(
                 close()
                 raise
         return len(names)
+
+
+def restart_count() -> int:
+    """Return how often ``synkhronos launch --restarts`` has started this script again: 0 at first.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        If the environment variable ``SYNKHRONOS_RESTART`` is no number.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> synk.restart_count()
+    0
+    """
+    text = os.environ.get("SYNKHRONOS_RESTART", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"SYNKHRONOS_RESTART must be a number, such as 0, got {text!r}.")
+    return int(text)
 
 
 def close() -> None:

@@ -1,7 +1,7 @@
 """The current session: the state of sessions that is at module level, and nowhere else."""
 
 import threading
-from typing import Any, ContextManager, List, Optional
+from typing import Any, Callable, ContextManager, List, Optional
 
 from synkhronos._session.session import Session
 from synkhronos.errors import SessionError
@@ -15,6 +15,7 @@ class Current:
     closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
     report: Any = None  # what the last block of `parallel` counts
     link: Any = None  # the connection with other machines, in a job on several
+    on_loss: Callable[[str], None] = staticmethod(lambda why: None)  # tells a launcher
     lock = threading.RLock()  # held while a session begins or ends
     forking = threading.RLock()  # held while its workers are forked; other forks wait for it
 

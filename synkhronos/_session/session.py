@@ -60,6 +60,7 @@ class Session:
         self.inside = threading.Lock()  # held in a call; shows a nested call of the same thread
         self.is_of_run = False  # whether `synkhronos run` has begun it, before the script
         self._death = None
+        self.on_loss = lambda why: None  # is told of a death
         self._processes = {}
         self.pids = []  # of all ranks, in rank order
         self.garbage = Garbage()
@@ -237,6 +238,7 @@ class Session:
         # Neither here nor in the log the exception itself: its frames would keep the user's arrays.
         self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
         log.error("%s", self._death[0])
+        self.on_loss(self._death[0])
         self.gate.dismiss()
         kill_all(self._processes.values(), 1)
         self.comm.abort()

@@ -3,6 +3,7 @@
     tools: launch, nodes, rule, tmlauncher, run     options, and what to say at the end
       │
       ├──▶ where, cores   hosts and devices, of options, files, Slurm, PBS; cores to bind to
+      ├──▶ attempts       whether a run starts again after a loss, and on which hosts; `leftovers`
       ├──▶ children       how on this machine: child processes
       ├──▶ through        how on several: mpirun, whose command line is in `mpirun`; it starts a
       │                   `machine` on each, with the ranks there, or scripts with a `guard`

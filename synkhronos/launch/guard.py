@@ -17,6 +17,8 @@ import selectors
 import signal
 import socket
 import struct
+import sys
+from typing import Callable
 
 from synkhronos._machine.processes import status_of
 from synkhronos.launch.signals import signals_of
@@ -28,16 +30,18 @@ HEADER = struct.Struct(">BI")  # kind, number of bytes or of the signal
 FORWARDED = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _HEARD = {*FORWARDED, signal.SIGCHLD}
 _SECONDS = 2.0  # between two looks
+_MOST = 500  # characters about a loss, so that one write has all of a mark
 
 
-def goes_on() -> bool:
+def begin() -> Callable[[str], None]:
     """Fork the process that goes on, if a launcher has started this job by mpirun.
 
-    Return True in it, and False in this one after it has ended, and its status has been told.
+    Return in it what tells the launcher of a loss. This one ends after the other has ended, and its
+    status has been told.
     """
     token = os.environ.pop(VARIABLE, None)
     if token is None:
-        return True
+        return tell_nobody
     guard = _Guard(token)
     source, sink = os.pipe()
     child = os.fork()
@@ -46,10 +50,14 @@ def goes_on() -> bool:
         os.dup2(source, 0)
         os.close(source)
         os.close(sink)
-        return True
+        return guard.tell_loss
     os.close(source)
     guard.mark("status", guard.watch(child, sink))
-    return False
+    sys.exit()
+
+
+def tell_nobody(why: str) -> None:
+    """Tell no launcher, as there is none."""
 
 
 class _Guard:
@@ -59,15 +67,23 @@ class _Guard:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         self._token, self._rank = token, os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         self._tells = self._rank == "0"
+        self._stderr = os.dup(2)  # a script may have another one
         self._owes_mark = False
         self._received = bytearray()
         self._selector = selectors.PollSelector()
 
     def mark(self, kind, text=""):
-        """Tell the launcher something."""
+        """Tell the launcher something of the script."""
         if self._tells:
-            with contextlib.suppress(OSError):
-                os.write(2, mark(self._token, self._rank, kind, text))
+            self._write(kind, text)
+
+    def tell_loss(self, why):
+        """Tell the launcher that a machine or a process is lost: machines tell of the first one."""
+        self._write("lost", why.replace("\0", " ")[:_MOST])
+
+    def _write(self, kind, text):
+        with contextlib.suppress(OSError):
+            os.write(self._stderr, mark(self._token, self._rank, kind, text))
 
     def watch(self, pid, sink=None):
         """Pass on what comes until a child has ended; return its status, below 0 for a signal."""

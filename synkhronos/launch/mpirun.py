@@ -17,7 +17,7 @@ from typing import Any, Mapping, Sequence
 from synkhronos._host import pythons
 from synkhronos._machine.devices import python_command
 from synkhronos.comm.mpi import folders
-from synkhronos.launch import CannotLaunch, guard, machine
+from synkhronos.launch import CannotLaunch, guard, leftovers, machine
 from synkhronos.launch.where import Host, is_here
 
 _EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
@@ -61,7 +61,9 @@ def line(
     line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
     if options.agent:
         line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
-    line += folders.daemon_arguments(Path(line[0]).with_name("prted"))
+    run = variables.get(leftovers.VARIABLE)
+    named = f"{leftovers.VARIABLE}={run}" if run else ""
+    line += folders.daemon_arguments(Path(line[0]).with_name("prted"), named)
     for name in sorted(os.environ):
         is_own = name.startswith("SYNKHRONOS_") and name != guard.VARIABLE
         if (name in _EXPORTED or is_own) and name not in variables:
@@ -195,16 +197,14 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
     """Return a sentence about an mpirun that has ended before it started anything."""
     details = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-25:])
     if re.search(r"daemon|unable to reliably start|ORTE was unable|ssh:", printed, re.IGNORECASE):
-        lost = _probe_all(hosts, agent, "true")
+        lost = ask_all(hosts, agent, "true")
         if lost:
-            return (
-                f"{_listed(lost)} can't be reached. Try: {agent or 'ssh'} {next(iter(lost))} true"
-            )
+            return f"{listed(lost)} can't be reached. Try: {agent or 'ssh'} {next(iter(lost))} true"
         # PRRTE may name another machine than the one without its daemon.
-        without = _probe_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
+        without = ask_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
         if without:
             return (
-                f"{_listed(without)} can be reached, but mpirun's daemon can't start "
+                f"{listed(without)} can be reached, but mpirun's daemon can't start "
                 "there: is this environment at the same path there?"
             )
         return (
@@ -215,7 +215,8 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
     return f"mpirun has ended before it started anything. It printed:\n{details}"
 
 
-def _listed(problems):
+def listed(problems: Mapping[str, str]) -> str:
+    """Return what `ask_all` has found, in words."""
     return " and ".join(f"{name} ({problem})" for name, problem in problems.items())
 
 
@@ -225,20 +226,26 @@ def _needed_there():
     return [sys.executable, *([str(daemon)] if daemon.exists() else [])]
 
 
-def _probe_all(hosts, agent, command):
+def ask_all(hosts: Sequence[Host], agent: str | None, command: str) -> dict[str, str]:
     """Run a command on each machine; return what is in the way: the machine's name -> why."""
     with ThreadPoolExecutor(16) as pool:
         problems = pool.map(lambda host: _probe(host.name, agent, command), hosts)
-        return {host.name: each for host, each in zip(hosts, problems) if each}
+        found = {host.name or "localhost": each for host, each in zip(hosts, problems)}
+    return {name: each for name, each in found.items() if each}
+
+
+def leave_nothing(run: str) -> str:
+    """Return the command for `ask_all` that ends what attempts of a run have left on a machine."""
+    return shlex.join([sys.executable, "-I", str(Path(leftovers.__file__).resolve()), run])
 
 
 def _probe(name, agent, command):
     """Return why a command fails on a machine, or an empty string."""
-    if is_here(name):
-        return ""
     options = [] if agent else ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS}"]
+    line = [*shlex.split(agent or "ssh"), *options, name, command]
+    if is_here(name):
+        line = ["sh", "-c", command]
     try:
-        line = [*shlex.split(agent or "ssh"), *options, name, command]
         done = _run(line, timeout=2 * _PROBE_SECONDS)
     except FileNotFoundError as error:
         return f"there is no {error.filename}"

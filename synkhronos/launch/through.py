@@ -23,12 +23,12 @@ import re
 import selectors
 import signal
 import subprocess
-import time
 from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent
 from synkhronos.comm.mpi import folders, secret
 from synkhronos.launch import guard, mpirun
+from synkhronos.launch.leftovers import kill_session
 from synkhronos.launch.streams import Lines, Writer, mark_pattern
 from synkhronos.launch.watch import Watch
 from synkhronos.launch.where import Host
@@ -38,10 +38,14 @@ _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULT
 # Pages about a process that was killed or has failed: exit statuses say it, or what it has printed.
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 _PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
+_PAGE_OF_LOSS = re.compile(
+    rb"-{60,}\n(?:(?!-{60,}\n).)*prterun(?:(?!-{60,}\n).)*Remote host: *(\S+)\n.*?-{60,}\n\n?",
+    re.DOTALL,
+)
 _TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
-_KILLING = 2.0  # seconds in which killed processes end
-_PATIENCE = 10.0  # seconds for a script to end after a Ctrl-C
+PATIENCE = 10.0  # seconds for a script to end after a Ctrl-C
+_NO_END = "mpirun has ended before the script."
 _FRAME = 2048  # bytes of input; PRRTE drops input above 4096 bytes a message
 
 
@@ -175,8 +179,17 @@ class Ranks(Mpirun):
         """Return sentences about a run that has not ended well."""
         if not self.lost or self.interrupted_by:
             return super().failure_summary()
-        lost = " and ".join(self.name(at) for at in self.lost)
-        return [f"{lost} can't be reached any more, which has ended the run."]
+        return [f"{self._names_of_lost()}, which has ended the run."]
+
+    @property
+    def loss(self) -> str | None:
+        """What was lost, in words, if that has ended the run."""
+        if not self.lost or self.interrupted_by or self._has_result():
+            return super().loss
+        return self._names_of_lost()
+
+    def _names_of_lost(self):
+        return f"{' and '.join(map(self.name, self.lost))} can't be reached any more"
 
     def _take(self, stream, data, is_end=False):
         for line in self._lines[stream].take(data, is_end):
@@ -225,11 +238,18 @@ class Script(Mpirun):
     after_all = 3.0
     _stdin = subprocess.PIPE
 
-    def __init__(self, line: Sequence[str], hosts: Sequence[Host], agent: str | None) -> None:
+    def __init__(
+        self,
+        line: Sequence[str],
+        hosts: Sequence[Host],
+        agent: str | None,
+        patience: float = PATIENCE,
+    ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
-        names = ["the script"]
-        super().__init__(line, hosts, agent, names=names, environment=environment, token=token)
+        more = {"names": ["the script"], "environment": environment, "token": token}
+        super().__init__(line, hosts, agent, patience=patience, **more)
+        self._losses: list[str] = []  # what processes have told of machines and workers
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of a mark
         self._tail = bytearray()  # of stderr: may be the beginning of a mark
@@ -260,15 +280,16 @@ class Script(Mpirun):
         self._input.write(guard.HEADER.pack(guard.SIGNAL, number))
         if is_end:
             self._was_asked = True
-            self._end_after(_PATIENCE)
+            self._end_after(self._patience)
 
     def _take_lost_reader(self):
+        self._was_asked = True
         self._end_after(self.after_all)
 
     def _take(self, stream, data, is_end=False):
         """Pass output on, but for marks, of which the end may not have come yet."""
         if stream == 1:
-            self._pass(1, data)
+            self._pass(1, _PAGE_OF_LOSS.sub(self._note_page, data))
             return
         self._tail += data
         while mark := self._mark.search(self._tail):
@@ -286,6 +307,13 @@ class Script(Mpirun):
         if is_end:
             self._write(2, _PAGE.sub(b"", bytes(self._late)))
 
+    def _note_page(self, page):
+        """Take note of the page about a daemon that has gone, which is the last that is printed."""
+        if not self.has_started:
+            return page[0]
+        self._losses.append(f"mpirun has lost {page[1].decode()}")
+        return b""
+
     def _begins_mark(self, text):
         return text.startswith(self._beginning) or self._beginning.startswith(text)
 
@@ -298,7 +326,15 @@ class Script(Mpirun):
             self._write(stream, bytes(data))
 
     def _take_mark(self, rank, kind, text):
+        if kind == b"lost":
+            self._losses.append(text.partition(". ")[0].rstrip("."))
+            if rank:  # for this machine the script's is lost, which may only be slow to end
+                self._end_after(self._patience)
+            return
         super()._take_mark(rank, kind, text)
+        if kind == b"status" and self._losses:  # mpirun would wait for its daemon there
+            self._ending = [signal.SIGKILL]
+            self._end_after(_AFTER_LOST)
         if kind == b"start":
             self._write(2, _NOISE.sub(b"", bytes(self._held[2])))
             self._write(1, bytes(self._held[1]))
@@ -327,24 +363,20 @@ class Script(Mpirun):
         """Return a sentence if the script has not started, or its end was not told."""
         if not self.has_started or self.interrupted_by:
             return super().failure_summary()
-        return [] if self.ranks[0].status is not None else ["mpirun has ended before the script."]
+        if self.ranks[0].status is not None:
+            return []
+        return [f"{self._losses[0]}, which has ended the run."] if self._losses else [_NO_END]
 
+    @property
+    def loss(self) -> str | None:
+        """What was lost, in words, if that has ended the script and nobody has asked it to end."""
+        if self._was_asked or not self.has_started or self.ranks[0].status == 0:
+            return None
+        return next(iter(self._losses), super().loss)
 
-def kill_session(number: int) -> None:
-    """Kill all processes of a session: mpirun, its agents, and the ranks of this machine."""
-    end = time.monotonic() + _KILLING
-    while (left := _alive_in_session(number)) and time.monotonic() < end:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+    def _about_lost(self):
+        return [_NO_END]
 
-
-def _alive_in_session(number):
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
-            state, _, _, session, *_ = stat.read().rpartition(")")[2].split()
-            if int(session) == number and state not in "ZX":
-                found.append(int(name))
-    return found
+    def name(self, rank: int) -> str:
+        """Return the script with its host, in words."""
+        return f"the script on {self.ranks[rank].host}"

@@ -111,9 +111,16 @@ class Watch:
     @property
     def cause(self) -> int | None:
         """The rank of which the end has ended the run; None if none has failed."""
-        after_others = (-signal.SIGTERM, FOLLOWS)
-        by_itself = [at for at in self.failed if self.ranks[at].status not in after_others]
+        by_itself = [at for at in self.failed if not self._follows(at)]
         return next(iter(by_itself or self.failed), None)
+
+    def _follows(self, rank: int) -> bool:
+        """Return whether a rank that has failed has ended because another one had."""
+        return self.ranks[rank].status in (-signal.SIGTERM, FOLLOWS)
+
+    def _serves(self, rank: int) -> bool:
+        """Return whether a rank is a server."""
+        return self._is_served and rank == 0
 
     def run(self) -> int:
         """Run all to their end, with all that they have started; return an exit status."""
@@ -266,13 +273,13 @@ class Watch:
         'rank 0 (cpu)'
         """
         known = self.ranks[rank]
-        what = "the server, " if self._is_served and rank == 0 else ""
+        what = "the server, " if self._serves(rank) else ""
         device = "no device" if known.device == "none" else known.device
         return f"rank {rank} ({what}{device}{f' on {known.host}' if known.host else ''})"
 
     def end_of(self, rank: int) -> str:
         """Return the sentence about a rank that has failed, while the others go on."""
-        what = "" if self._is_served and rank == 0 else "; the others go on without it"
+        what = "" if self._serves(rank) else "; the others go on without it"
         return f"{self.name(rank)} {self.ranks[rank].end}{what}."
 
     def _log(self, rank, text):
@@ -281,6 +288,25 @@ class Watch:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / f"rank_{rank}.log", "ab") as log:
             log.write(text)
+
+    @property
+    def loss(self) -> str | None:
+        """What was lost, in words, if that has ended the run: a process was killed, or is silent.
+
+        None if nothing was, if a process has ended by itself with an error, or a user has ended it;
+        and if others have gone on without it, to the end.
+        """
+        if self.interrupted_by or not self.has_started or self._has_result():
+            return None
+        lost = [each.rstrip(".") for each in self._about_lost()]
+        if lost and (self.cause is None or self._follows(self.cause)):
+            return lost[0]
+        status = None if self.cause is None else self.ranks[self.cause].status
+        return f"{self.name(self.cause)} {how_ended(status)}" if status and status < 0 else None
+
+    def _has_result(self):
+        workers = [known for at, known in enumerate(self.ranks) if not self._serves(at)]
+        return self._outlives and any(known.status == 0 for known in workers)
 
     def failure_summary(self) -> list[str]:
         """Return sentences about a run that has not ended well."""

@@ -59,22 +59,28 @@ def find_hosts(
     devices: Any = None,
     source: str = "--devices",
     environment: Mapping[str, str] = os.environ,
+    discovered: str | None = None,
 ) -> list[Host]:
     """Return the machines that options or an allocation name, or else this one alone.
 
-    `devices` are as in `parse_devices`; `source` names them in errors.
+    `devices` are as in `parse_devices`; `source` names them in errors. `discovered` are lines, as
+    of a hostfile, which name machines in place of all others; there may be none.
 
     >>> find_hosts("a,b", devices="cpu")
     [Host(name='a', ranks=None, devices=('cpu',)), Host(name='b', ranks=None, devices=('cpu',))]
     """
     given = [] if devices is None else parse_devices(devices, source)
     option = "--hosts" if hostfile is None else f"the hostfile {hostfile!r}"
-    named = _named(hosts, hostfile)
+    if discovered is None:
+        named = _named(hosts, hostfile)
+    else:
+        option = "--discover"
+        named = _parse_lines(discovered.splitlines(), option)
     if given and given[0].name is not None:
-        if named:
+        if named or discovered is not None:
             raise ValueError(f"{source} names hosts, and so does {option}: give one of them.")
         return given
-    if not named:
+    if not named and discovered is None:
         names = allocated(environment)
         named = [Host(None)] if names is None else [Host(name) for name in names]
     if not given:
@@ -223,12 +229,20 @@ def _read_hostfile(path):
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise CannotLaunch(f"can't read the hostfile {path!r}: {reason}") from error
+    hosts = _parse_lines(lines, path)
+    if not hosts:
+        raise ValueError(f"the hostfile {path!r} names no machine: write one in each line.")
+    return hosts
+
+
+def _parse_lines(lines, file):
+    """Return the machines that lines name: `file` is where they are from."""
     hosts = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
-        source = f"{path}, line {number}"
+        source = f"{file}, line {number}"
         host = _host(words[0], source)
         for word in words[1:]:
             name, _, value = word.partition("=")
@@ -240,9 +254,7 @@ def _read_hostfile(path):
             elif name not in ("max_slots", "max-slots"):
                 raise ValueError(f"{source}: {word!r} is not known; there is slots=2.")
         hosts.append(host)
-    if not hosts:
-        raise ValueError(f"the hostfile {path!r} names no machine: write one in each line.")
-    return _together(hosts, path)
+    return _together(hosts, file)
 
 
 def allocated(environment: Mapping[str, str] = os.environ) -> list[str] | None:

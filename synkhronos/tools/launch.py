@@ -5,19 +5,27 @@ Without --hosts and --hostfile it takes the machines of a batch job, or else thi
 With --workers it starts servers and workers of a parameter server instead: each worker is a process
 that runs the script. Servers and then workers fill the machines in order, as many on each as its
 number says, or evenly: --servers 1 --workers 3 --hosts a:2,b:2.
+
+With --restarts the script starts again after a machine or a process was lost, on the hosts that
+answer then; --discover names a program that prints them. It ends all when the machine of this
+command is lost. A script that fails by itself is not started again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import shlex
 import sys
+from dataclasses import replace
 from typing import Any, Callable, Mapping, Sequence
 
+from synkhronos import _wording
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
 from synkhronos.comm import heartbeats
-from synkhronos.launch import CannotLaunch, children, mpirun, through, watch, where
+from synkhronos.launch import CannotLaunch, attempts, children, mpirun, through, watch, where
 from synkhronos.tools import run
 
 
@@ -26,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_hosts_arguments(parser)
     add_mpirun_arguments(parser)
     add_lost_after(parser)
+    add_attempts_arguments(parser)
+    parser.add_argument(
+        "--patience", metavar="SECONDS", type=_seconds, default=through.PATIENCE,
+        help="seconds that a script has to end, after a Ctrl-C (default: 10)",
+    )  # fmt: skip
     parser.add_argument(
         "--servers", metavar="S", type=int, help="servers of a parameter server (default: 1)"
     )
@@ -71,6 +84,66 @@ def add_lost_after(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _seconds(text):
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) >= 0:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, at least 0")
+
+
+def add_attempts_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options for machines that go and come."""
+    group = parser.add_argument_group("machines that go and come")
+    group.add_argument(
+        "--restarts", metavar="N", type=int,
+        help="start again up to N times after a machine or a process was lost, on the hosts that "
+        "answer then (default: 0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--min-hosts", metavar="N", type=int,
+        help="wait while fewer hosts answer (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-hosts", metavar="N", type=int, help="take the first N of those that answer"
+    )
+    group.add_argument(
+        "--discover", metavar="CMD",
+        help="a program that prints the hosts that there are now, as lines of a hostfile, in place "
+        "of --hosts; it runs before each start",
+    )  # fmt: skip
+    group.add_argument(
+        "--wait-hosts", metavar="SECONDS", type=_seconds,
+        help=f"how long to wait for hosts (default: {attempts.WAIT_SECONDS:g})",
+    )  # fmt: skip
+
+
+def limits(options: argparse.Namespace) -> attempts.Limits | None:
+    """Return what the options say about attempts; None if they say nothing."""
+    given = {
+        "least": options.min_hosts,
+        "most": options.max_hosts,
+        "restarts": options.restarts,
+        "wait_seconds": options.wait_hosts,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    return attempts.Limits(**given) if given or options.discover is not None else None
+
+
+def find_hosts(options: argparse.Namespace) -> list[where.Host]:
+    """Return the hosts that the options name, or the program that they name, now."""
+    named = options.hosts, options.hostfile
+    if options.discover is None:
+        return where.find_hosts(*named, options.devices)
+    if named != (None, None):
+        raise ValueError("--discover prints the hosts, so --hosts and --hostfile can't: give one.")
+    found = where.find_hosts(
+        devices=options.devices, discovered=attempts.discover(options.discover)
+    )
+    if options.dry_run and not found:
+        raise ValueError(f"--discover {options.discover!r} names no host now.")
+    return found
+
+
 def lost_after(given: str | None) -> dict[str, str]:
     """Return the environment variable that --lost-after sets."""
     if given is None:
@@ -83,25 +156,66 @@ def lost_after(given: str | None) -> dict[str, str]:
 def main(options: argparse.Namespace) -> int:
     """Start the script on all machines; return its exit status."""
     try:
-        hosts = where.find_hosts(options.hosts, options.hostfile, options.devices)
+        asked = limits(options)
+        hosts = find_hosts(options)
         variables = _variables(options, hosts)
         if options.script != "-":
             check_script(options.script)
-        if len(hosts) == 1 and where.is_here(hosts[0].name):
+        if asked is None and len(hosts) == 1 and where.is_here(hosts[0].name):
             return _run_here(options, variables)
-        line = mpirun.line(hosts, options, run_line(options), variables)
+        line = _line(options, hosts, variables)
         if options.dry_run:
             print(shlex.join(line))
             return 0
         mpirun.check()
+        if asked is None:
+            script = _script(options, hosts, variables)
+            status = script.run()
+        else:
+            if options.script == "-":
+                raise ValueError("a script from standard input can't start again: name a file.")
+
+            def begin(hosts, variables):
+                return _script(options, hosts, {**_variables(options, hosts), **variables})
+
+            status, script = run_attempts(options, asked, begin, say)
     except ValueError as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
-    script = through.Script(line, hosts, options.agent)
-    status = script.run()
-    for sentence in script.failure_summary():
+    for sentence in script.failure_summary() if script else ():
         print(sentence, file=sys.stderr)
     return status
+
+
+def _line(options, hosts, variables):
+    hosts = [replace(host, name=host.name or "localhost") for host in hosts]
+    return mpirun.line(hosts, options, run_line(options), variables)
+
+
+def _script(options, hosts, variables):
+    line = _line(options, hosts, variables)
+    return through.Script(line, hosts, options.agent, options.patience)
+
+
+def run_attempts(
+    options: argparse.Namespace,
+    limits: attempts.Limits,
+    begin: Callable[[Sequence[where.Host], Mapping[str, str]], watch.Watch],
+    say: Callable[[str], None],
+) -> tuple[int, watch.Watch | None]:
+    """Run attempts on the hosts of the options; return as `attempts.Attempts.run` does."""
+    if options.discover is None and options.hostfile is None:
+        named = len(find_hosts(options))
+        if named < limits.least:
+            hosts = _wording.count(named, "host")
+            raise ValueError(f"--min-hosts {limits.least} is more than there are: {hosts}.")
+    find = functools.partial(find_hosts, options)
+    return attempts.Attempts(limits, find, begin, say, options.agent).run()
+
+
+def say(sentence: str) -> None:
+    """Print a sentence of this command."""
+    print(f"synkhronos launch: {sentence}", file=sys.stderr, flush=True)
 
 
 def run_of_group(
@@ -147,6 +261,7 @@ def run_line(options: argparse.Namespace) -> list[str]:
     line += ["--parallel"] * options.parallel
     line += ["--follow"] * options.follow
     line += ["--check"] * options.check
+    line += ["--verbose"] * options.verbose
     line += ["--no-report"] * options.no_report
     if options.report is not None:
         line += ["--report", options.report]

@@ -23,8 +23,6 @@ from synkhronos.launch import children, mpirun, through, watch, where
 from synkhronos.parameter_server.remote.node import Job
 from synkhronos.tools import launch
 
-PATIENCE = 10.0  # seconds for the scripts to end, after a Ctrl-C
-
 
 class _Nodes(watch.Watch):
     """The servers and the workers of a run, however they are started."""
@@ -34,22 +32,21 @@ class _Nodes(watch.Watch):
 
     def __init__(self, job: Job, *args: Any, **more: Any) -> None:
         names = [*["server"] * job.n_servers, *["worker"] * job.n_workers]
-        given = {"token": job.token, "outlives": True, "patience": PATIENCE}
+        given = {"token": job.token, "outlives": True}
         super().__init__(*args, names=names, **{**given, **more})
         self._job = job
         self._following: set[int] = set()  # those that fail because others have died
 
-    @property
-    def cause(self) -> int | None:
-        """The first process that has failed, if one has, and not because another one had died."""
-        own = [at for at in self.failed if at not in self._following]
-        return own[0] if own else super().cause
+    def _follows(self, rank):
+        return rank in self._following
+
+    def _serves(self, rank):
+        return rank < self._job.n_servers
 
     def name(self, rank: int) -> str:
         """Return a server or a worker with its host, in words."""
         known = self.ranks[rank]
-        is_worker = rank >= self._job.n_servers
-        number = rank - self._job.n_servers * is_worker
+        number = rank if self._serves(rank) else rank - self._job.n_servers
         return f"{known.device} {number}{f' on {known.host}' if known.host else ''}"
 
     def end_of(self, rank: int) -> str:
@@ -89,21 +86,39 @@ def main(options: argparse.Namespace) -> int:
     It is 0 if all workers have ended with 0, else that of the first process that has failed.
     """
     try:
-        named = where.find_hosts(options.hosts, options.hostfile, options.devices)
-        job = _job(options, any(host.devices for host in named))
-        hosts = _filled(named, job)
-        kinds = [functools.partial(kind, job) for kind in (NodesHere, NodesOfMpirun)]
-        given = _node(job), _variables(options), job.token, options.dry_run
-        nodes = launch.run_of_group(hosts, options, *given, *kinds)
+        limits = launch.limits(options)
+        begin = functools.partial(_begin, options)
+        if limits is not None and not options.dry_run:
+            status, nodes = launch.run_attempts(options, limits, begin, launch.say)
+        else:
+            nodes = begin(launch.find_hosts(options))
+            if nodes is None:
+                return 0
+            status = nodes.run()
     except ValueError as error:
         print(f"can't launch: {error}", file=sys.stderr)
         return 2
-    if nodes is None:
-        return 0
-    status = nodes.run()
-    for sentence in nodes.failure_summary() if status else ():
+    for sentence in nodes.failure_summary() if status and nodes else ():
         nodes.say(sentence)
     return status
+
+
+def _begin(options, hosts, variables=None):
+    """Return a run on these hosts, which has not begun; None for a dry run."""
+    job = _job(options, any(host.devices for host in hosts))
+    kinds = [functools.partial(kind, job) for kind in (NodesHere, NodesOfMpirun)]
+    given = {**_variables(options), **(variables or {})}
+    hosts = _filled(hosts, job)
+    return launch.run_of_group(
+        hosts,
+        options,
+        _node(job),
+        given,
+        job.token,
+        options.dry_run,
+        *kinds,
+        patience=options.patience,
+    )
 
 
 def _job(options, has_devices):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
@@ -99,6 +100,7 @@ def _add_arguments_of(parser, rule):
         parser.add_argument(_options.flag(option.name), **words)
     launch.add_mpirun_arguments(parser)
     launch.add_lost_after(parser)
+    launch.add_attempts_arguments(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -154,29 +156,51 @@ def main(options: argparse.Namespace) -> int:
     """Train a model as the command line says; return the exit status."""
     names = _options.of_rule(options.rule)
     given = {name: value for name, value in vars(options).items() if name in names}
-    try:
-        asked = _request.make(
+
+    def make(hosts, **changed):
+        named = [f"{each.name}:" * bool(each.name) + ",".join(each.devices) for each in hosts]
+        return _request.make(
             options.rule,
-            options.devices,
+            named if any(each.devices for each in hosts) else [],
             options.modelfile,
             options.modelclass,
             dict(options.set),
-            given,
-            hosts=options.hosts,
-            hostfile=options.hostfile,
+            {**given, **changed},
             agent=options.agent,
             mpirun_args=options.mpirun_args,
             lost_after=options.lost_after,
         )
+
+    try:
+        limits = launch.limits(options)
+        hosts = launch.find_hosts(options)
+        if not hosts:
+            raise ValueError(f"--discover {options.discover!r} names no host at the start.")
+        asked = make(hosts)
     except (TypeError, ValueError, OSError) as error:
         return refuse(error, 2, options.report)
+    more = {"report": options.report, "ends_with_stdin": options.until_stdin_ends}
+    resume_line = ["synkhronos", "rule", *asked.arguments(resume=True)]
+    if limits is None or options.dry_run:
+        return start(asked, resume_line, dry_run=options.dry_run, **more)
     return start(
-        asked,
-        ["synkhronos", "rule", *asked.arguments(resume=True)],
-        dry_run=options.dry_run,
-        report=options.report,
-        ends_with_stdin=options.until_stdin_ends,
+        asked, resume_line, attempts=functools.partial(_attempts, options, limits, make), **more
     )
+
+
+def _attempts(options, limits, make, begin):
+    """Run attempts; each after the first goes on from the newest snapshot of the run."""
+    began = time.time()
+
+    def begin_on(hosts, variables):
+        asked = make(hosts)
+        newest = _newest(asked.options["snapshot_path"], began)
+        return begin(asked if newest is None else make(hosts, resume=str(newest)), variables)
+
+    def say(sentence):
+        print(f"synkhronos rule: {sentence}", file=sys.stderr, flush=True)
+
+    return launch.run_attempts(options, limits, begin_on, say)
 
 
 def refuse(error: object, status: int, report: str | None = None) -> int:
@@ -193,20 +217,22 @@ def start(
     report: str | None = None,
     ends_with_stdin: bool = False,
     refused: int = 2,
+    attempts: Callable[..., Any] | None = None,
 ) -> int:
     """Run a request to its end; return the exit status, `refused` if it can't be started.
 
     `resume_line` is the command that goes on from the newest snapshot, for messages. The status and
     what was wrong go to the file `report`. The run ends with its standard input if it
-    `ends_with_stdin`.
+    `ends_with_stdin`. `attempts` takes what begins a request, and runs one after another.
     """
-    try:
+
+    def begin(asked, variables=None):
         bound = cores.of_ranks(asked.ranks, asked) if asked.bind else []
         run = launch.run_of_group(
             _hosts(asked),
             asked,
             worker_command(asked, bound),
-            _variables(asked),
+            {**_variables(asked), **(variables or {})},
             mpirun.new_token(),
             dry_run,
             names=[place.device for place in asked.ranks],
@@ -214,14 +240,24 @@ def start(
             outlives=asked.outlives_ranks,
             ends_with_stdin=ends_with_stdin,
         )
-        if run is None:
-            return 0
-        run.folder = folder = _new_folder(Path(asked.log_path))
+        if run is not None:
+            run.folder = _new_folder(Path(asked.log_path))
+            print(banner(asked, run.folder), flush=True)
+        return run
+
+    began = time.time()
+    try:
+        if attempts is not None:
+            status, run = attempts(begin)
+        else:
+            status, run = 0, begin(asked)
     except (ValueError, OSError) as error:
         return refuse(error, refused, report)
-    print(banner(asked, folder), flush=True)
-    began = time.time()
-    status = run.run()
+    if run is None:
+        _report(report, status, "Too few hosts have answered." if status else "", [])
+        return status
+    if attempts is None:
+        status = run.run()
     said = _ending(asked, run, status, began, resume_line)
     for sentence in said:
         run.say(sentence)

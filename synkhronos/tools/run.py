@@ -14,7 +14,9 @@ import json
 import os
 import socket
 import sys
+import traceback
 import types
+from typing import Callable
 
 import synkhronos as synk
 from synkhronos._machine.devices import undo_binding
@@ -24,7 +26,7 @@ from synkhronos._session.current import Current
 from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
-from synkhronos.launch import INTERRUPTED, where
+from synkhronos.launch import INTERRUPTED, guard, where
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare the first calls of each function with serial ones; --parallel always does",
     )
     parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print the traceback of a WorkerDied that ends the script, not only its line",
+    )
+    parser.add_argument(
         "--no-report",
         action="store_true",
         help="with --parallel: don't print at the end which functions ran on all ranks",
@@ -71,9 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(options: argparse.Namespace) -> int:
-    """Fork, run the script, and return the exit status."""
+def main(options: argparse.Namespace, tell_loss: Callable[[str], None] = guard.tell_nobody) -> int:
+    """Fork, run the script, and return the exit status; tell a launcher what was lost."""
     undo_binding()
+    Current.on_loss = tell_loss
     if where.n_processes() > 1:
         try:
             heartbeats.lost_seconds()
@@ -81,6 +89,7 @@ def main(options: argparse.Namespace) -> int:
             print(f"can't start the ranks: {error}", file=sys.stderr)
             return 2
         link = Current.link = Link()
+        link.on_loss = tell_loss
         try:
             link.begin()  # waits until all machines of the job have a carrier
         except synk.WorkerDied:
@@ -171,16 +180,31 @@ def _run(code, file, folder, options):
     except KeyboardInterrupt as error:
         _print(error)
         return INTERRUPTED
+    except synk.WorkerDied as error:
+        if options.verbose:
+            _print(error)
+        else:  # nothing that is wrong in the script, where a traceback would help
+            at = next(traceback.walk_tb(_of_script(error)), (None, 0))[1]
+            said = (
+                f"{options.script}, line {at}: WorkerDied: {error} --verbose shows the traceback."
+            )
+            print(said, file=sys.stderr)
+        return 1
     except Exception as error:
         _print(error)
         return 1
     return 0
 
 
+def _of_script(error):
+    """Return the traceback of an exception without the frames of this module."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename == __file__:
+        found = found.tb_next
+    return found
+
+
 def _print(error):
     """Print an exception as Python does, without the frames of this module."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
-    error.__traceback__ = traceback
-    sys.excepthook(type(error), error, traceback)
+    error.__traceback__ = _of_script(error)
+    sys.excepthook(type(error), error, error.__traceback__)

@@ -107,3 +107,76 @@ def test_a_script_of_which_no_end_was_told():
     fake._end_next = lambda: None
     fake._interrupt(15)
     assert fake._status() == 143 and fake.failure_summary() == []
+
+
+def test_what_was_lost_is_told_of_ranks(tmp_path):
+    ends = {
+        ("-9", "14"): "rank 0 (cpu on node) was killed by SIGKILL (signal 9)",
+        ("14", None): "rank 1 (cuda0 on node) is lost: its end was not reported",
+        (None, None): "rank 0 (cpu on node) is lost: its end was not reported",
+        ("1", None): None,  # it has failed by itself
+        ("1", "14"): None,
+        ("-9", "0"): "rank 0 (cpu on node) was killed by SIGKILL (signal 9)",
+    }
+    for statuses, loss in ends.items():
+        for outlives in (False, True):
+            fake = FakeRanks(tmp_path, outlives=outlives)
+            for rank, status in enumerate(statuses):
+                fake._take_mark(rank, b"start", "77 node")
+                if status is not None:
+                    fake._take_mark(rank, b"status", status)
+            # The others may go on without it, to the end.
+            assert fake.loss == (None if outlives and "0" in statuses else loss), statuses
+    fake._take_mark(1, b"start", "77 node")
+    fake.ranks[1].status = None
+    fake._take_mark(1, b"lost", "has not been heard of for 8 s")
+    fake._outlives = False
+    assert fake.loss == "rank 1 (cuda0 on node) can't be reached any more"
+    fake.interrupted_by = 2
+    assert fake.loss is None
+
+
+def test_what_was_lost_is_told_of_a_script():
+    told = "Machine a is lost: It has not been heard of for 8 s. The session has ended."
+    lost = told.partition(". ")[0]
+    for tells, status, loss in [
+        (True, "1", lost),
+        (True, None, lost),
+        (True, "0", None),  # it has caught the WorkerDied
+        (False, "1", None),
+        (False, "-11", "the script on node1 was killed by SIGSEGV (signal 11)"),
+        (False, None, "mpirun has ended before the script"),
+    ]:
+        fake = FakeScript()
+        fake._take_mark(0, b"start", "77 node1")
+        if tells:
+            fake._take_mark(0, b"lost", told)
+        if status is not None:
+            fake._take_mark(0, b"status", status)
+        assert fake.loss == loss
+        fake._was_asked = True
+        assert fake.loss is None
+
+
+def test_a_machine_that_has_lost_the_scripts_ends_it_after_a_while():
+    fake = FakeScript()
+    fake._take_mark(0, b"start", "77 node1")
+    fake._take_mark(0, b"lost", "Machine c is lost: It is silent")
+    assert fake._deadline == float("inf")
+    fake._take_mark(2, b"lost", "Machine a is lost: It is silent")
+    assert fake._deadline < float("inf")
+    assert fake.failure_summary() == ["Machine c is lost: It is silent, which has ended the run."]
+
+
+def test_the_page_about_a_daemon_that_has_gone_is_a_sentence():
+    edge = b"-" * 60 + b"\n"
+    page = (
+        edge + b"A daemon failed\nback to prterun:\n\n  Local host:    vm\n  Remote host:   b-2\n"
+    )
+    page += b"  Daemon exit status: 0\n" + edge
+    fake = FakeScript()
+    fake._take_mark(0, b"start", "77 node1")
+    fake._take(1, b"out\n" + page)
+    assert fake.written[1] == b"out\n" and fake.loss == "mpirun has lost b-2"
+    fake._take(1, edge + b"a table of the script\n" + edge)
+    assert fake.written[1] == b"out\n" + edge + b"a table of the script\n" + edge

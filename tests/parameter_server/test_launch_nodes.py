@@ -163,3 +163,23 @@ def test_the_exit_status_is_that_of_the_first_worker_that_failed(tmp_path):
     run = runs.run(tmp_path, ENVIRONMENT, "--ends", status=1)
     assert "has ended with exit status 1, as the first that has failed" in run.output
     assert "    a message" in run.output
+
+
+AGAIN = """
+import os, signal, synkhronos as synk
+from synkhronos import parameter_server as ps
+
+store = ps.create("dist_sync")
+if synk.restart_count() == 0 and store.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+store.barrier()
+print("again", store.rank, synk.restart_count(), flush=True)
+store.close()
+"""
+
+
+@pytest.mark.slow("starts several processes twice")
+def test_all_start_again_after_one_was_killed(tmp_path):
+    run = runs.run(tmp_path, AGAIN, options=["--restarts", "1"])
+    assert sorted(run.said("again ")) == ["again 0 1", "again 1 1"]
+    assert "attempt 2 of 2 on localhost. Lost before: worker 1" in run.output

@@ -194,6 +194,21 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path):
     assert run.wait() not in (0, None)
 
 
+@pytest.mark.slow("several processes twice")
+def test_a_run_goes_on_from_its_last_snapshot_after_a_rank_was_killed(tmp_path):
+    settings = {"pause": 0.05, "n_epochs": 6, "n_rows": 96}
+    given = {"snapshot_freq": 1, "restarts": 1}
+    run = rules.Launched("BSP", 2, tmp_path, "Sleeps", settings, **given)
+    run.wait_for("snapshot ./snapshots/snapshot_0002.npz")
+    run.send(1, signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    assert "attempt 2 of 2 on localhost. Lost before: rank 1 (cpu on" in run.output
+    assert "resumed from snapshots/snapshot_000" in run.output
+    assert (tmp_path / "snapshots" / "snapshot_0006.npz").exists()
+    undisturbed = rules.run("BSP", 2, tmp_path, "Sleeps", settings)
+    np.testing.assert_array_equal(run.params(), undisturbed.params())
+
+
 @pytest.mark.slow("several processes")
 def test_a_rank_that_never_comes_ends_the_run(tmp_path):
     settings = {"pause": 0.05, "n_epochs": 999}

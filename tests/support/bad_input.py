@@ -486,6 +486,7 @@ WITHOUT_WORKERS = {
     "synk.fork": "starts them; while there is a session it raises SessionError",
     "synk.close": "says in the log that there is nothing to end",
     "synk.get_n_gpu": "asks the machine",
+    "synk.restart_count": "reads a variable",
     "synk.parallel": "the block forks and closes",
     "synk.parallel_report": "reads what was counted",
     "synk.status": "tells that there is no session",

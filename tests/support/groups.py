@@ -18,7 +18,7 @@ from support.leaks import runs
 from support.waiting import wait_until
 from synkhronos.comm.shared import group as shared
 from synkhronos.comm.single_group import SingleGroup
-from synkhronos.launch.through import kill_session
+from synkhronos.launch.leftovers import kill_session
 
 SECONDS = 120.0
 

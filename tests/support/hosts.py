@@ -94,9 +94,10 @@ class Hosts:
 
     def launch(self, *arguments, hosts=None):
         """Return the command line of `synkhronos launch` on these hosts."""
+        named = ["--hosts", hosts or ",".join(self.addresses)]
         return [
             *(sys.executable, "-m", "synkhronos", "launch"),
-            *("--hosts", hosts or ",".join(self.addresses)),
+            *([] if "--discover" in arguments else named),
             *self.reached_by,
             *map(str, arguments),
         ]
@@ -225,8 +226,11 @@ def _run(*command, check=True):
 
 
 def ssh(address, command):
-    """Run a command on a host, in place of this process."""
+    """Run a command on a host, in place of this process; none with a cable that is cut."""
     _, net, _, number = address.rpartition("@")[2].split(".")
+    cable = Path(f"/sys/class/net/s{net}v{number}/operstate")
+    if cable.exists() and cable.read_text() == "down\n":
+        sys.exit(f"ssh: connect to host {address}: No route to host")
     name = f"synk{net}-{number}"
     inside = f"hostname {name}; mount -t tmpfs tmpfs /dev/shm; export TMPDIR=/dev/shm; {command}"
     own = ["--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]

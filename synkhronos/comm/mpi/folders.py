@@ -24,6 +24,7 @@ _OF_MPIRUN = "synkhronos-mpirun-"
 # Where Open MPI has the file of the memory that the processes of a machine share.
 _SHARED = "OMPI_MCA_btl_sm_backing_directory"
 _OF_SEGMENT = "mpi-of-synkhronos-"
+_FILE = Path(__file__).resolve()
 
 
 @contextlib.contextmanager
@@ -106,12 +107,15 @@ def _hold(path, how=0):
     return held
 
 
-def daemon_arguments(prted: Path) -> list[str]:
-    """Return the arguments with which mpirun starts `prted` on other machines by this file."""
-    command = f"{sys.executable} -I {Path(__file__).resolve()} {prted}"
+def daemon_arguments(prted: Path, setting: str = "") -> list[str]:
+    """Return the arguments with which mpirun starts `prted` on other machines by this file.
+
+    `setting` is a variable with its value, NAME=VALUE, of which the daemon is known.
+    """
+    words = [*(["env", setting] if setting else []), sys.executable, "-I", str(_FILE), str(prted)]
     # mpirun takes it apart at blanks. Without this file the daemon runs as it did.
-    is_usable = prted.exists() and command.count(" ") == 3
-    return ["--prtemca", "prte_launch_agent", command] if is_usable else []
+    is_usable = prted.exists() and not any(" " in word for word in words)
+    return ["--prtemca", "prte_launch_agent", " ".join(words)] if is_usable else []
 
 
 def _run_daemon(command):

@@ -59,6 +59,7 @@ class Link:
         self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence about a machine that is lost
+        self.on_loss = lambda why: None  # is told it
         self.first_rank_of = lambda machine: None  # while there is a session: its first rank
         self._stop_watch = StopWatch()
         self._lock = threading.RLock()  # close() in another thread sends, too
@@ -220,6 +221,7 @@ class Link:
                 machine, host, why = rest
                 self._told.append((machine, ("lost", host, why)))
                 self._loss = f"Machine {host} is lost: {why}"
+                self.on_loss(self._loss)
 
     def look_after_carrier(self):
         """Raise if the carrier has been stopped for long, which its leader kills; each second."""

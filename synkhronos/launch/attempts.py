@@ -1,0 +1,171 @@
+"""Attempts of a run on machines that go and come: the hosts of each, and whether another follows.
+
+    hosts, of options or a program ──▶ those that answer ──▶ attempt ──▶ status, what was lost
+            ▲                                                                 │
+            └──────── something was lost, and not all restarts are used ◀─────┘
+
+To ask a host also ends what earlier attempts have left there. What was lost is what launchers know:
+a machine that is silent, a worker that died, a process that a signal has ended. A script that fails
+by itself would fail again, so its end is the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
+
+from synkhronos import _wording
+from synkhronos._machine.processes import end_with_parent
+from synkhronos.launch import CannotLaunch, leftovers, mpirun
+from synkhronos.launch.watch import Watch
+from synkhronos.launch.where import Host
+
+COUNT = "SYNKHRONOS_RESTART"  # tells a script how many attempts there were before
+WAIT_SECONDS = 600.0  # for hosts
+_LOOK_SECONDS = 5.0  # between two looks for hosts
+_DISCOVER_SECONDS = 60.0  # for the program that prints them
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many hosts an attempt has, how many restarts there are, and how long hosts may take."""
+
+    least: int = 1
+    most: int | None = None
+    restarts: int = 0
+    wait_seconds: float = WAIT_SECONDS
+
+    def __post_init__(self) -> None:
+        for name, value, lowest in (
+            ("--min-hosts", self.least, 1),
+            ("--max-hosts", self.least if self.most is None else self.most, 1),
+            ("--restarts", self.restarts, 0),
+        ):
+            if value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}.")
+        if self.most is not None and self.most < self.least:
+            raise ValueError(f"--max-hosts {self.most} is less than --min-hosts {self.least}.")
+
+
+class Attempts:
+    """The attempts of one run.
+
+    Parameters
+    ----------
+    limits : Limits
+    find : callable
+        Returns the hosts that there may be now, and raises ValueError if it can't.
+    begin : callable
+        ``begin(hosts, variables)`` returns the run of one attempt, which is then run.
+    say : callable
+        Prints a sentence of this command.
+    agent : str, optional
+        What stands in for ssh.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        find: Callable[[], Sequence[Host]],
+        begin: Callable[[Sequence[Host], Mapping[str, str]], Watch],
+        say: Callable[[str], None],
+        agent: str | None = None,
+    ) -> None:
+        self._limits, self._find, self._begin = limits, find, begin
+        self._say, self._agent = say, agent
+        self._name = mpirun.new_token()  # of the run: all its processes inherit it
+        self._away: dict[str, str] = {}  # hosts that did not answer the last time -> why
+
+    def run(self) -> tuple[int, Watch | None]:
+        """Run attempts until one is the last; return its exit status, and it.
+
+        The attempt is None, and the status 1, if too few hosts have answered.
+        """
+        lost, loss, n_attempts = "", None, self._limits.restarts + 1
+        for number in range(n_attempts):
+            hosts = self._wait_for_hosts()
+            if not hosts:
+                return 1, None
+            names = ", ".join(map(_name, hosts))
+            self._say(f"attempt {number + 1} of {n_attempts} on {names}{self._without()}{lost}.")
+            attempt = self._begin(hosts, {COUNT: str(number), leftovers.VARIABLE: self._name})
+            status = attempt.run()
+            loss = self._loss(attempt, hosts) if status else None
+            if loss is None:
+                break
+            lost = f". Lost before: {loss}"
+        else:
+            if self._limits.restarts:
+                tried = _wording.count(n_attempts, "attempt")
+                self._say(f"gave up after {tried}: {loss}.")
+        return status, attempt
+
+    def _loss(self, attempt, hosts):
+        """Return what has ended an attempt, if that is worth another one."""
+        if attempt.has_started or attempt.interrupted_by:
+            return attempt.loss
+        away = self._ask(hosts)  # else the next attempt would not start either
+        return f"{mpirun.listed(away)} did not answer" if away else None
+
+    def _wait_for_hosts(self):
+        """Return the hosts of the next attempt; none if too few answer in time."""
+        end = time.monotonic() + self._limits.wait_seconds
+        said = ""
+        while True:
+            hosts, problem = self._hosts_that_answer()
+            if len(hosts) >= self._limits.least:
+                return hosts[: self._limits.most]
+            left = end - time.monotonic()
+            least = _wording.count(self._limits.least, "host")
+            there = f"{len(hosts)} of at least {least} answer{problem or self._without()}"
+            if left <= 0:
+                self._say(f"{there}: waited {self._limits.wait_seconds:g} s for more, and gave up.")
+                return []
+            if there != said:
+                said = there
+                self._say(f"{there}: waiting up to {left:.0f} s for more.")
+            time.sleep(min(left, _LOOK_SECONDS))
+
+    def _hosts_that_answer(self):
+        """Return the hosts that answer now, and what has kept others from being named."""
+        try:
+            hosts = self._find()
+        except ValueError as error:
+            return [], f" ({error})"
+        self._away = self._ask(hosts)
+        return [host for host in hosts if _name(host) not in self._away], ""
+
+    def _ask(self, hosts):
+        return mpirun.ask_all(hosts, self._agent, mpirun.leave_nothing(self._name))
+
+    def _without(self):
+        return f", without {mpirun.listed(self._away)}" if self._away else ""
+
+
+def _name(host):
+    return host.name or "localhost"
+
+
+def discover(command: str) -> str:
+    """Return what a program prints about the hosts that there are now; raise CannotLaunch."""
+    words: Any = shlex.split(command)
+    parent = os.getpid()
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=_DISCOVER_SECONDS,
+            preexec_fn=lambda: end_with_parent(parent),
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError, IndexError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CannotLaunch(f"--discover {command!r} can't tell the hosts: {reason}") from error
+    if done.returncode:
+        raise CannotLaunch(f"--discover {command!r} has ended with status {done.returncode}.")
+    return done.stdout

@@ -1,0 +1,114 @@
+"""`synkhronos launch --restarts` on hosts that are killed, cut off and mended."""
+
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from support import hosts
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
+
+# The last attempt ends by itself; the others end with a machine.
+SCRIPT = """
+import socket, sys, numpy as np, theano, synkhronos as synk
+n, count = synk.fork(1), synk.restart_count()
+s = theano.shared(np.ones(3))
+synk.broadcast(s)
+print("begun", count, n, socket.gethostname()[-1], flush=True)
+while count < int(sys.argv[1]):
+    synk.all_reduce(s, "avg")
+print("done", flush=True)
+"""
+
+
+class Attempts:
+    """A launch with attempts on test hosts."""
+
+    def __init__(self, these, folder, script, *arguments, **variables):
+        (folder / "script.py").write_text(script)
+        self.hosts = these
+        self.process = subprocess.Popen(
+            these.launch(*arguments),
+            cwd=folder,
+            env=these.environment(PYTHONUNBUFFERED="1", **hosts.IMPATIENT, **variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def kill(self, number):
+        for pid in self.hosts.pids(number):
+            os.kill(pid, signal.SIGKILL)
+
+    def line(self):
+        return self.process.stdout.readline().split()
+
+    def wait(self):
+        """Return the exit status, the rest of the output, and lines of errors."""
+        try:
+            out, err = self.process.communicate(timeout=300)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        assert self.hosts.is_empty()
+        return self.process.returncode, out, err.splitlines()
+
+
+@pytest.mark.slow("starts mpirun on hosts four times, and waits until machines are lost")
+def test_hosts_are_left_out_and_taken_in_again(three_hosts, tmp_path):
+    """First the script's own host is cut off, then another one is killed, then one is stopped."""
+    one, two, three = three_hosts.addresses
+    run = Attempts(three_hosts, tmp_path, SCRIPT, "--restarts", "3", "script.py", "3")
+    try:
+        assert run.line() == ["begun", "0", "3", "1"]
+        three_hosts.cut(1)
+        assert run.line() == ["begun", "1", "2", "2"]
+        three_hosts.mend(1)
+        run.kill(3)
+        assert run.line() == ["begun", "2", "3", "1"]
+        for pid in three_hosts.pids(2):
+            os.kill(pid, signal.SIGSTOP)
+        assert run.line() == ["begun", "3", "3", "1"]
+        assert run.line() == ["done"]
+    finally:
+        three_hosts.mend(1)
+        status, out, err = run.wait()
+    assert (status, out) == (0, ""), err
+    told = [line for line in err if line.startswith("synkhronos launch: attempt")]
+    assert told[0] == f"synkhronos launch: attempt 1 of 4 on {one}, {two}, {three}."
+    assert f"attempt 2 of 4 on {two}, {three}, without {one} (ssh: " in told[1]
+    name = f"synk{three_hosts.net}"
+    assert told[1].endswith(f"Machine {name}-1 is lost: It has not been heard of for 4 s.")
+    assert told[2].endswith(f" on {one}, {two}, {three}. Lost before: mpirun has lost {name}-3.")
+    assert told[3].endswith(f"Machine {name}-2 is lost: It has not been heard of for 4 s.")
+    assert not re.search("Traceback|prterun", "\n".join(err)) and len(err) < 10, err
+
+
+@pytest.mark.slow("waits until a machine is taken for lost")
+def test_with_too_few_hosts_it_waits_and_ends(two_hosts, tmp_path):
+    given = "--restarts", "3", "--min-hosts", "2", "--wait-hosts", "1", "script.py", "1"
+    run = Attempts(two_hosts, tmp_path, SCRIPT, *given)
+    try:
+        assert run.line() == ["begun", "0", "2", "1"]
+        two_hosts.cut(2)
+        status, out, err = run.wait()
+    finally:
+        two_hosts.mend(2)
+    assert (status, out) == (1, "")
+    assert err[-1].startswith("synkhronos launch: 1 of at least 2 hosts answer, without ")
+    assert err[-1].endswith("waited 1 s for more, and gave up.")
+
+
+@pytest.mark.slow("starts mpirun on hosts")
+def test_a_script_that_fails_by_itself_is_not_started_again(two_hosts, tmp_path):
+    script = "import synkhronos as synk; synk.fork(1); raise ValueError('a reason')"
+    discover = tmp_path / "hosts"
+    discover.write_text("".join(f"{address}\n" for address in two_hosts.addresses))
+    given = "--restarts", "3", "--discover", f"cat {discover}", "script.py"
+    run = Attempts(two_hosts, tmp_path, script, *given)
+    status, out, err = run.wait()
+    assert (status, out, err[-1]) == (1, "", "ValueError: a reason")
+    assert sum(line.startswith("synkhronos launch: ") for line in err) == 1
