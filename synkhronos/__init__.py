@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "session": ("fork", "close", "restart_count"),
     "checkpoints": ("load", "save"),
+    "resuming": ("resume",),
     "functions": ("function", "distribute"),
     "inputs": ("data",),
     "ops": ("rows",),
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from synkhronos.porting import parallel_report as parallel_report
     from synkhronos.profiling import profile as profile
     from synkhronos.profiling.status import status as status
+    from synkhronos.resuming import resume as resume
     from synkhronos.session import close as close
     from synkhronos.session import fork as fork
     from synkhronos.session import restart_count as restart_count

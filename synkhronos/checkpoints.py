@@ -26,11 +26,12 @@ from synkhronos._session import commands
 from synkhronos._session.current import call
 from synkhronos._session.staging import send_objects
 from synkhronos._wording import advise, count, one_line, sentence, shown
+from synkhronos.comm.arrays import reduce_whole
 from synkhronos.functions import Function
 
 __all__ = ["load", "save"]
 
-_WHAT = "a checkpoint"
+WHAT = "a checkpoint"
 
 # How the values of a variable are related. A random state that is ALONE (of one rank, or not sent
 # to the workers yet) gives each rank a stream of its own when it is loaded.
@@ -39,7 +40,7 @@ ALONE, EQUAL, OF_EACH_RANK = "alone", "equal", "of each rank"
 Saved = Union[Function, SharedVariable]
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """A variable of a checkpoint, as the file describes it."""
 
     name: str | None
@@ -119,12 +120,11 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     """
     with call("save()") as session:
         path = npz_path(path)
-        variables = _variables("save", functions_or_variables)
+        variables = variables_of("save", functions_or_variables)
         entries = []
-        with new_file(path) as file, writing(file, _WHAT, variables=entries) as arrays:
-            for position, (variable, values) in enumerate(_values(session, variables)):
-                entry = _written(arrays, position, variable, values)
-                if entry.relation == OF_EACH_RANK and not _host.is_random_state(variable):
+        with new_file(path) as file, writing(file, WHAT, variables=entries) as arrays:
+            for variable, entry in describe(session, variables, arrays):
+                if are_unequal(variable, entry):
                     _tell(session, variable, entry)
                 entries.append(entry._asdict())
 
@@ -171,17 +171,13 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     """
     with call("load()") as session:
         path = npz_path(path)
-        variables = _variables("load", functions_or_variables)
-        with reading(path, _WHAT) as (table, arrays):
-            entries = [_Entry.read(**each) for each in table["variables"]]
-        _compare(path, entries, variables)
-        plan = _Plan(session)
-        for entry, variable in zip(entries, variables):
-            plan.add(path, entry, variable, _values_of(path, entry, variable, arrays))
-        plan.carry_out()
+        variables = variables_of("load", functions_or_variables)
+        with reading(path, WHAT) as (table, arrays):
+            entries = [Entry.read(**each) for each in table["variables"]]
+        Plan(session, path, entries, variables, arrays).carry_out()
 
 
-def _variables(name, given):
+def variables_of(name, given):
     """Return the shared variables of functions, and those that were given, each once, in order."""
     found = {}
     for each in given if isinstance(given, (list, tuple)) else [given]:
@@ -204,6 +200,17 @@ def _variables(name, given):
                 "random states."
             )
     return collective.check_variables(name, list(found), objects=True)
+
+
+def describe(session, variables, arrays):
+    """Write the values of all ranks to `arrays`; yield each variable with its entry."""
+    for position, (variable, values) in enumerate(_values(session, variables)):
+        yield variable, _written(arrays, position, variable, values)
+
+
+def are_unequal(variable, entry):
+    """Return whether ranks have different values of a variable that is no random state."""
+    return entry.relation == OF_EACH_RANK and not _host.is_random_state(variable)
 
 
 def _values(session, variables):
@@ -245,7 +252,7 @@ def _written(arrays, position, variable, values):
     if _host.is_array_variable(variable):
         values = map(np.asarray, values)
     encoded = [encode(value, arrays, name) for name, value in zip(names, values)]
-    return _Entry.of(variable)._replace(relation=relation, values=encoded)
+    return Entry.of(variable)._replace(relation=relation, values=encoded)
 
 
 def _is_same(one, other):
@@ -262,6 +269,17 @@ def _is_same(one, other):
     return True
 
 
+def refusal(what, variable):
+    """Return the error for a variable that has different values on the ranks, with the choices."""
+    name = variable.name or "variable"
+    return ValueError(
+        f"{what} different values of {variable} for the ranks. Write synkhronos.broadcast({name}), "
+        f"or all_reduce({name}), before tick(); or give resume() unequal='keep', with which as "
+        "many ranks each get their own back, or unequal='average', with which another number of "
+        "ranks gets the mean."
+    )
+
+
 def _tell(session, variable, entry):
     if variable not in session.told_unequal:
         session.told_unequal.add(variable)
@@ -274,7 +292,7 @@ def _tell(session, variable, entry):
 
 def _compare(path, entries, variables):
     """Raise ValueError unless the variables are those of the file, in the same order."""
-    given = [_Entry.of(variable) for variable in variables]
+    given = [Entry.of(variable) for variable in variables]
     for position, (entry, own) in enumerate(itertools.zip_longest(entries, given)):
         if entry is None or own is None:
             raise ValueError(
@@ -310,34 +328,57 @@ def _values_of(path, entry, variable, arrays):
         raise ValueError(f"{path!r} does not fit: {sentence(error)}") from error
 
 
-class _Plan:
-    """The values that each rank gets; `carry_out` begins only when all are checked."""
+class Plan:
+    """The values that each rank gets from a file; nothing is set until `carry_out`.
 
-    def __init__(self, session):
-        self._session = session
+    Raises ValueError for a file that does not fit the variables. `unequal` says what becomes of a
+    variable of which ranks had different values: see `resuming.UNEQUAL`.
+    """
+
+    def __init__(self, session, path, entries, variables, arrays, unequal="keep"):
+        self._session, self._path, self._unequal = session, path, unequal
         self._in_master, self._everywhere, self._to_spread = {}, {}, []
         self._of_rank = [{} for _ in range(session.n_ranks)]
+        _compare(path, entries, variables)
+        for entry, variable in zip(entries, variables):
+            self._add(entry, variable, _values_of(path, entry, variable, arrays))
 
-    def add(self, path, entry, variable, values):
+    def _add(self, entry, variable, values):
         """Plan the values of one variable; raise ValueError if they are of too many ranks."""
         n_ranks, is_random = self._session.n_ranks, _host.is_random_state(variable)
         differ, is_own = entry.relation == OF_EACH_RANK, is_random and entry.relation != EQUAL
+        if differ and not is_random and self._unequal == "refuse":
+            raise refusal(f"{self._path!r} can't be loaded: it holds", variable)
         if differ and len(values) == n_ranks:
             for own, value in zip(self._of_rank, values):
                 own[variable] = value
-        elif differ and not is_random:
-            raise ValueError(
-                f"load() can't give {variable} to {count(n_ranks, 'rank')}: {path!r} holds the "
-                f"different values of {count(len(values), 'rank')}. Perhaps "
-                "synkhronos.broadcast() or all_reduce() should make it equal before save()?"
-            )
-        elif not self._session.registry.is_sent(variable) and (is_own or not is_random):
+            return
+        if differ and not is_random:
+            if self._unequal != "average":
+                raise ValueError(
+                    f"load() can't give {variable} to {count(n_ranks, 'rank')}: {self._path!r} "
+                    f"holds the different values of {count(len(values), 'rank')}. Perhaps "
+                    "synkhronos.broadcast() or all_reduce() should make it equal before it is "
+                    "saved?"
+                )
+            values = [self._mean(variable, values)]
+        if not self._session.registry.is_sent(variable) and (is_own or not is_random):
             # When a function sends it, workers get the master's value, or a stream of their own.
             self._in_master[variable] = values[0]
         else:
             self._everywhere[variable] = values[0]
             if is_own:
                 self._to_spread.append(variable)
+
+    def _mean(self, variable, values):
+        is_float = values[0].dtype.kind in "fc"
+        if not is_float or len({value.shape for value in values}) > 1:
+            why = "its shapes differ" if is_float else f"it is of {variable.dtype}"
+            raise ValueError(
+                f"{self._path!r} holds the different values of {variable} of "
+                f"{count(len(values), 'rank')}, which can't be averaged: {why}."
+            )
+        return reduce_whole("avg", values, np.empty_like(values[0], order="C"), len(values))
 
     def carry_out(self):
         """Set all variables on all ranks."""

@@ -251,6 +251,8 @@ class Function:
             command = self._requests.make(
                 self._make_ready, values, output_subset, batch, batch_s, num_slices
             )
+            if self._description.updates:
+                session.changes.made += 1
             session.run(command)
             session.held.clear()
             return command

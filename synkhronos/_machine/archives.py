@@ -21,6 +21,7 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import one_line, sentence
 
 _VERSION = 1
+_LARGE = 1 << 16  # bytes of an array
 _TABLE, _OLD_TABLE = "about", "synkhronos"  # the array that holds the table, as JSON
 
 
@@ -31,8 +32,14 @@ class _Arrays:
         self._archive = archive
 
     def __setitem__(self, name, array):
+        array = np.asarray(array)
         with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-            np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+            if array.nbytes < _LARGE or not array.flags.forc or array.dtype.hasobject:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+            else:  # without NumPy's copies of each part
+                header = np.lib.format.header_data_from_array_1_0(array)
+                np.lib.format.write_array_header_1_0(file, header)
+                file.write(array.ravel("K").view(np.uint8).data)
 
 
 @contextlib.contextmanager

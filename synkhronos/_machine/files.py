@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from contextlib import suppress
 
 from synkhronos._wording import shown
@@ -28,10 +29,10 @@ def new_file(path, follow=True):
     files without names it is called ``.name.1f2e3d4c``: see `remove_left`.
     """
     if follow:
-        path = _followed(path)
+        path = followed(path)
     else:
         folder, name = os.path.split(path)
-        path = os.path.join(_followed(folder), name)
+        path = os.path.join(followed(folder), name)
     folder, name = os.path.split(path)
     remove_left(folder, re.escape(name))
     written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
@@ -83,7 +84,7 @@ def _give_name(folder, link, written, path):
         os.close(directory)
 
 
-def _followed(path):
+def followed(path):
     """Return a path without links, as os.path.realpath does; refuse links of other users.
 
     Of those in folders to which all users may write, wherever in the path they are. Linux refuses
@@ -126,6 +127,68 @@ def remove_left(folder, names):
             with suppress(OSError), open(os.path.join(folder, left), "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(file.name)
+
+
+def shift(path, older):
+    """Give the file at `path` the first of the names `older`, too, and each of these the next one.
+
+    The last one goes. A kill leaves `path` as it is, but on file systems without hard links.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(older[-1])
+    for later, name in zip(older[:0:-1], older[-2::-1]):
+        with suppress(FileNotFoundError):
+            os.replace(name, later)
+    with suppress(FileNotFoundError):
+        try:
+            os.link(path, older[0])
+        except FileNotFoundError:
+            raise
+        except OSError:
+            os.replace(path, older[0])
+
+
+@contextlib.contextmanager
+def held(path, seconds):
+    """Hold a path in a with block: at most one process does, which keeps ``.name.lock`` beside it.
+
+    Raises ``BlockingIOError`` if another one still does after `seconds`. The system ends the hold
+    of a process that is killed. On file systems without locks there is none.
+    """
+    folder, name = os.path.split(path)
+    name, end = os.path.join(folder, f".{name}.lock"), time.monotonic() + seconds
+    process = os.getpid()
+    while True:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            if _is_locked(lock, name):
+                try:
+                    yield
+                finally:
+                    if (
+                        os.getpid() == process
+                    ):  # a child that the script forks leaves the block, too
+                        with suppress(FileNotFoundError):
+                            os.unlink(name)
+                return
+        finally:
+            os.close(lock)
+        if time.monotonic() >= end:
+            raise BlockingIOError(errno.EAGAIN, "another process writes this file", path)
+        time.sleep(0.05)
+
+
+def _is_locked(lock, name):
+    """Lock an open file if no other process has; return whether it is still the one of its name."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems have no locks
+        return True
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock), os.lstat(name))
+    return False
 
 
 def npz_path(path):

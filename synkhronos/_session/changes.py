@@ -38,6 +38,8 @@ class Changes:
     ----------
     pending : dict
         The keys of variables that have been set in the master since the ranks were told.
+    made : int
+        Counts calls that update or set variables, and those that are set in the master alone.
     borrowed : dict
         Key -> an array that the script has too, and the Snapshot of what the ranks have; None for
         a variable that functions update, which is sent before each call.
@@ -46,6 +48,7 @@ class Changes:
     def __init__(self, session, follow):
         self._session = session
         self.follow = follow
+        self.made = 0
         self.pending, self.borrowed = {}, {}
         self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
@@ -80,6 +83,7 @@ class Changes:
 
     def equal(self, keys) -> None:
         """Note that a collective has set variables on all ranks."""
+        self.made += 1
         if self.pending or self._read:
             for key in keys:
                 if key not in self._taken:
@@ -95,6 +99,7 @@ class Changes:
         self._apart.update(keys)
 
     def _note(self, key):
+        self.made += 1
         if key not in self._apart:
             self.pending[key] = True
             self.borrowed.pop(key, None)

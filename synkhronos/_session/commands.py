@@ -7,6 +7,7 @@ worker is sent to the master as its answer, if it is not None.
 
 import gc
 import pickle
+import signal
 import zlib
 from dataclasses import dataclass
 from typing import Hashable, Optional, Tuple, Union
@@ -311,6 +312,18 @@ class GetObject:
         if self.rank in (None, worker.rank):
             return pickle.dumps(_host.peek(worker.variables[self.key]))
         return None
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Let workers ignore a signal, which the script handles from now on."""
+
+    signum: int
+
+    def run(self, worker):
+        """Ignore it, in all processes but the script's."""
+        if not worker.is_master:
+            signal.signal(self.signum, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,7 @@ class Session:
             self._break(death)
             raise
         except BaseException:
+            self.changes.made += 1  # by some ranks, perhaps
             self.worker.results.drop()  # they may be views, which would keep the user's arrays
             raise
 

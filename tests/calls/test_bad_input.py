@@ -50,7 +50,7 @@ def names(n=None):
     found["t"] = theano.shared(X.copy(), "t")
     found["m"] = theano.shared(np.ones((2, 3), "float32"), "m")
     found["i"], found["number"] = theano.shared(np.arange(3), "i"), theano.shared(2.0, "number")
-    found["checkpoint"] = CHECKPOINT
+    found["checkpoint"], found["run"] = CHECKPOINT, CHECKPOINT.with_suffix(".run.npz")
     if n:
         found["f"] = function([x], [(x.sum(), "sum"), (x.max(), "max")], name="f")
         found["picked"] = function([], (s.sum(), "max"), sliceable_shareds=[s], name="picked")

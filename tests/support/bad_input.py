@@ -260,7 +260,19 @@ RESTORED = Use(
     {"path": "str(checkpoint)", "functions_or_variables": "w"},
     "synk.get_value(n - 1, w).tolist() == [1, 1]",
 )
-for use in (CHECKPOINT, RESTORED):
+RESUMED = Use(
+    "synk.resume",
+    {"path": "run", "functions_or_variables": "[w, np.random.RandomState(1)]", "every": "0"},
+    "not result.restored and result.step == 0",
+)
+RESUMED.refuses("every", TypeError, "None", "every must be a number of seconds, got None")
+RESUMED.refuses("every", ValueError, "-1", "every must not be negative, got -1")
+RESUMED.refuses("keep", TypeError, "1.5", "keep must be an integer, got 1.5")
+RESUMED.refuses("keep", ValueError, "0", "keep must be at least 1, got 0")
+RESUMED.refuses("unequal", TypeError, "None", "unequal must be one of refuse, keep, average")
+RESUMED.refuses("unequal", ValueError, "'mean'", "unequal must be one of refuse, keep, average")
+RESUMED.refuses("preemptible", TypeError, "X", "preemptible must be True or False")
+for use in (CHECKPOINT, RESTORED, RESUMED):
     use.refuses(
         "path", TypeError, "3", "path must be the name of a file that ends with .npz, got 3"
     )
@@ -479,7 +491,7 @@ for use in uses("synk.parallel", n_parallel="None", check="True"):
 
 # Uses that raise SessionError without a session.
 NEEDS_WORKERS = (FUNCTION, DATA, *COLLECTIVES, Use("synk.distribute", {}, "result is None"))
-NEEDS_WORKERS += (STEP, PROFILE, CHECKPOINT, RESTORED)
+NEEDS_WORKERS += (STEP, PROFILE, CHECKPOINT, RESTORED, RESUMED)
 # Methods of a session's objects that raise SessionError after close().
 NEEDS_ITS_SESSION = (CALL, BUILD, COPY, SET, LENGTH, SHAPE)
 WITHOUT_WORKERS = {

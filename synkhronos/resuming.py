@@ -1,0 +1,509 @@
+"""Runs that go on where they were when their process is killed: values of a loop, saved as it runs.
+
+    resume    run.npz, or the newest older file that is not damaged ──▶ all ranks, step and epoch
+    tick      a step is done ──▶ every so often: values copied ──▶ a thread writes them ──▶ run.npz
+                                                                   run.npz ──▶ run.1.npz ──▶ ...
+
+What a file holds is always the state right after a tick. A step that is interrupted is never saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import threading
+import time
+from collections import UserDict
+from typing import Any, Iterator, Sequence, Union
+
+import numpy as np
+
+from synkhronos._machine.archives import damage_told, reading, writing
+from synkhronos._machine.files import followed, held, new_file, npz_path, shift
+from synkhronos._machine.log import log
+from synkhronos._machine.plain_values import decode, encode
+from synkhronos._session import commands
+from synkhronos._session.current import Current, call, current
+from synkhronos._wording import advise, count, seconds, sentence, shown, truth, whole_number
+from synkhronos.checkpoints import WHAT, Entry, Plan, Saved, are_unequal, describe, refusal
+from synkhronos.checkpoints import variables_of as _variables_of
+
+__all__ = ["RunState", "resume"]
+
+# What becomes of variables of which ranks have different values, but for random states.
+UNEQUAL = ("refuse", "keep", "average")
+_PATIENCE = 5.0  # seconds that a script waits for one that is killed to leave its file
+
+NumPyRandom = Union[np.random.RandomState, np.random.Generator]
+Resumed = Union[Saved, NumPyRandom]
+
+
+def resume(
+    path: str | os.PathLike[str],
+    functions_or_variables: Resumed | Sequence[Resumed],
+    *,
+    every: float = 60.0,
+    keep: int = 3,
+    unequal: str = "refuse",
+    preemptible: bool = False,
+) -> RunState:
+    """Return a context in which a loop is saved as it runs, and goes on if it was interrupted.
+
+    At the begin of the block the newest file is loaded, if there is one: on as many ranks as before
+    the run goes on with the same bits, on others as :func:`load` says. A thread writes the file
+    while the script goes on, as :func:`save` does: a kill at any moment leaves a complete one. At
+    most `every` seconds of work are lost, the time of writing, and a step.
+
+    Parameters
+    ----------
+    path : str or path
+        It ends with ``.npz``. If the script may start again on another machine, it must be on
+        storage that all of them see. One script at a time can have it.
+    functions_or_variables : Function, shared variable, random state, or list of these
+        Functions and shared variables as for :func:`save`; and ``numpy.random.RandomState`` and
+        ``Generator`` objects of the script, which are set in place. The order counts.
+    every : float
+        Seconds between two files, from the begin of the one to that of the next. The first tick
+        saves always, so that what is wrong shows at once. With 0 each tick saves, and waits until
+        the file is on the disk.
+    keep : int
+        The number of files, with the older ones: ``run.npz``, ``run.1.npz``, ``run.2.npz``. If the
+        newest is damaged, the run goes on from the one before, with a warning.
+    unequal : {"refuse", "keep", "average"}
+        What becomes of a variable of which ranks have different values, random states apart.
+        "refuse" raises ValueError when it is saved or loaded. With "keep" each rank gets its own
+        value back, and another number of ranks is refused. "average" does the same on as many
+        ranks; others get the mean, of floats.
+    preemptible : bool
+        If true, a SIGTERM to the script makes the next tick save and end the script, with exit
+        status 143. Workers ignore it. Only in the main thread.
+
+    Returns
+    -------
+    RunState
+        For a ``with`` block.
+
+    Raises
+    ------
+    SessionError
+        Before :func:`~synkhronos.fork`.
+    TypeError, ValueError
+        As :func:`load`, at the begin of the block, and for arguments that don't fit. ValueError if
+        all files are damaged, and for values that `unequal` refuses.
+    OSError
+        When a file can't be read; BlockingIOError while another script has the path; and from
+        ``tick()`` or the end of the block, naming the file, when it can't be written.
+
+    Warns
+    -----
+    PortingWarning
+        If an older file is loaded; and if a restarted script (``SYNKHRONOS_RESTART`` above 0) finds
+        none.
+
+    Examples
+    --------
+    >>> import os, tempfile, numpy as np, theano, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(0.0, "w")
+    >>> train = synk.function([x], x.mean(), updates=[(w, w + 1)])
+    >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
+    >>> def go_on(until):
+    ...     with synk.resume(path, [train], every=60.0) as state:
+    ...         for step in range(state.step, until):
+    ...             _ = train(np.ones(4))
+    ...             state["best"] = min(step, state.get("best", np.inf))
+    ...             state.tick()
+    ...     return state
+    >>> state = go_on(until=4)
+    >>> w.set_value(0.0)  # as in a new process
+    >>> state = go_on(until=6)
+    >>> state.restored, state.step, state["best"], synk.gather(w).tolist()
+    (True, 6, 0, [6.0, 6.0])
+    >>> synk.close()
+    """
+    current("resume()")
+    path = npz_path(path)
+    folder = os.path.dirname(path)
+    if folder and not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder for the path", folder)
+    given = functions_or_variables
+    given = list(given) if isinstance(given, (list, tuple)) else [given]
+    randoms = [each for each in given if _is_numpy_random(each)]
+    for each in randoms:
+        encode(each, {}, "")  # it raises TypeError if a file can't hold it
+    variables = _variables_of("resume", [each for each in given if not _is_numpy_random(each)])
+    interval = seconds("every", every)
+    if interval is None:
+        raise TypeError("every must be a number of seconds, got None.")
+    keep = whole_number("keep", keep, 1)
+    if not isinstance(unequal, str):
+        raise TypeError(f"unequal must be one of {', '.join(UNEQUAL)}, got {shown(unequal)}.")
+    if unequal not in UNEQUAL:
+        raise ValueError(f"unequal must be one of {', '.join(UNEQUAL)}, got {shown(unequal)}.")
+    preemptible = truth("preemptible", preemptible)
+    return RunState(path, variables, randoms, interval, keep, unequal, preemptible)
+
+
+def _is_numpy_random(value):
+    return isinstance(value, (np.random.RandomState, np.random.Generator))
+
+
+class RunState(UserDict):
+    """The progress of a run, and values of the script that are saved with it; see :func:`resume`.
+
+    It is a dict of such values, ``state["best"] = 0.5``: numbers, texts, None, lists, tuples and
+    dicts of these, arrays of numbers, and random states of NumPy. Nothing is unpickled.
+
+    Attributes
+    ----------
+    restored : bool
+        Whether there was a file.
+    step : int
+        The number of ticks, in all processes of the run together.
+    epoch : int
+        That of :meth:`epochs`, from 0.
+    """
+
+    restored = False
+
+    def __init__(self, path, variables, randoms, every, keep, unequal, preemptible):
+        super().__init__()
+        self._path = followed(path)
+        stem = self._path[: -len(".npz")]
+        self._older = [f"{stem}.{number}.npz" for number in range(1, keep)]
+        self._variables, self._randoms = variables, randoms
+        self._every, self._unequal, self._preemptible = every, unequal, preemptible
+        self.step = self.epoch = 0
+        self._batch = self._done = 0  # of this epoch: batches that were begun, and done at a tick
+        self._division = None  # of the rows of this epoch: the arguments of `batches`
+        self._is_divided = False  # whether `batches` was called in this epoch
+        self._block = None  # what the end of the with block undoes
+        self._due = 0.0  # when the next file is begun
+        self._is_ending = False  # a SIGTERM has come
+        self._mark = None  # what the script could change after a tick, as it was then
+        self._is_saved = True  # whether the state of the last tick is
+        self._writer = None  # the thread that writes a file
+        self._error = None  # that of the last file
+
+    def __setitem__(self, key, value):
+        if not isinstance(key, str):
+            raise TypeError(f"The key of a value must be a text, got {shown(key)}.")
+        try:
+            encode(value, {}, "")
+        except TypeError as error:
+            raise TypeError(
+                f"state[{key!r}] can't be saved: {sentence(error)} It takes numbers, texts, None, "
+                "lists, tuples and dicts of these, arrays of numbers, and random states."
+            ) from None
+        super().__setitem__(key, value)
+
+    def __enter__(self) -> RunState:
+        if self._block is not None:
+            raise RuntimeError("This state is in its with block already: call resume() again.")
+        with contextlib.ExitStack() as block:
+            try:
+                block.enter_context(held(self._path, _PATIENCE))
+            except BlockingIOError as error:
+                raise BlockingIOError(
+                    error.errno,
+                    "another script writes this file",
+                    self._path,
+                ) from None
+            self._load()
+            if self._preemptible:
+                block.callback(signal.signal, signal.SIGTERM, self._answer_sigterm())
+            self._block = block.pop_all()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        with self._block:
+            try:
+                if kind is None and not self._is_saved:
+                    if self._is_as_marked():
+                        self._finish()
+                        self._begin()
+                    else:
+                        log.info("not saved: the script has changed something since tick()")
+                self._finish()
+            except Exception as failure:
+                if kind is None:
+                    raise
+                log.error("the last file was not written: %s", sentence(failure))
+            finally:
+                self._block = None
+
+    def tick(self) -> None:
+        """Say that a step is done: all that it changes is changed, and nothing of the next one yet.
+
+        It takes microseconds, but when it saves. Then it raises what went wrong with the file.
+        """
+        self.step += 1
+        self._done = self._batch
+        self._settle()
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left, up to `number` - 1.
+
+        What the loop's body does before its batches is done again in an epoch that goes on; what it
+        does after them, such as a validation, is saved when the next epoch begins.
+        """
+        number = whole_number("number", number, 0)
+        return self._epochs(number)
+
+    def _epochs(self, number):
+        while self.epoch < number:
+            yield self.epoch
+            self.epoch += 1
+            self._batch = self._done = 0
+            self._division, self._is_divided = None, False
+            self._settle()
+
+    def batches(self, rows: int, size: int, seed: int | None = None) -> Iterator[Any]:
+        """Yield the rows of the minibatches that are left of this epoch, for the argument `batch`.
+
+        Call :meth:`tick` for each. After a restart they are those of the run that was interrupted.
+
+        Parameters
+        ----------
+        rows : int
+            The number of rows of the data.
+        size : int
+            That of a minibatch; the last one may have fewer.
+        seed : int, optional
+            Shuffle all rows in an order that depends on the seed and the epoch alone. Without it
+            they come in order.
+
+        Yields
+        ------
+        slice, or array of int with `seed`
+
+        Examples
+        --------
+        >>> import os, tempfile, theano
+        >>> import synkhronos as synk
+        >>> synk.fork(1)
+        1
+        >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
+        >>> with synk.resume(path, theano.shared(0.0, "w")) as state:
+        ...     for epoch in state.epochs(2):
+        ...         for batch in state.batches(rows=5, size=3, seed=1):
+        ...             print(epoch, batch)
+        ...             state.tick()
+        0 [4 1 3]
+        0 [0 2]
+        1 [2 0 3]
+        1 [4 1]
+        >>> synk.close()
+        """
+        division = [whole_number("rows", rows, 1), whole_number("size", size, 1)]
+        division.append(None if seed is None else whole_number("seed", seed, 0))
+        if self._is_divided:
+            raise RuntimeError(
+                f"batches() was called for epoch {self.epoch} already: loop over state.epochs(), "
+                "and call it once in each."
+            )
+        if self._done and division != self._division:
+            names = ["rows", "size", "seed"]
+            before, now = (
+                ", ".join(f"{name}={value}" for name, value in zip(names, each))
+                for each in (self._division or [], division)
+            )
+            raise ValueError(
+                f"batches() can't go on after minibatch {self._done} of epoch {self.epoch} with "
+                f"{now}: {self._path!r} has {before or 'none'}."
+            )
+        self._division, self._is_divided = division, True
+        return self._batches(*division)
+
+    def _batches(self, rows, size, seed):
+        order = None
+        if seed is not None:
+            # A RandomState: its numbers are the same in all versions of NumPy.
+            bits = np.random.MT19937(np.random.SeedSequence([seed, self.epoch]))
+            order = np.random.RandomState(bits).permutation(rows)
+        for number in range(self._done, -(-rows // size)):
+            self._batch = number + 1
+            part = slice(number * size, min((number + 1) * size, rows))
+            yield part if order is None else order[part]
+
+    def _settle(self):
+        """Note that the state may be saved; save it when it is time."""
+        if self._block is None:
+            raise RuntimeError("tick() and epochs() are for the block of `with synk.resume(...)`.")
+        self._is_saved, self._mark = False, self._marked()
+        if self._error is not None:
+            self._finish()
+        if self._is_ending:
+            self._finish()
+            self._begin()
+            self._finish()
+            raise SystemExit(128 + signal.SIGTERM)
+        if time.monotonic() >= self._due:
+            is_free = self._writer is None or not self._writer.is_alive()
+            if is_free or not self._every:
+                self._finish()
+                self._begin()
+                if not self._every:
+                    self._finish()
+
+    def _marked(self):
+        session, arrays = Current.session, {}
+        states = [encode(each, arrays, str(n)) for n, each in enumerate(self._randoms)]
+        keys = [array.tobytes() for array in arrays.values()]
+        return session, session and session.changes.made, states, keys, self.data.copy()
+
+    def _is_as_marked(self):
+        """Return whether the script has changed nothing since the last tick."""
+        *before, values = self._mark
+        *now, values_now = self._marked()
+        is_same = all(values.get(key, self) is value for key, value in values_now.items())
+        return before == now and len(values) == len(values_now) and is_same
+
+    def _begin(self):
+        """Copy the state, as a file has it, and let a thread write the file."""
+        copy, entries, progress = io.BytesIO(), [], {}
+        table = {"variables": entries, "progress": progress}
+        with call("tick()") as session, writing(copy, WHAT, **table) as arrays:
+            for variable, entry in describe(session, self._variables, arrays):
+                if self._unequal == "refuse" and are_unequal(variable, entry):
+                    raise refusal("tick() can't save", variable)
+                entries.append(entry._asdict())
+            progress.update(self._progress(arrays))
+        self._due = time.monotonic() + self._every
+        self._is_saved = True
+        self._writer = threading.Thread(
+            target=self._write, args=(copy.getbuffer(),), name="resume()", daemon=True
+        )
+        self._writer.start()
+
+    def _progress(self, arrays):
+        randoms = enumerate(self._randoms)
+        values = enumerate(self.items())
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "done": self._done,
+            "division": self._division,
+            "random": [encode(each, arrays, f"random/{number}") for number, each in randoms],
+            "values": [[key, encode(each, arrays, f"value/{at}")] for at, (key, each) in values],
+        }
+
+    # Few calls of the system: for each of them the thread waits for Python's lock, which the host
+    # library holds while it computes.
+    def _write(self, data):
+        try:
+            with new_file(self._path) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                if self._older:
+                    shift(self._path, self._older)
+        except BaseException as error:
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = self._path
+            self._error = error
+
+    def _finish(self):
+        """Wait until the file is written; raise what went wrong."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _load(self):
+        """Load the newest file, if there is one."""
+        with call("resume()") as session:
+            found = self._read()
+            if found is None:
+                _tell_of_restart(self._path)
+            else:
+                path, entries, arrays, progress = found
+                plan = Plan(session, path, entries, self._variables, arrays, self._unequal)
+                self._restore(path, progress, arrays, plan)
+
+    def _read(self):
+        """Return the newest file that is not damaged, and what is in it; None if there is none."""
+        first = None
+        for path in [self._path, *self._older]:
+            try:
+                with reading(path, WHAT) as (table, arrays):
+                    entries = [Entry.read(**each) for each in table["variables"]]
+            except FileNotFoundError as error:
+                first = first or error
+                continue
+            except ValueError as error:
+                first = error if first is None or isinstance(first, OSError) else first
+                continue
+            if "progress" not in table:
+                raise ValueError(
+                    f"{path!r} was written by save(), which keeps no step: write synkhronos.load() "
+                    "before resume(), and give it another path."
+                )
+            if path != self._path:
+                missing = isinstance(first, OSError)
+                why = f"{self._path!r} is not there." if missing else sentence(first)
+                also = " To begin anew, remove the older files, too." if missing else ""
+                advise(f"resume() goes on from the older file {path!r}: {why}{also}")
+            return path, entries, arrays, table["progress"]
+        if isinstance(first, ValueError):
+            raise first
+        return None
+
+    def _restore(self, path, progress, arrays, plan):
+        with damage_told(repr(path), WHAT):
+            step, epoch, done = (
+                whole_number(name, progress[name], 0) for name in ("step", "epoch", "done")
+            )
+            randoms = [decode(each, arrays) for each in progress["random"]]
+            values = {str(key): decode(each, arrays) for key, each in progress["values"]}
+            division = progress["division"]
+            if division is not None:
+                names = ["rows", "size"] + ["seed"] * (division[2] is not None)
+                division = [whole_number(*each, 0) for each in zip(names, division)]
+                division += [None] * (3 - len(division))
+        kinds = [[_kind(each) for each in many] for many in (self._randoms, randoms)]
+        if kinds[0] != kinds[1]:
+            given, there = (", ".join(each) or "none" for each in kinds)
+            raise ValueError(
+                f"functions_or_variables has {given} of NumPy's random states, but {path!r} holds "
+                f"{there}."
+            )
+        plan.carry_out()
+        for own, there in zip(self._randoms, randoms):
+            if isinstance(own, np.random.Generator):
+                own.bit_generator.state = there.bit_generator.state
+            else:
+                own.set_state(there.get_state(legacy=False))
+        self.step, self.epoch, self._batch, self._done = step, epoch, done, done
+        self._division, self.restored = division, True
+        self.data.update(values)
+        log.info("going on from %s, after %s", path, count(step, "step"))
+
+    def _answer_sigterm(self):
+        """Let the next tick end the script after a SIGTERM; return the handler that was there."""
+        with call("resume()") as session:
+            session.run(commands.Ignore(int(signal.SIGTERM)))
+        return signal.signal(signal.SIGTERM, self._end_at_tick) or signal.SIG_DFL
+
+    def _end_at_tick(self, number, frame):
+        self._is_ending = True
+
+
+def _kind(random):
+    bits = getattr(random, "bit_generator", None)
+    return type(random).__name__ if bits is None else f"Generator({type(bits).__name__})"
+
+
+def _tell_of_restart(path):
+    if os.environ.get("SYNKHRONOS_RESTART", "0").strip() not in ("", "0"):
+        advise(
+            f"The script was started again, but there is no {path!r}: it begins from nothing. The "
+            "path must be on storage that the machines of all attempts see, the same for all."
+        )
