@@ -170,6 +170,7 @@ class RunState(UserDict):
     """
 
     restored = False
+    callback: Any = None  # of Keras: see `extensions.keras.resume`
 
     def __init__(self, path, variables, randoms, every, keep, unequal, preemptible):
         super().__init__()
