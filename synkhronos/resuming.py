@@ -30,6 +30,7 @@ from synkhronos._session.current import Current, call, current
 from synkhronos._wording import advise, count, seconds, sentence, shown, truth, whole_number
 from synkhronos.checkpoints import WHAT, Entry, Plan, Saved, are_unequal, describe, refusal
 from synkhronos.checkpoints import variables_of as _variables_of
+from synkhronos.session import restart_count
 
 __all__ = ["RunState", "resume"]
 
@@ -100,8 +101,8 @@ def resume(
     Warns
     -----
     PortingWarning
-        If an older file is loaded; and if a restarted script (``SYNKHRONOS_RESTART`` above 0) finds
-        none.
+        If an older file is loaded; and if a script that was started again finds none: see
+        :func:`restart_count`.
 
     Examples
     --------
@@ -170,6 +171,7 @@ class RunState(UserDict):
     """
 
     restored = False
+    callback: Any = None  # of Keras: see `extensions.keras.resume`
 
     def __init__(self, path, variables, randoms, every, keep, unequal, preemptible):
         super().__init__()
@@ -377,7 +379,7 @@ class RunState(UserDict):
         self._due = time.monotonic() + self._every
         self._is_saved = True
         self._writer = threading.Thread(
-            target=self._write, args=(copy.getbuffer(),), name="resume()", daemon=True
+            target=self._write, args=(copy,), name="resume()", daemon=True
         )
         self._writer.start()
 
@@ -395,9 +397,9 @@ class RunState(UserDict):
 
     # Few calls of the system: for each of them the thread waits for Python's lock, which the host
     # library holds while it computes.
-    def _write(self, data):
+    def _write(self, copy):
         try:
-            with new_file(self._path) as file:
+            with new_file(self._path) as file, copy.getbuffer() as data:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -502,7 +504,7 @@ def _kind(random):
 
 
 def _tell_of_restart(path):
-    if os.environ.get("SYNKHRONOS_RESTART", "0").strip() not in ("", "0"):
+    if restart_count():
         advise(
             f"The script was started again, but there is no {path!r}: it begins from nothing. The "
             "path must be on storage that the machines of all attempts see, the same for all."

@@ -9,6 +9,7 @@ import theano.tensor as T
 from support import compiling
 from support.layouts import ON_DEVICES, Layout
 from theano.compile.function_module import Function
+from theano.gof.graph import ancestors
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.scan_module.scan_op import Scan
@@ -16,6 +17,7 @@ from theano.scan_module.scan_utils import until
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos._host.base.graph import AllReduce, has_inside
 from synkhronos.porting import ParallelFunction
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")
@@ -405,6 +407,25 @@ def test_steps_draw_normal_numbers_for_the_rows_of_each_rank(ranks):
         assert abs(np.corrcoef(each[:1000, 0], each[-1000:, 0])[0, 1]) < 0.15
     assert abs(np.corrcoef(first[:, 0], (last - first)[:, 0])[0, 1]) < 0.1
     assert np.any(f(np.ones((3000, 1, 1)))[0] != first)
+
+
+@pytest.mark.layouts(Layout(2))
+def test_loops_that_theano_rewrites_are_in_the_chain_of_what_ranks_reduce(ranks):
+    v = Variables()
+    states, _ = theano.scan(
+        lambda x, h: T.tanh(normalized(x.dot(v.w) + h.dot(v.u))), v.steps, v.zeros
+    )
+    outputs = T.grad(T.sqr(states[-1]).sum() * T.sqr(v.x.mean()), [v.w, v.u])
+    with compiling.in_python(), synk.parallel():
+        f = theano.function([v.x], outputs)
+    for found, wanted in zip(f(v.values[0]), f.serial(v.values[0])):
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    nodes = f._on_ranks.maker.fgraph.toposort()
+    chain = [n for n in nodes if isinstance(n.op, AllReduce) or has_inside(n.op, AllReduce)]
+    assert any("reduces_in_steps" not in n.op.info for n in chain if has_inside(n.op, AllReduce))
+    assert len(chain) == 3
+    for before, node in zip(chain, chain[1:]):
+        assert {*before.outputs} & {*ancestors(node.inputs)}
 
 
 @pytest.mark.layouts(Layout(2), Layout(3, master=1))

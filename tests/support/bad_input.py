@@ -465,6 +465,9 @@ KERAS = {
 }
 for name, (error, phrase) in KERAS.items():
     Use(name, {"model": "model"}, "True").refuses("model", error, "3", phrase)
+Use("keras.resume", {"model": "model", "path": "run"}, "True").refuses(
+    "model", ValueError, "3", "resume() takes a model that parallelize() was given"
+)
 for name in ("sync_batch_norm", "serial_random"):
     Use("keras.parallelize", {"model": "model"}, "True").refuses(
         name, TypeError, "np.arange(5)", f"{name} must be True or False"

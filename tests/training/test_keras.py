@@ -20,7 +20,7 @@ if importlib.util.find_spec("keras") is None or importlib.util.find_spec("h5py")
     pytest.skip("needs Keras and h5py", allow_module_level=True)
 
 from synkhronos.extensions import train
-from synkhronos.extensions.keras import broadcast, parallelize, restore
+from synkhronos.extensions.keras import broadcast, parallelize, restore, resume
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="Keras was tried on CPU ranks only")
 RANDOM = np.random.RandomState(0)
@@ -678,3 +678,36 @@ def test_the_demo_computes_in_the_precision_that_the_user_chose(keras, demo, mon
     with pytest.raises(SystemExit, match="nowhere"):  # stops before the training
         demo.main(["--data", "nowhere"])
     assert (theano.config.floatX, keras.backend.floatx()) == ("float64", "float64")
+
+
+@pytest.mark.layouts(LAYOUTS[0])
+def test_a_fit_that_is_interrupted_goes_on_with_the_same_bits(tmp_path, ranks, keras):
+    def fit(folder, epochs=4, dies=None):
+        keras.backend.reset_uids()  # as in a new process
+        np.random.seed(1)
+        theano.config.floatX = "float32"
+        given = [keras.layers.Dense(4, input_shape=(5,)), keras.layers.Dropout(0.5)]
+        model = keras.models.Sequential([*given, keras.layers.Dense(3, activation="softmax")])
+        model.compile("adam", "categorical_crossentropy", metrics=["accuracy"], mode="FAST_COMPILE")
+        parallelize(model)
+
+        def end_batch(batch, logs):
+            if (state.epoch, batch) == dies:
+                raise InterruptedError
+
+        slower = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=9)
+        with resume(model, folder / "run.npz", every=0) as state:
+            ends = keras.callbacks.LambdaCallback(on_batch_end=end_batch)
+            model.fit(
+                X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0,
+                initial_epoch=state.epoch, callbacks=[ends, slower, state.callback],
+            )  # fmt: skip
+        return [*model.get_weights(), *model.optimizer.get_weights(), np.random.rand(2)]
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir(), killed.mkdir()
+    expected = fit(whole, epochs=2)
+    with pytest.raises(InterruptedError):
+        fit(killed, dies=(1, 1))
+    found = fit(killed, epochs=2)
+    assert len(found) > 10 and all(map(np.array_equal, found, expected))

@@ -9,6 +9,7 @@ from synkhronos._host.base.library import (
     GraphRewriter,
     ReplaceValidate,
     RewriteDatabaseQuery,
+    Scan,
     SequentialGraphRewriter,
     ancestors,
     in_place_rewriter,
@@ -65,7 +66,7 @@ def _put_in_order(fgraph, levels, loops):
 
 def reduces_in_steps(op):
     """Return whether an operation is a scan with an AllReduce in its step."""
-    return getattr(op, "reduces_in_steps", False) and has_inside(op, AllReduce)
+    return isinstance(op, Scan) and has_inside(op, AllReduce)
 
 
 def only_reduction(fgraph):

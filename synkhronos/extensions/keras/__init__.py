@@ -12,11 +12,15 @@ writes its settings to the user's home, and sets Theano's floatX.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Iterator
 
-from synkhronos import collectives, functions
+import numpy as np
+
+from synkhronos import collectives, functions, resuming
 from synkhronos._host import is_array_variable, is_random_state, library, peek, pythons
 from synkhronos._session.current import current
 from synkhronos._wording import truth
@@ -33,7 +37,7 @@ if importlib.util.find_spec("keras") is None:
 if TYPE_CHECKING:
     from keras.models import Model
 
-__all__ = ["broadcast", "parallelize", "restore"]
+__all__ = ["broadcast", "parallelize", "restore", "resume"]
 
 FUNCTIONS = ("train", "test", "predict")
 
@@ -181,6 +185,73 @@ def broadcast(model: Model) -> None:
     _parallel_of(model, "broadcast()").send_all()
 
 
+@contextlib.contextmanager
+def resume(
+    model: Model, path: str | os.PathLike[str], **options: Any
+) -> Iterator[resuming.RunState]:
+    """Save a parallel model after epochs of ``fit``, and go on after the last one that was saved.
+
+    As :func:`synkhronos.resume`, with the weights, the state of the optimizer, and the random
+    states of dropout and of ``numpy.random``. An epoch that is interrupted begins anew. With
+    ``shuffle=True`` Keras then has the rows in another order than in a run that was not stopped.
+
+    Parameters
+    ----------
+    model : keras.models.Model
+        After :func:`parallelize`.
+    path, **options
+        As for :func:`synkhronos.resume`.
+
+    Yields
+    ------
+    RunState
+        ``state.epoch`` is the first epoch that is left, and ``state.callback`` a callback, which
+        comes last: what others change is saved, too, but not what they keep in themselves.
+
+    Raises
+    ------
+    ValueError
+        For anything but a model that :func:`parallelize` was given.
+    SessionError, TypeError, ValueError, OSError
+        As :func:`synkhronos.resume`.
+
+    Examples
+    --------
+    >>> import keras, numpy as np, os, tempfile
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile("adam", "mse")
+    >>> model = parallelize(model)
+    >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
+    >>> with resume(model, path) as state:
+    ...     given = dict(initial_epoch=state.epoch, callbacks=[state.callback])
+    ...     _ = model.fit(np.eye(3), np.ones(3), epochs=4, verbose=0, **given)
+    >>> with resume(model, path) as state:
+    ...     print(state.restored, state.epoch)
+    True 4
+    >>> synk.close()
+    """
+    from keras.callbacks import LambdaCallback
+
+    parallel = _parallel_of(model, "resume()")
+    parallel.make_train_function()
+    numpy_random = np.random.mtrand._rand
+    train = model.train_function
+    with resuming.resume(path, [train.compiled, numpy_random], **options) as state:
+        parallel.forget()
+
+        def end_epoch(epoch, logs):
+            parallel.send_new(train.variables)
+            parallel.remember(train.variables)
+            state.epoch = epoch + 1
+            state.tick()
+
+        state.callback = LambdaCallback(on_epoch_end=end_epoch)
+        yield state
+
+
 class _Parallel:
     """Makes the functions of one model, and keeps its variables equal on all ranks."""
 
@@ -290,14 +361,14 @@ class _Function:
             v for v in compiled.get_shared() if is_array_variable(v) and not is_random_state(v)
         ]
         self._parallel = parallel
-        self._compiled = compiled
+        self.compiled = compiled
         # Metrics come from the states after the updates, as in Keras: equal on all ranks.
         self._metrics = library.function([], metrics) if metrics else list
 
     def __call__(self, inputs):
         try:
             self._parallel.send_new(self.variables)
-            outputs = self._compiled(*inputs)
+            outputs = self.compiled(*inputs)
             self._parallel.remember(self.variables)
         except BaseException:
             self._parallel.forget()

@@ -140,7 +140,11 @@ class _Loop:
         """Return the values of the scan's outputs."""
         results = self._results()
         if self.step.remainders:
-            self.outer.refuse(self.node, "rows that are reshaped or selected in each step")
+            self.outer.refuse(
+                self.node,
+                "rows that are reshaped or selected in each step",
+                "Reshape to (x.shape[0], ...) in place of (-1, ...) in the step, or outside of it.",
+            )
         if self.step.n_rows is not None:
             if not self.rows.exact or self.times is not None:
                 self.outer.refuse(self.node, "rows, to a fixed number of rows")
