@@ -17,6 +17,7 @@ times       as fast as serial Theano, both with one thread for each process; fir
 """
 
 import ast
+import dataclasses
 import difflib
 import itertools
 import json
@@ -40,7 +41,9 @@ ROUNDED = 8  # serial runs with other roundings
 _HERE = Path(__file__).parents[1]
 _FIXERS = [f"lib2to3.fixes.fix_{name}" for name in ("xrange", "repr", "imports", "urllib")]
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)(?![\w])")
-_TIMES = re.compile(r"\d+(\.\d+)?m?s( \d+[mu]?s/step)?\b|\(took .*?\)|[\d.]+ ?(sec|minutes)\w*")
+_OF_RUN = re.compile(
+    r"\d+(\.\d+)?m?s( \d+[mu]?s/step)?\b|\(took .*?\)|[\d.]+ ?(sec|minutes)\w*|(?<!\S)/\S+"
+)
 
 
 def add_arguments(parser):
@@ -56,6 +59,9 @@ def add_arguments(parser):
     parser.add_argument(
         "--once", action="store_true", help="leave out the runs without random numbers"
     )
+    parser.add_argument(
+        "--larger", action="store_true", help="recurrent programs, with steps of usual sizes"
+    )
     parser.add_argument("--keep", metavar="FOLDER", help="leave all files and output there")
 
 
@@ -69,6 +75,12 @@ def measure(args, report):
         raise frame.Refused(f"--only {' '.join(args.only)} is in no program's name")
     if not any((clones / each.file).is_file() for each in chosen):
         raise frame.Refused(f"--clones {args.clones} has none of these programs")
+    if args.larger:
+        chosen = [
+            dataclasses.replace(each, shorter=each.shorter + each.larger)
+            for each in chosen
+            if each.larger
+        ]
     report.look_at_machine()
     table = frame.Table(
         "program", "lines", "divided", "on ranks", "difference", "still", "rounded", "CPU",
@@ -252,7 +264,7 @@ def figures(program, text):
     """Return the lines of an output that are compared: their words, and their numbers."""
     lines = re.split(r"[\n\r\b]+", text)
     found = [(line, re.search(program.figures, line)) for line in lines]
-    lines = [_TIMES.sub("", line[match.start() :]) for line, match in found if match]
+    lines = [_OF_RUN.sub("", line[match.start() :]) for line, match in found if match]
     words = [_NUMBER.sub("#", line).split() for line in lines]
     return words, [[float(each) for each in _NUMBER.findall(line)] for line in lines]
 

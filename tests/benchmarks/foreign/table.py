@@ -22,6 +22,8 @@ class Program:
     shorter, other : tuple of (str, str)
         Words of the file, and what is put in their place: so that it runs for a shorter time; and
         for data of fewer rows, or for today's libraries.
+    larger : tuple of (str, str)
+        The same, after `shorter`, for a step in which computing dominates.
     is_python_2 : bool
         Whether lib2to3 converts it.
     beside : tuple of (str, str, str)
@@ -40,6 +42,7 @@ class Program:
     arguments: tuple[str, ...] = ()
     shorter: tuple[tuple[str, str], ...] = ()
     other: tuple[tuple[str, str], ...] = ()
+    larger: tuple[tuple[str, str], ...] = ()
     is_python_2: bool = False
     beside: tuple[tuple[str, str, str], ...] = ()
     flags: str = ""
@@ -90,13 +93,12 @@ def _lasagne(name, *arguments, **more):
     return Program(name, file, data.mnist_files, arguments, figures=_LASAGNE, **more)
 
 
-def _keras(name, *changes, make_data=data.of_keras, other=(), **more):
+def _keras(name, *changes, make_data=data.of_keras, **more):
     return Program(
         f"keras {name}",
         f"keras/examples/{name}.py",
         make_data,
         shorter=changes,
-        other=other,
         figures=r"val_loss: |^(?:IRNN )?[Tt]est|^Q |^\* Accuracy",
         **more,
     )
@@ -149,6 +151,7 @@ PROGRAMS = (
     Program(
         "Lasagne recurrent", "Lasagne/examples/recurrent.py", figures=_LASAGNE,
         shorter=(("EPOCH_SIZE = 100", "EPOCH_SIZE = 10"), ("NUM_EPOCHS = 10", "NUM_EPOCHS = 2")),
+        larger=(("N_HIDDEN = 100", "N_HIDDEN = 512"), ("N_BATCH = 100", "N_BATCH = 128")),
     ),
     Program(
         "Recipes lstm_text_generation", "Recipes/examples/lstm_text_generation.py", data.text,
@@ -156,6 +159,7 @@ PROGRAMS = (
             ("PRINT_FREQ = 1000", "PRINT_FREQ = 5"), ("N_HIDDEN = 512", "N_HIDDEN = 64"),
             ("NUM_EPOCHS = 50", "NUM_EPOCHS = 0.2"),
         ),
+        larger=(("N_HIDDEN = 64", "N_HIDDEN = 512"), ("NUM_EPOCHS = 0.2", "NUM_EPOCHS = 0.8")),
         other=(
             ("urllib.request.urlopen('https://s3.amazonaws.com/text-datasets/nietzsche.txt')",
              "open('text.txt', 'rb')"),
@@ -194,7 +198,10 @@ PROGRAMS = (
         other=(("reshape(60000, ", "reshape(-1, "), ("reshape(10000, ", "reshape(-1, ")),
     ),
     _keras("mnist_cnn", ("epochs = 12", "epochs = 1"), draws=True),
-    _keras("imdb_lstm", ("epochs=15", "epochs=1"), ("= 20000", "= 2000")),
+    _keras(
+        "imdb_lstm", ("epochs=15", "epochs=1"), ("= 20000", "= 2000"),
+        larger=(("batch_size = 32", "batch_size = 160"), ("epochs=1", "epochs=4")),
+    ),
     _keras("imdb_bidirectional_lstm", ("epochs=4", "epochs=1"), ("= 20000", "= 2000"), draws=True),
     _keras("mnist_irnn", ("epochs = 200", "epochs = 1"), ("= 32", "= 192")),
     _keras("mnist_hierarchical_rnn", ("epochs = 5", "epochs = 1"), ("= 32", "= 192")),
