@@ -40,10 +40,11 @@ def serve(link) -> int:
             elif name == "plan":
                 _Session(link, *content).run()
     except JobEnded as end:
-        link.join()
         if end.is_regular:
+            link.join()
             return 0
         log.error("%s", end)
+        link.join(float("inf"))  # it ends after the first machine, or when that is silent
         return 1
     except Exception as error:
         log.exception("the ranks of this machine can't go on")

@@ -304,7 +304,7 @@ class Script(Mpirun):
         end = len(self._tail) if at < 0 else at
         self._pass(2, self._tail[:end])
         del self._tail[:end]
-        if is_end:
+        if is_end and not self._losses:  # else MPI and mpirun complain, of what was told
             self._write(2, _PAGE.sub(b"", bytes(self._late)))
 
     def _note_page(self, page):

@@ -87,6 +87,36 @@ def test_hosts_are_left_out_and_taken_in_again(three_hosts, tmp_path):
     assert not re.search("Traceback|prterun", "\n".join(err)) and len(err) < 10, err
 
 
+LONG = """
+import time, numpy as np, theano, synkhronos as synk
+synk.fork(1)
+s = theano.shared(np.ones(3))
+synk.broadcast(s)
+print("begun", flush=True)
+try:
+    while True:
+        synk.all_reduce(s, "avg")
+except synk.WorkerDied:
+    time.sleep(8)  # the ranks of the third host had ended after 5, and MPI ended the script
+    print("saved", flush=True)
+    raise
+"""
+
+
+@pytest.mark.slow("waits until a machine is taken for lost")
+def test_a_script_has_time_after_a_loss_whatever_other_hosts_do(three_hosts, tmp_path):
+    run = Attempts(three_hosts, tmp_path, LONG, "--patience", "5", "script.py")
+    try:
+        assert run.line() == ["begun"]
+        three_hosts.cut(2)
+        assert run.line() == ["saved"]
+        status, out, err = run.wait()
+    finally:
+        three_hosts.mend(2)
+    assert (status, out) == (1, "") and len(err) == 3, err
+    assert err[-1].startswith("script.py, line 9: WorkerDied: Machine ")
+
+
 @pytest.mark.slow("waits until a machine is taken for lost")
 def test_with_too_few_hosts_it_waits_and_ends(two_hosts, tmp_path):
     given = "--restarts", "3", "--min-hosts", "2", "--wait-hosts", "1", "script.py", "1"

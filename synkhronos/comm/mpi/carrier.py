@@ -70,6 +70,7 @@ class Carrier(BaseCarrier):
         self._stop_watch = StopWatch()
         self._workers = {}  # rank -> process id, of the present session
         self._session = 0
+        self._has_lost_job = False  # whether the leader was told of the end after a loss
         self._counted = {}  # (peer, id) of who asks for the traffic -> machine -> that of each
         self.post(_LEADER, "hello", self.machine, self.n_machines)
 
@@ -234,9 +235,14 @@ class Carrier(BaseCarrier):
         self.post(_LEADER, "told", machine, message)
 
     def from_machine_end(self, machine, reason):
-        """End, because another machine has."""
-        self.post(_LEADER, "end", reason, machine)
-        self.is_running = False
+        """End, because another machine has; after a loss not before the script.
+
+        It may still save something, and MPI would end it with the first carrier.
+        """
+        if not self._has_lost_job:
+            self.post(_LEADER, "end", reason, machine)
+            self._has_lost_job = self.has_lost = reason is not None
+        self.is_running = self._has_lost_job and 0 not in self._lost
 
     def open(self, place):
         """Return an array of a rank of this machine, where it is."""

@@ -247,19 +247,25 @@ class Link:
         )
 
     def end(self, reason=None) -> None:
-        """End the carriers of all machines; `reason` is None at the script's regular end."""
+        """End the carriers of all machines; `reason` is None at the script's regular end.
+
+        After a loss they end when this process has: see `Carrier.from_machine_end`.
+        """
         if os.getpid() != self._owner:
+            return
+        if self._loss is not None or self._end is not None:
+            os.dup(self.channel.fileno())  # Python's exit closes the channel some time before
             return
         with contextlib.suppress(WorkerDied):  # it may be over already
             self.send("end", reason)
         self.join()
 
-    def join(self) -> None:
+    def join(self, seconds=_END_SECONDS) -> None:
         """Wait until the carrier has ended MPI: mpirun complains about a process that ends before.
 
-        A carrier that waits for a lost machine is killed.
+        A carrier that waits longer, for a lost machine, is killed.
         """
-        end = time.monotonic() + _END_SECONDS
+        end = time.monotonic() + seconds
         while self._carrier.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         if self._carrier.poll() is None:
