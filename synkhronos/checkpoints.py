@@ -225,16 +225,31 @@ def _values(session, variables):
         for variable, key in keys.items()
         if not _host.is_array_variable(variable)
     }
-    arrays = tuple(key for variable, key in keys.items() if variable not in objects)
+    equal = _equal_everywhere(session, keys)
+    arrays = tuple(keys[each] for each in keys if each not in objects and each not in equal)
     if arrays:
         session.run(commands.Expose(arrays))
     for variable in variables:
         if variable in objects:
             yield variable, objects[variable]
+        elif variable in equal:
+            yield variable, [_host.to_host(_host.peek(variable))] * session.n_ranks
         elif variable in keys:
             yield variable, session.comm.variables.values(keys[variable])
         else:
             yield variable, [_host.to_host(_host.peek(variable))]
+
+
+def _equal_everywhere(session, keys):
+    """Return variables that are equal on all ranks, so that other machines need not send them.
+
+    None on a single machine, where the master compares the values of ranks in their memory.
+    """
+    if all(session.host_of(rank) is None for rank in range(session.n_ranks)):
+        return set()
+    asked = [v for v in keys if _host.is_array_variable(v) and not _host.is_random_state(v)]
+    hashes = session.ask(commands.Hashes(tuple(keys[each] for each in asked)))
+    return {each for each, *found in zip(asked, *hashes) if len({*found}) == 1}
 
 
 def _written(arrays, position, variable, values):
@@ -257,6 +272,8 @@ def _written(arrays, position, variable, values):
 
 def _is_same(one, other):
     """Return whether two arrays have the same bits, or two random states the same numbers."""
+    if one is other:
+        return True
     arrays, others = {}, {}
     if encode(one, arrays, "") != encode(other, others, ""):
         return False

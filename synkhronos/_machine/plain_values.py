@@ -49,8 +49,10 @@ def encode(value, arrays, name):
         items = [encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": items}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        items = {key: encode(each, arrays, f"{name}/{key}") for key, each in value.items()}
-        return {"dict": items}
+        # A name that is no identifier could be that of another array: {"a/0": ..., "a": [...]}.
+        names = [key if key.isidentifier() else at for at, key in enumerate(value)]
+        pairs = zip(names, value.items())
+        return {"dict": {key: encode(each, arrays, f"{name}/{at}") for at, (key, each) in pairs}}
     raise TypeError(f"a file can't hold a {type(value).__name__}")
 
 

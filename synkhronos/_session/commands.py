@@ -6,6 +6,7 @@ worker is sent to the master as its answer, if it is not None.
 """
 
 import gc
+import hashlib
 import pickle
 import signal
 import zlib
@@ -269,6 +270,22 @@ class Digests:
             value = np.ascontiguousarray(_host.peek(worker.variables[key]))
             number = zlib.crc32(value, zlib.crc32(repr(value.shape).encode(), number))
         return number
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """Ask each rank for a hash of the value of each of some shared variables with arrays."""
+
+    keys: Tuple[int, ...]
+
+    def run(self, worker):
+        """Return the hashes on this rank."""
+        return [self._of(_host.to_host(_host.peek(worker.variables[key]))) for key in self.keys]
+
+    def _of(self, value):
+        found = hashlib.blake2b(repr(value.shape).encode(), digest_size=16)
+        found.update(np.ascontiguousarray(value).data)
+        return found.digest()
 
 
 @dataclass(frozen=True)

@@ -142,3 +142,37 @@ def test_a_script_that_fails_by_itself_is_not_started_again(two_hosts, tmp_path)
     status, out, err = run.wait()
     assert (status, out, err[-1]) == (1, "", "ValueError: a reason")
     assert sum(line.startswith("synkhronos launch: ") for line in err) == 1
+
+
+RESUMING = """
+import numpy as np, theano, theano.tensor as T, synkhronos as synk
+n, x, w = synk.fork(1), T.dvector("x"), theano.shared(np.zeros(100_000), "w")
+own = theano.shared(np.zeros(2), "own")
+step = synk.function([x], updates=[(w, w + synk.ops.all_reduce(x.mean()))])
+synk.broadcast(own)
+with synk.resume("run.npz", [step, own], every=0, unequal="average") as state:
+    print("begun", state.step, n, synk.gather(own).mean(), flush=True)
+    synk.set_value(n - 1, own, np.full(2, 6.0))
+    for number in range(state.step, 40):
+        step(np.full(6, 1.0))
+        state.tick()
+        print(state.step, flush=True)
+        while n == 3 and state.step == 5:
+            step(np.full(6, 1.0))  # until a machine is lost: none of these is to be saved
+print("done", *{float(each) for each in synk.gather(w).ravel()}, flush=True)
+"""
+
+
+@pytest.mark.slow("starts mpirun on hosts twice")
+def test_a_run_goes_on_with_fewer_machines(three_hosts, tmp_path):
+    run = Attempts(three_hosts, tmp_path, RESUMING, "--restarts", "1", "script.py")
+    try:
+        assert run.line() == ["begun", "0", "3", "0.0"]
+        assert [run.line() for _ in range(5)] == [[f"{step}"] for step in range(1, 6)]
+        three_hosts.cut(3)
+        assert run.line() == ["begun", "5", "2", "2.0"]
+        status, out, err = run.wait()
+    finally:
+        three_hosts.mend(3)
+    assert status == 0, err
+    assert out.split("\n") == [*map(str, range(6, 41)), "done 40.0", ""]

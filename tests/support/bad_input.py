@@ -465,7 +465,7 @@ KERAS = {
 }
 for name, (error, phrase) in KERAS.items():
     Use(name, {"model": "model"}, "True").refuses("model", error, "3", phrase)
-Use("keras.resume", {"model": "model", "path": "run"}, "True").refuses(
+Use("keras.resume", {"model": "model", "path": "'run.npz'"}, "True").refuses(
     "model", ValueError, "3", "resume() takes a model that parallelize() was given"
 )
 for name in ("sync_batch_norm", "serial_random"):
@@ -532,6 +532,8 @@ ANY_VALUE = {
 }
 # Of a callable, of one of its arguments, or of an argument in a module.
 PASSED_ON = {
+    "keras.resume path": "synk.resume",
+    "keras.resume **options": "synk.resume",
     "train.StoredStep": "make_train_step, which makes it",
     "synk.function **kwargs": "theano.function",
     "Function.copy profile": "theano.function",

@@ -16,7 +16,7 @@ import contextlib
 import importlib.util
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, ContextManager
 
 import numpy as np
 
@@ -185,10 +185,9 @@ def broadcast(model: Model) -> None:
     _parallel_of(model, "broadcast()").send_all()
 
 
-@contextlib.contextmanager
 def resume(
     model: Model, path: str | os.PathLike[str], **options: Any
-) -> Iterator[resuming.RunState]:
+) -> ContextManager[resuming.RunState]:
     """Save a parallel model after epochs of ``fit``, and go on after the last one that was saved.
 
     As :func:`synkhronos.resume`, with the weights, the state of the optimizer, and the random
@@ -202,11 +201,12 @@ def resume(
     path, **options
         As for :func:`synkhronos.resume`.
 
-    Yields
-    ------
+    Returns
+    -------
     RunState
-        ``state.epoch`` is the first epoch that is left, and ``state.callback`` a callback, which
-        comes last: what others change is saved, too, but not what they keep in themselves.
+        For a ``with`` block. ``state.epoch`` is the first epoch that is left, and
+        ``state.callback`` a callback, which comes last: what others change is saved, too, but not
+        what they keep in themselves.
 
     Raises
     ------
@@ -233,21 +233,25 @@ def resume(
     True 4
     >>> synk.close()
     """
-    from keras.callbacks import LambdaCallback
-
     parallel = _parallel_of(model, "resume()")
     parallel.make_train_function()
     numpy_random = np.random.mtrand._rand
-    train = model.train_function
-    with resuming.resume(path, [train.compiled, numpy_random], **options) as state:
+    state = resuming.resume(path, [model.train_function.compiled, numpy_random], **options)
+    return _resumed(parallel, state, model.train_function.variables)
+
+
+@contextlib.contextmanager
+def _resumed(parallel, state, variables):
+    from keras.callbacks import LambdaCallback
+
+    def end_epoch(epoch, logs):
+        parallel.send_new(variables)
+        parallel.remember(variables)
+        state.epoch = epoch + 1
+        state.tick()
+
+    with state:
         parallel.forget()
-
-        def end_epoch(epoch, logs):
-            parallel.send_new(train.variables)
-            parallel.remember(train.variables)
-            state.epoch = epoch + 1
-            state.tick()
-
         state.callback = LambdaCallback(on_epoch_end=end_epoch)
         yield state
 
