@@ -192,7 +192,7 @@ class Graph:
 
     def errors(self, values, shared_values):
         """Return the classes of what outputs and updates raise, each computed alone."""
-        classes = set()
+        classes = {ZeroDivisionError}  # of float % 0.0, if it is fused with others in Python
         for each in [*self.outputs, *(new for _, new in self.updates)]:
             try:
                 self._alone(each, values, shared_values)
