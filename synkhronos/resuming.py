@@ -16,15 +16,18 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections import UserDict
 from typing import Any, Iterator, Sequence, Union
 
 import numpy as np
 
+from synkhronos import _host
 from synkhronos._machine.archives import damage_told, reading, writing
 from synkhronos._machine.files import followed, held, new_file, npz_path, shift
 from synkhronos._machine.log import log
 from synkhronos._machine.plain_values import decode, encode
+from synkhronos._machine.shared_memory import is_in_a_segment
 from synkhronos._session import commands
 from synkhronos._session.current import Current, call, current
 from synkhronos._wording import advise, count, seconds, sentence, shown, truth, whole_number
@@ -79,8 +82,8 @@ def resume(
         value back, and another number of ranks is refused. "average" does the same on as many
         ranks; others get the mean, of floats.
     preemptible : bool
-        If true, a SIGTERM to the script makes the next tick save and end the script, with exit
-        status 143. Workers ignore it. Only in the main thread.
+        If true, a SIGTERM to the script makes the next tick, or the end of the block, save and end
+        the script, with exit status 143. Workers ignore it. Only in the main thread.
 
     Returns
     -------
@@ -184,6 +187,7 @@ class RunState(UserDict):
         self._batch = self._done = 0  # of this epoch: batches that were begun, and done at a tick
         self._division = None  # of the rows of this epoch: the arguments of `batches`
         self._is_divided = False  # whether `batches` was called in this epoch
+        self._is_in_epoch = False  # of a loop over `epochs`
         self._block = None  # what the end of the with block undoes
         self._due = 0.0  # when the next file is begun
         self._is_ending = False  # a SIGTERM has come
@@ -218,6 +222,7 @@ class RunState(UserDict):
                 ) from None
             self._load()
             if self._preemptible:
+                self._is_ending = False
                 block.callback(signal.signal, signal.SIGTERM, self._answer_sigterm())
             self._block = block.pop_all()
         return self
@@ -238,12 +243,23 @@ class RunState(UserDict):
                 log.error("the last file was not written: %s", sentence(failure))
             finally:
                 self._block = None
+        if kind is None and self._is_ending:  # after the last tick
+            raise SystemExit(128 + signal.SIGTERM)
 
     def tick(self) -> None:
         """Say that a step is done: all that it changes is changed, and nothing of the next one yet.
 
-        It takes microseconds, but when it saves. Then it raises what went wrong with the file.
+        It takes microseconds, but when it saves. Then it raises what went wrong with the file. In a
+        loop over :meth:`epochs` or :meth:`batches` it is for the minibatches that were taken since
+        the last tick: take them as they are needed, and not in a list.
         """
+        if (self._is_in_epoch or self._is_divided) and self._batch == self._done:
+            raise RuntimeError(
+                "tick() without a new minibatch: a run that goes on could not tell which part of "
+                f"epoch {self.epoch} is done. Call it in the loop over state.batches() alone, and "
+                "don't take batches ahead; for steps without batches write "
+                "`for step in range(state.step, number)` in place of state.epochs()."
+            )
         self.step += 1
         self._done = self._batch
         self._settle()
@@ -259,7 +275,11 @@ class RunState(UserDict):
 
     def _epochs(self, number):
         while self.epoch < number:
-            yield self.epoch
+            self._is_in_epoch = True
+            try:
+                yield self.epoch
+            finally:
+                self._is_in_epoch = False
             self.epoch += 1
             self._batch = self._done = 0
             self._division, self._is_divided = None, False
@@ -357,14 +377,22 @@ class RunState(UserDict):
         session, arrays = Current.session, {}
         states = [encode(each, arrays, str(n)) for n, each in enumerate(self._randoms)]
         keys = [array.tobytes() for array in arrays.values()]
-        return session, session and session.changes.made, states, keys, self.data.copy()
+        # Nothing counts changes of variables that workers don't have.
+        cells = [_reference(_host.peek(each)) for each in self._variables]
+        return session, session and session.changes.made, states, keys, cells, self.data.copy()
 
     def _is_as_marked(self):
         """Return whether the script has changed nothing since the last tick."""
-        *before, values = self._mark
-        *now, values_now = self._marked()
+        *before, cells, values = self._mark
+        *now, _, values_now = self._marked()
         is_same = all(values.get(key, self) is value for key, value in values_now.items())
-        return before == now and len(values) == len(values_now) and is_same
+        if before != now or len(values) != len(values_now) or not is_same:
+            return False
+        now_there = map(_host.peek, self._variables)
+        # A collective that only reads may have moved a value into shared memory.
+        return all(
+            cell() is value or is_in_a_segment(value) for cell, value in zip(cells, now_there)
+        )
 
     def _begin(self):
         """Copy the state, as a file has it, and let a thread write the file."""
@@ -496,6 +524,14 @@ class RunState(UserDict):
 
     def _end_at_tick(self, number, frame):
         self._is_ending = True
+
+
+def _reference(value):
+    """Return a weak reference if there can be one: a value that is replaced should go at once."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def _kind(random):

@@ -159,6 +159,23 @@ def test_values_that_differ_on_another_number_of_ranks(path):
             assert synk.gather(w).tolist() == [[1.5] * 3] * 3
 
 
+@pytest.mark.skipif(ON_DEVICES, reason="forks for itself")
+def test_only_the_state_right_after_a_tick_is_saved_on_one_rank(path):
+    """Also of a variable that no function has. One was saved with what was set after the tick."""
+    w, best = theano.shared(np.zeros(3), "w"), theano.shared(np.zeros(3), "best")
+    with forked(Layout(1)):
+        add = function([], updates=[(w, w + 1)])
+        for number, changed in enumerate((w, best)):
+            w.set_value(np.zeros(3))
+            with synk.resume(f"{path}.{number}.npz", [w, best], every=3600) as state:
+                ticks(state, add, 2)
+                changed.set_value(np.ones(3))
+            best.set_value(np.zeros(3))
+            with synk.resume(f"{path}.{number}.npz", [w, best]) as state:
+                assert state.step == 1
+                assert w.get_value().tolist() == [1] * 3 and not best.get_value().any()
+
+
 @pytest.fixture
 def w(ranks):
     w = theano.shared(np.zeros(3), "w")
@@ -411,3 +428,26 @@ def test_a_sigterm_ends_the_script_at_the_next_tick(path, ranks, w, add):
         ticks(state, add, 1)
     assert ended.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
     assert steps_in(path) == (4, [4, 4, 4])
+
+
+def test_a_sigterm_after_the_last_tick_ends_the_script_with_the_block(path, w, add):
+    with pytest.raises(SystemExit) as ended, synk.resume(
+        path, w, every=3600, preemptible=True
+    ) as state:
+        ticks(state, add, 3)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 143 and steps_in(path) == (3, [3, 3, 3])
+
+
+def test_a_tick_belongs_to_minibatches_that_were_taken(path, w):
+    """Else a run that goes on would take some again, or none of those that were taken ahead."""
+    alone = pytest.raises(RuntimeError, match="without a new minibatch: a run that goes on")
+    with synk.resume(path, w, every=0) as state:
+        for _epoch in state.epochs(2):
+            with alone:
+                state.tick()
+            batches = list(state.batches(10, 4))
+            state.tick()  # for all of them
+            with alone:
+                state.tick()
+        assert state.step == 2 and len(batches) == 3
