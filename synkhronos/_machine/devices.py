@@ -57,13 +57,22 @@ def usable_cores() -> int:
     """Return the number of cores that this process may use: its share of those of its job here.
 
     These are the ones of its affinity, within its CPU quota and within what Slurm has allocated, as
-    not every Slurm binds its jobs.
+    not every Slurm binds its jobs. Where each process is bound to cores of its own, it has these.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limits = [float(cores or 1), _cpu_quota()]
+    cores, n_processes = cores or 1, processes_here()
+    limits = [_cpu_quota(), float(cores if not _is_bound() else cores * n_processes)]
     allocated = os.environ.get("SLURM_CPUS_ON_NODE", "")
     limits += [float(allocated)] if allocated.isdigit() else []
-    return max(1, math.ceil(min(limits)) // processes_here())
+    return max(1, min(cores, math.ceil(min(limits)) // n_processes))
+
+
+def _is_bound():
+    """Return whether this process alone was bound to cores: what has started it may use others."""
+    try:
+        return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
+    except (AttributeError, OSError):
+        return False
 
 
 def processes_here(environment: Mapping[str, str] = os.environ) -> int:

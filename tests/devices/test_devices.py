@@ -222,6 +222,22 @@ def test_the_processes_of_a_job_share_the_cores_that_it_has(monkeypatch):
     assert usable_cores() == 1
 
 
+def test_a_process_that_is_bound_to_its_share_shares_it_no_more(monkeypatch):
+    """As srun binds its tasks: with 4 cores for each of 4 tasks it was 1."""
+    cores = {os.getppid(): {*range(64)}}
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: cores.get(pid, {*range(4)}), raising=False
+    )
+    monkeypatch.setattr(_devices, "_cpu_quota", lambda: INFINITE)
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "4")
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    assert usable_cores() == 4
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "16")
+    assert usable_cores() == 4
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")
+    assert usable_cores() == 2
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "expected"),
     [
