@@ -40,6 +40,7 @@ __all__ = ["RunState", "resume"]
 # What becomes of variables of which ranks have different values, but for random states.
 UNEQUAL = ("refuse", "keep", "average")
 _PATIENCE = 5.0  # seconds that a script waits for one that is killed to leave its file
+_AFTER_LOSS = 120.0  # and one that was started again: NFS holds locks of a lost machine for 90 s
 
 NumPyRandom = Union[np.random.RandomState, np.random.Generator]
 Resumed = Union[Saved, NumPyRandom]
@@ -213,7 +214,8 @@ class RunState(UserDict):
             raise RuntimeError("This state is in its with block already: call resume() again.")
         with contextlib.ExitStack() as block:
             try:
-                block.enter_context(held(self._path, _PATIENCE))
+                patience = _AFTER_LOSS if restart_count() else _PATIENCE
+                block.enter_context(held(self._path, patience))
             except BlockingIOError as error:
                 raise BlockingIOError(
                     error.errno,
