@@ -152,7 +152,12 @@ def _name(host):
 
 def discover(command: str) -> str:
     """Return what a program prints about the hosts that there are now; raise CannotLaunch."""
-    words: Any = shlex.split(command)
+    try:
+        words: Any = shlex.split(command)
+    except ValueError as error:
+        raise CannotLaunch(f"--discover {command!r} is no command: {error}") from error
+    if not words:
+        raise CannotLaunch(f"--discover must name a program, got {command!r}.")
     parent = os.getpid()
     try:
         done = subprocess.run(
@@ -163,7 +168,7 @@ def discover(command: str) -> str:
             timeout=_DISCOVER_SECONDS,
             preexec_fn=lambda: end_with_parent(parent),
         )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError, IndexError) as error:
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CannotLaunch(f"--discover {command!r} can't tell the hosts: {reason}") from error
     if done.returncode:

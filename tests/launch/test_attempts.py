@@ -140,7 +140,8 @@ def test_a_program_prints_the_hosts(tmp_path):
     for command, message in {
         str(tmp_path / "none"): "can't tell the hosts: No such file",
         "sh -c 'exit 3'": "has ended with status 3",
-        "": "can't tell the hosts",
+        "": "--discover must name a program, got ''",
+        "sh -c 'exit": "--discover .* is no command: No closing quotation",
     }.items():
         with pytest.raises(CannotLaunch, match=message):
             attempts.discover(command)
