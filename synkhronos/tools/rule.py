@@ -190,11 +190,14 @@ def main(options: argparse.Namespace) -> int:
 
 def _attempts(options, limits, make, begin):
     """Run attempts; each after the first goes on from the newest snapshot of the run."""
-    began = time.time()
+    before: dict[Path, tuple] | None = None
 
     def begin_on(hosts, variables):
+        nonlocal before
         asked = make(hosts)
-        newest = _newest(asked.options["snapshot_path"], began)
+        if before is None:
+            before = _snapshots(asked.options["snapshot_path"])
+        newest = _newest(asked.options["snapshot_path"], before)
         return begin(asked if newest is None else make(hosts, resume=str(newest)), variables)
 
     def say(sentence):
@@ -245,7 +248,7 @@ def start(
             print(banner(asked, run.folder), flush=True)
         return run
 
-    began = time.time()
+    before = _snapshots(asked.options["snapshot_path"])
     try:
         if attempts is not None:
             status, run = attempts(begin)
@@ -258,7 +261,7 @@ def start(
         return status
     if attempts is None:
         status = run.run()
-    said = _ending(asked, run, status, began, resume_line)
+    said = _ending(asked, run, status, before, resume_line)
     for sentence in said:
         run.say(sentence)
     cause = run.cause
@@ -327,14 +330,14 @@ def banner(asked: Request, folder: Path) -> str:
     return f"{asked.rule}({', '.join(kinds)}): {workers}{server} on {devices}; logs in {folder}"
 
 
-def _ending(asked, run, status, began, resume_line):
+def _ending(asked, run, status, before, resume_line):
     """Return what to say at the end of a run."""
     if status == 0:
         return []
     said = run.failure_summary()
     if not run.has_started:
         return said
-    newest = _newest(asked.options["snapshot_path"], began)
+    newest = _newest(asked.options["snapshot_path"], before)
     if run.interrupted_by and (newest is None or newest.stat().st_mtime < run.interrupted_at - 1):
         said.append("The ranks have ended before they wrote a snapshot for this interrupt.")
     resume = shlex.join(resume_line)
@@ -345,10 +348,18 @@ def _ending(asked, run, status, began, resume_line):
     return said
 
 
-def _newest(folder, began):
-    """Return the newest snapshot of this run, or None."""
-    files = [(path.stat().st_mtime, path) for path in Path(folder).glob("snapshot_*.npz")]
-    files = [each for each in files if each[0] >= began - 1]
+def _snapshots(folder):
+    """Return what tells the snapshots of a folder from those that are written later."""
+    files = {path: path.stat() for path in Path(folder).glob("snapshot_*.npz")}
+    return {path: (stat.st_mtime_ns, stat.st_ino) for path, stat in files.items()}
+
+
+def _newest(folder, before):
+    """Return the newest snapshot that was not there before, or None."""
+    # No clock is asked: that of a file server is another one than this machine's.
+    files = [
+        (found, path) for path, found in _snapshots(folder).items() if before.get(path) != found
+    ]
     return max(files)[1] if files else None
 
 

@@ -362,3 +362,15 @@ def test_flags_name_no_device(flags, expected, capsys):
 
 def test_log_folders_are_of_one_run(tmp_path):
     assert len({rule._new_folder(tmp_path / "logs") for _ in range(3)}) == 3
+
+
+def test_the_newest_snapshot_is_found_by_a_machine_whose_clock_is_ahead(tmp_path):
+    """Or behind: a file server writes the time of its own clock."""
+    old, new = (tmp_path / f"snapshot_000{number}.npz" for number in (1, 2))
+    old.write_text("of an earlier run")
+    before = rule._snapshots(tmp_path)
+    assert rule._newest(tmp_path, before) is None
+    new.write_text("of this run")
+    hour_ago = time.time() - 3600
+    os.utime(new, (hour_ago, hour_ago))
+    assert rule._newest(tmp_path, before) == new
