@@ -381,6 +381,7 @@ UNUSUAL = {
     "a large sum, divided": ("int64", lambda b: (b * 2**56).sum() / 2.0),
     "no number, as an integer": ("nan", lambda x: T.sum(x, dtype="int8", acc_dtype="float64")),
     "a mean of 0": ("thirds", lambda x: T.cast(x.mean(axis=0), "bool") * x.std(axis=0)),
+    "a multiple of a mean of 0": ("thirds", lambda x: T.neq(7 * x.mean(axis=0), 0)),
     "a large mean": ("int64", lambda b: (b * 2**56).sum(dtype="float64")),
     "a whole mean, whose parts are rounded": ("int8, rounded", lambda b: T.cast(b.mean(), "int8")),
     "single sums": ("float32", lambda x: T.stack([x.sum(), x.mean(), x.sum() - x.mean() / 2])),

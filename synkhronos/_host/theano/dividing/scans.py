@@ -98,6 +98,8 @@ class _Loop:
         for place in self.states:
             for i in self.results_of[place]:
                 self.values[place] = self._joined(place, self.step.of(self.op.outputs[i]))
+                if self.values[place].kind == SAME:
+                    self.step.same(self.op.outputs[i])  # also where it is reduced is `needed`
         for place, value in self.values.items():
             used = {self.op.inputs[i] for i in self.inner_of[place]}
             if value.kind == PART and used & self.step.needed:
