@@ -713,6 +713,17 @@ def test_random_numbers_are_those_of_each_rank(ranks):
                 assert abs(np.mean(rows[:1000] == rows[-1000:]) - 0.5) < 0.05
 
 
+@pytest.mark.layouts(Layout(2))
+def test_random_numbers_that_are_the_same_in_each_call_are_not_compared(ranks):
+    x = T.dmatrix("x")
+    numbers = MRG_RandomStreams(5).uniform(size=x.shape)
+    with synk.parallel():
+        f = theano.function([x], numbers, no_default_updates=True)
+        first = f(np.ones((6, 4)))  # a PortingWarning would be an error
+        np.testing.assert_array_equal(f(np.ones((6, 4))), first)
+    assert f._theano is None and not np.any(first[:3] == first[3:])
+
+
 def noisy(v, draw, std):
     """Return a network's loss and gradient for rows with noise, that of a clone, and the noise."""
     noise = draw(size=v.x.shape) * std

@@ -88,6 +88,7 @@ class Divided(NamedTuple):
     totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
     remainders: List[Any]  # numbers that must be 0 in a call, or ranks can't reshape their rows
     n_rows: Optional[int]  # the number of rows that a call must have; None for any
+    draws: bool  # whether it computes with random states, updated or not
 
 
 class TotalRows(RankOperation):
@@ -268,6 +269,7 @@ class Division:
             updates,
             *_with_inferred_lengths(self.inputs, self.totals, self.remainders),
             self.n_rows,
+            any(value.kind == STREAM for value in self.values.values()),
         )
 
     def walk(self, inputs, wanted):
