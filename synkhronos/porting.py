@@ -253,8 +253,8 @@ class ParallelFunction:
                 allow_input_downcast=arguments["allow_input_downcast"],
             )
             self._count.trust_input = False
-        states = [target for target, _ in divided.updates if _host.is_random_state(target)]
-        self._updated = [each for each, _ in divided.updates if each not in states]
+        targets = [target for target, _ in divided.updates]
+        self._updated = [each for each in targets if not _host.is_random_state(each)]
         self._on_ranks = function(
             [divided.inputs[i] for i in self._scattered],
             list(divided.outputs),
@@ -265,7 +265,7 @@ class ParallelFunction:
             name=name,
             allow_input_downcast=arguments["allow_input_downcast"],
             on_unused_input=arguments["on_unused_input"],
-            check=0 if states else check,
+            check=0 if divided.draws else check,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -381,6 +381,7 @@ UNUSUAL = {
     "a large sum, divided": ("int64", lambda b: (b * 2**56).sum() / 2.0),
     "no number, as an integer": ("nan", lambda x: T.sum(x, dtype="int8", acc_dtype="float64")),
     "a mean of 0": ("thirds", lambda x: T.cast(x.mean(axis=0), "bool") * x.std(axis=0)),
+    "a multiple of a mean of 0": ("thirds", lambda x: T.neq(7 * x.mean(axis=0), 0)),
     "a large mean": ("int64", lambda b: (b * 2**56).sum(dtype="float64")),
     "a whole mean, whose parts are rounded": ("int8, rounded", lambda b: T.cast(b.mean(), "int8")),
     "single sums": ("float32", lambda x: T.stack([x.sum(), x.mean(), x.sum() - x.mean() / 2])),
@@ -710,6 +711,17 @@ def test_random_numbers_are_those_of_each_rank(ranks):
             assert abs(np.mean(rows == again) - 0.5) < 0.03
             if ranks.n > 1:
                 assert abs(np.mean(rows[:1000] == rows[-1000:]) - 0.5) < 0.05
+
+
+@pytest.mark.layouts(Layout(2))
+def test_random_numbers_that_are_the_same_in_each_call_are_not_compared(ranks):
+    x = T.dmatrix("x")
+    numbers = MRG_RandomStreams(5).uniform(size=x.shape)
+    with synk.parallel():
+        f = theano.function([x], numbers, no_default_updates=True)
+        first = f(np.ones((6, 4)))  # a PortingWarning would be an error
+        np.testing.assert_array_equal(f(np.ones((6, 4))), first)
+    assert f._theano is None and not np.any(first[:3] == first[3:])
 
 
 def noisy(v, draw, std):

@@ -344,6 +344,19 @@ def test_inputs_whose_first_axis_is_the_time_are_divided_along_the_second(ranks)
     assert_divided([steps, masks, v.y], outputs, [x.transpose(1, 0, 2), mask.T, y])
 
 
+@pytest.mark.layouts(Layout(3, master=1))
+def test_means_that_are_states_are_rounded_as_serially(ranks):
+    v = Variables()
+
+    def step(x, mean):
+        return x.mean(axis=0), T.neq(mean, 0)
+
+    outputs = theano.scan(step, v.steps, [T.ones((FEATURES,)), None])[0]
+    x = np.random.RandomState(0).randint(-9, 9, (10, TIME, FEATURES)).astype(float)
+    x[-1] -= x.sum(axis=0)
+    assert_divided([v.x], outputs, [x])
+
+
 @pytest.mark.layouts(Layout(2))
 def test_rows_of_scans_are_counted_without_their_steps(ranks):
     v = Variables()

@@ -280,6 +280,10 @@ def test_what_programs_print_is_compared_without_times():
     assert foreign.figures(program, runs[0])[1] == [[2.5], [0.9]]
     assert foreign.difference(program, *runs) == pytest.approx(0.1)
     assert foreign.difference(program, runs[0], runs[1] + " %") is None
+    for lost in "nan", "inf":
+        pair = [runs[0], runs[0].replace("0.9", lost)]
+        for each in (pair, pair[::-1]):
+            assert foreign.difference(program, *each) == float("inf")
 
 
 def test_differences_are_rounding_if_they_grow_as_those_of_serial_runs():

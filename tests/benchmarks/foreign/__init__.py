@@ -21,6 +21,7 @@ import dataclasses
 import difflib
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -283,9 +284,16 @@ def _differences(numbers, others):
     for line, other in zip(numbers, others):
         if len(line) != len(other):
             break
-        pairs = [(a, b) for a, b in zip(line, other) if a == a or b == b]
-        lines.append(max([0, *(abs(a - b) / max(1, abs(a)) for a, b in pairs)]))
+        lines.append(max([0, *map(_apart, line, other)]))
     return list(itertools.accumulate(lines, max))
+
+
+def _apart(number, other):
+    """Return the difference of two numbers; infinity for one that is no number, or infinite."""
+    if number == other or (math.isnan(number) and math.isnan(other)):
+        return 0
+    apart = abs(number - other) / max(1, abs(number))
+    return math.inf if math.isnan(apart) else apart
 
 
 def growth(program, serial, ranked, rounded):
@@ -298,7 +306,10 @@ def growth(program, serial, ranked, rounded):
     serial, ranked, *rounded = (figures(program, each)[1] for each in (serial, ranked, *rounded))
     pairs = itertools.combinations([serial, *rounded], 2)
     found = itertools.starmap(_differences, pairs)
-    largest = [max(each) for each in itertools.zip_longest(*found, fillvalue=0)]
+    largest = [
+        max((a for a in each if a < math.inf), default=0)
+        for each in itertools.zip_longest(*found, fillvalue=0)
+    ]
     lines = _differences(serial, ranked)
     are_alike = len(lines) <= len(largest) and all(
         a <= max(EQUAL, 2 * b) for a, b in zip(lines, largest)

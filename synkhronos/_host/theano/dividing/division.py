@@ -88,6 +88,7 @@ class Divided(NamedTuple):
     totals: List[Any]  # expressions of the numbers of rows that are sliced from shared variables
     remainders: List[Any]  # numbers that must be 0 in a call, or ranks can't reshape their rows
     n_rows: Optional[int]  # the number of rows that a call must have; None for any
+    draws: bool  # whether it computes with random states, updated or not
 
 
 class TotalRows(RankOperation):
@@ -268,6 +269,7 @@ class Division:
             updates,
             *_with_inferred_lengths(self.inputs, self.totals, self.remainders),
             self.n_rows,
+            any(value.kind == STREAM for value in self.values.values()),
         )
 
     def walk(self, inputs, wanted):
@@ -347,7 +349,7 @@ class Division:
         """Return a variable whose value on all ranks is the serial one: reduce it, if need be."""
         value = self.of(variable)
         if value.kind == PART:
-            self.needed.add(self._before_division(variable))
+            self.needed.add(self._before_scaling(variable))
             whole = basic.cast(all_reduce(value.variable, "sum"), variable.dtype)
             value = self.values[variable] = Value(whole)
         if value.kind == SAME:
@@ -360,10 +362,13 @@ class Division:
             raise CannotDivide("computes with a random state")
         raise CannotDivide("computes with rows of an input where all ranks need all of them")
 
-    def _before_division(self, variable):
-        """Return the part of which a part is a quotient: the whole is divided as serially."""
-        while _is_quotient(variable.owner) and self.of(variable.owner.inputs[0]).kind == PART:
-            variable = variable.owner.inputs[0]
+    def _before_scaling(self, variable):
+        """Return the part of which a part is a multiple: the whole is rounded as serially."""
+        while _is_multiple(variable.owner):
+            parts = [each for each in variable.owner.inputs if self.of(each).kind == PART]
+            if len(parts) != 1:
+                break
+            [variable] = parts
         return variable
 
     def given(self, variable, *kinds):
@@ -501,9 +506,9 @@ def _loops_over(nodes):
     return found
 
 
-def _is_quotient(node):
+def _is_multiple(node):
     is_elementwise = node is not None and isinstance(node.op, Elemwise)
-    return is_elementwise and isinstance(node.op.scalar_op, scalar.TrueDiv)
+    return is_elementwise and isinstance(node.op.scalar_op, (scalar.TrueDiv, scalar.Mul))
 
 
 def _with_inferred_lengths(inputs, *counted):

@@ -98,6 +98,8 @@ class _Loop:
         for place in self.states:
             for i in self.results_of[place]:
                 self.values[place] = self._joined(place, self.step.of(self.op.outputs[i]))
+                if self.values[place].kind == SAME:
+                    self.step.same(self.op.outputs[i])  # also where it is reduced is `needed`
         for place, value in self.values.items():
             used = {self.op.inputs[i] for i in self.inner_of[place]}
             if value.kind == PART and used & self.step.needed:
@@ -168,15 +170,14 @@ class _Loop:
 
     def _results(self):
         """Return what a step computes on a rank, of the types that its states have."""
-        types, whole = {}, set()
+        types = {}
         for place in self.states:
             for i in self.results_of[place]:
                 types[i] = self.inputs[self.inner_of[place][0]].type
-                whole.update([i] if self.values[place].kind == SAME else [])
         results = []
         for i, each in enumerate(self.op.outputs):
             value = self.step.of(each)
-            is_mine = value.kind in (ROWS, PART, STREAM) and i not in whole
+            is_mine = value.kind in (ROWS, PART, STREAM)
             is_condition = self.op.as_while and each is self.op.outputs[-1]
             mine = value.variable if is_mine and not is_condition else self.step.same(each)
             if i in types and mine.type != types[i] and hasattr(mine, "broadcastable"):
