@@ -6,6 +6,7 @@ users run on their own machine are in ``synkhronos.tools.bench``, whose frame th
 
 BENCHMARKS = {
     "busy": "benchmarks.busy",
+    "chaos": "benchmarks.chaos",
     "clusters": "benchmarks.clusters",
     "collectives": "benchmarks.collectives",
     "compile": "benchmarks.compiling",
