@@ -2,9 +2,9 @@
 
 A script trains on one rank of each host, with `synk.resume`, and `synkhronos launch --restarts`
 starts it again. All the while another host is killed, stopped or cut off, and is back some time
-later. Then the script runs without faults, on the ranks of this machine, with as many at each step
-as it had in the chaos: the parameters must have the same bits. Lost is the time from the tick that
-an attempt goes on from to the last one before the fault.
+later. Then the script runs without faults, with as many hosts at each step as it had in the chaos:
+the parameters must have the same bits. Lost is the time from the tick that an attempt goes on from
+to the last one before the fault.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -54,9 +53,10 @@ def measure(args, report):
         given = {"STEPS": steps, "EVERY": args.every, "PAUSE": pause, "RANKS": 1}
         report.results.update(_survive(these, chaos, args, given, report))
         for begin, n, end in _segments(chaos, steps):
-            report.show(f"replayed: steps {begin} to {end} on {n} ranks")
-            own = {**given, "STEPS": end, "PAUSE": 0, "RANKS": n}
-            _run([sys.executable, str(_SCRIPT), str(replay)], own)
+            report.show(f"replayed: steps {begin} to {end} on {n} hosts")
+            line = these.launch(_SCRIPT, replay, hosts=",".join(these.addresses[:n]))
+            own = _environment(these, {**given, "STEPS": end, "PAUSE": 0})
+            subprocess.run(line, env=own, check=True)
         with np.load(chaos / "end.npz") as one, np.load(replay / "end.npz") as other:
             same = all(one[name].tobytes() == other[name].tobytes() for name in one.files)
     report.results["same"] = same
@@ -69,7 +69,7 @@ def _survive(these, folder, args, given, report):
     """Run the script in the chaos; return the faults, the attempts and what was lost."""
     line = [*these.launch("--restarts", "50", "--min-hosts", "2", "--lost-after", "4")]
     line += [str(_SCRIPT), str(folder)]
-    environment = {**these.environment(), **{name: str(value) for name, value in given.items()}}
+    environment = _environment(these, given)
     faults, is_over = [], threading.Event()
     begun = time.monotonic()
     with subprocess.Popen(line, env=environment) as script:
@@ -160,6 +160,5 @@ def _segments(folder, steps):
             yield begin, n, end
 
 
-def _run(line, given):
-    environment = {**os.environ, **{name: str(value) for name, value in given.items()}}
-    subprocess.run(line, env=environment, check=True)
+def _environment(these, given):
+    return these.environment(**{name: str(value) for name, value in given.items()})
