@@ -362,7 +362,7 @@ def test_dropout_is_of_each_rank_and_in_training_only(two_ranks, twins, keras):
     assert_in_step(parallel)
     serial.set_weights(parallel.get_weights())
     assert_agree(serial, parallel, "evaluate", X, Y, verbose=0)
-    state = [v for v in parallel.train_function._compiled.get_shared() if v.dtype == "int32"]
+    state = [v for v in parallel.train_function.compiled.get_shared() if v.dtype == "int32"]
     assert len(state) == 1 and not np.array_equal(*synk.gather(state[0]))
 
 
