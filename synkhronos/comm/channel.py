@@ -17,7 +17,8 @@ from synkhronos._machine.interrupts import raised_here
 
 _HEADER = struct.Struct("QQ")  # bytes that follow, descriptors
 _MOST_DESCRIPTORS = 64  # of one message
-_AT_ONCE = 1 << 20  # bytes
+_SEND_AT_ONCE = 1 << 20  # bytes
+_READ_AT_ONCE = 1 << 16  # memory for more is mapped anew for each read
 
 
 class WithDescriptors(NamedTuple):
@@ -104,14 +105,14 @@ class Channel:
         unsent = memoryview(self._unsent)
         try:
             if not self._beside:
-                return self._socket.send(unsent[:_AT_ONCE])
+                return self._socket.send(unsent[:_SEND_AT_ONCE])
             before = self._beside[0][0] - self._n_sent
             if before:
-                return self._socket.send(unsent[: min(before, _AT_ONCE)])
+                return self._socket.send(unsent[: min(before, _SEND_AT_ONCE)])
             numbers = array.array("i", self._beside[0][1])
             beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
             end = self._beside[1][0] - self._n_sent if len(self._beside) > 1 else len(unsent)
-            sent = self._socket.sendmsg([unsent[: min(end, _AT_ONCE)]], beside)
+            sent = self._socket.sendmsg([unsent[: min(end, _SEND_AT_ONCE)]], beside)
             self._beside.popleft()
             return sent
         finally:
@@ -132,7 +133,7 @@ class Channel:
                     ended = True
                     break
                 self._received += data
-                if len(data) < _AT_ONCE:
+                if len(data) < _READ_AT_ONCE:
                     break
         except BlockingIOError:
             pass
@@ -157,7 +158,7 @@ class Channel:
 
     def _receive_some(self):
         room = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
-        data, beside, _, _ = self._socket.recvmsg(_AT_ONCE, room, socket.MSG_CMSG_CLOEXEC)
+        data, beside, _, _ = self._socket.recvmsg(_READ_AT_ONCE, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in beside:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 numbers = array.array("i")

@@ -24,6 +24,7 @@ process that has been stopped for long counts as dead, because nothing else woul
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -165,7 +166,8 @@ class Carrier(BaseCarrier):
                     f"Worker rank {rank} {where} (process {pid}) {for_long}, and then killed. The "
                     "session has ended: close() and fork() to begin again."
                 )
-                self.tell(0, "told", ("died", self._session, message, rank, -signal.SIGKILL))
+                died = "died", self._session, message, rank, -signal.SIGKILL
+                self.tell(0, "told", pickle.dumps(died))
                 del self._workers[rank]
                 os.kill(pid, signal.SIGKILL)
 
@@ -178,7 +180,7 @@ class Carrier(BaseCarrier):
             self.from_machine_end(machine, f"The first machine, {host}, is lost: It {silent()}")
 
     def from_rank_tell(self, peer, to, message):
-        """Pass a message on to the leaders of one machine, or of all others."""
+        """Pass a message on to the leaders of one machine, or of all others, as it is pickled."""
         self._tell(self.others if to is None else [to], ("told", message))
 
     def from_rank_count(self, peer, id):

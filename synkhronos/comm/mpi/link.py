@@ -14,6 +14,7 @@ import collections
 import contextlib
 import itertools
 import os
+import pickle
 import secrets
 import socket
 import subprocess
@@ -112,7 +113,7 @@ class Link:
 
     def tell(self, machine, message) -> None:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
-        self.send("tell", machine, message)
+        self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def send(self, *message):
         """Send the carrier a message: the name of a method ``from_rank_...``, and its arguments.
@@ -203,7 +204,8 @@ class Link:
     def _sort(self, messages):
         for name, *rest in messages:
             if name == "told":
-                self._told.append(tuple(rest))
+                machine, message = rest
+                self._told.append((machine, pickle.loads(message)))
             elif name in ("done", "failed"):
                 id, answer = rest
                 if id is None:  # the carrier could not take the connection
