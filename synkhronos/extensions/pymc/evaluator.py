@@ -26,6 +26,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 from pymc.pytensorf import compile as compile_function
+from pytensor.compile.mode import get_default_mode
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
@@ -36,6 +37,7 @@ from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments, check_sharing
 from synkhronos._session.session import Session
 from synkhronos.errors import SessionError, WorkerDied
+from synkhronos.extensions.pymc import vectorized
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 
 _LINE = 8  # numbers in a cache line: no two ranks write to one
@@ -360,7 +362,8 @@ def compiled(term: Term, gradients: bool):
     """Return the function of a term: of its parameters and its rows."""
     inputs = [*term.parameters, *(rows.variable for rows in term.rows)]
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
-    return compile_function(inputs, [output], on_unused_input="ignore", trust_input=True)
+    mode = vectorized.including(get_default_mode())
+    return compile_function(inputs, [output], mode=mode, on_unused_input="ignore", trust_input=True)
 
 
 def _restored(number, terms, n_ranks, check_bounds):
