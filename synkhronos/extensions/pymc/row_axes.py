@@ -197,7 +197,7 @@ def _product(node, ndims, states):
     if all(is_summed):
         return TOTAL
     if any(is_summed) or all(along):
-        raise mixed(node)
+        raise mixed(node, variable=node.inputs[along.index(False)] if False in along else None)
     if along[0]:
         return Along(left.axis)
     return Along(ndims[0] - 1 + right.axis - (right.axis > summed[1]))
