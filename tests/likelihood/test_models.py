@@ -101,6 +101,7 @@ def test_reasons():
         models.autoregression: "Subtensor .* several rows",
         models.row_number: "several rows",
         models.as_many_groups_as_rows: "Subtensor of 'a' in .* several rows: select rows of data",
+        lambda: models.of_its_own_operation(models.Squares): "Squares of 'y' .* with row_wise",
     }
     for definition, reason in reasons.items():
         model = models.make(definition)

@@ -4,7 +4,9 @@ import contextlib
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 from pymc.blocking import DictToArrayBijection
+from pytensor.graph.op import Op
 
 from synkhronos.extensions import pymc as parallel
 
@@ -106,6 +108,32 @@ def censored():
 def custom():
     def logp(value, mu):
         return -((value - mu) ** 2)
+
+    pm.CustomDist("y", pm.Normal("bias") + X[:, 0], logp=logp, observed=Y)
+
+
+class Squares(Op):
+    """-(value - mu) ** 2, which PyTensor can't look into."""
+
+    itypes, otypes = [pt.dvector, pt.dvector], [pt.dvector]
+
+    def perform(self, node, inputs, outputs):
+        value, mu = inputs
+        outputs[0][0] = -((value - mu) ** 2)
+
+    def pullback(self, inputs, outputs, gradients):
+        value, mu = inputs
+        return [gradients[0] * 2 * (mu - value), gradients[0] * 2 * (value - mu)]
+
+
+@parallel.row_wise
+class RowWiseSquares(Squares):
+    """The same, said to compute each row by itself."""
+
+
+def of_its_own_operation(squares=RowWiseSquares):
+    def logp(value, mu):
+        return squares()(value, mu)
 
     pm.CustomDist("y", pm.Normal("bias") + X[:, 0], logp=logp, observed=Y)
 
@@ -218,6 +246,7 @@ DIVIDED = {
         multivariate,
         censored,
         custom,
+        of_its_own_operation,
         with_master_terms,
         two_lengths,
         truncated,

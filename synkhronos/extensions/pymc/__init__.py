@@ -32,9 +32,10 @@ from synkhronos._wording import count, whole_number
 from synkhronos.extensions.pymc.checks import checked
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
+from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
 
-__all__ = ["ParallelLikelihood", "likelihood"]
+__all__ = ["ParallelLikelihood", "likelihood", "row_wise"]
 
 _MOST_RANKS = 4096
 _PAYS = 1e-3  # seconds of an evaluation; below, two ranks gain little, or are slower

@@ -73,6 +73,8 @@ def mixed(node, why=None, variable=None) -> Mixed:
         of = f" of {named!r}" if named else ""
         why = f"{name}{of} in its log-likelihood may compute something from several rows"
         advice = [text for kinds, text in _ADVICE.items() if isinstance(node.op, kinds)]
+        if not advice and not any(kind in RULES for kind in type(node.op).__mro__):
+            advice = ["say that it computes each row by itself, if it does, with row_wise"]
         why = ": ".join([why, *advice])
     return Mixed(why, variable)
 
