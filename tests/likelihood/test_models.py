@@ -22,7 +22,7 @@ pytestmark = [
 def test_equal_to_the_plain_model(name):
     model = models.make(models.DIVIDED[name])
     with models.equal_on_ranks(model) as ours:
-        assert "y" in ours.divided and len(ours.worker_pids) == 1
+        assert set(ours.left) <= {"alone"} and len(ours.worker_pids) == 1
     assert "logp" not in vars(model)
 
 
@@ -98,8 +98,10 @@ def test_reasons():
     reasons = {
         models.single_number: "it has no rows",
         models.minibatch: "minibatches",
-        models.lag: "Subtensor .* several rows",
+        models.autoregression: "Subtensor .* several rows",
         models.row_number: "several rows",
+        models.as_many_groups_as_rows: "Subtensor of 'a' in .* several rows: select rows of data",
+        lambda: models.of_its_own_operation(models.Squares): "Squares of 'y' .* with row_wise",
     }
     for definition, reason in reasons.items():
         model = models.make(definition)
@@ -170,6 +172,31 @@ def test_data_of_unequal_lengths():
             function(point)
 
 
+def test_a_parameter_for_each_row_has_the_length_of_the_data():
+    with pm.Model() as model:
+        x, y = pm.Data("x", models.X[:, 0]), pm.Data("y_data", models.Y)
+        pm.Normal("y", pm.Normal("a", shape=models.ROWS) + x, 1.0, observed=y)
+    [point] = models.points(model, 1)
+    with models.equal_on_ranks(model, 3) as ours:
+        assert [term.axes for term in ours._evaluator.terms] == [(0,)]
+        pm.set_data({"x": np.zeros(7), "y_data": np.zeros(7)}, model=model)
+        with pytest.raises(ValueError, match="The data of 'y' have 7 rows, but 'a' has 90"):
+            models.evaluate(model, [point])
+
+
+def test_an_operation_that_is_not_row_wise_is_found_by_its_numbers():
+    @parallel.row_wise
+    class Centred(models.Squares):
+        def perform(self, node, inputs, outputs):
+            value, mu = inputs
+            super().perform(node, [value, mu - mu.mean()], outputs)
+
+    model = models.make(lambda: models.of_its_own_operation(Centred))
+    reason = "parts don't add up to the whole"
+    with pytest.raises(ValueError, match=reason), parallel.likelihood(model, ranks=2):
+        pass
+
+
 def test_functions_of_the_block_refuse_after_it():
     model, point = models.logistic_at_a_point()
     with parallel.likelihood(model, ranks=2):
@@ -193,6 +220,8 @@ def test_arguments():
         assert ours.ranks == 2
         with pytest.raises(ValueError, match="in a likelihood"), parallel.likelihood(model):
             pass
+    with pytest.raises(TypeError, match="op_class must be a class of PyTensor operations, got 3"):
+        parallel.row_wise(3)
     with pm.Model() as empty:
         pm.Normal("x")
     with pytest.raises(ValueError, match="no observed"), parallel.likelihood(empty):

@@ -45,9 +45,9 @@ def sorted_rows():
     normal(pt.sort(pm.Normal("w") * np.sort(X)))
 
 
-def cumulative_sum_of_two_rows():
-    rows = draw.normal(size=(2, N))
-    normal(pt.cumsum(pm.Normal("w") * rows, axis=0), draw.normal(size=(2, N)))
+def cumulative_sum_along_both_axes():
+    rows = pm.Normal("w") * draw.normal(size=(2, N))
+    normal(pt.cumsum(pt.cumsum(rows, axis=0), axis=1), draw.normal(size=(2, N)))
 
 
 def centred_zeros():
@@ -57,10 +57,6 @@ def centred_zeros():
 
 def pairs_side_by_side():
     normal((slope().reshape((-1, 2)) - pm.Normal("m", shape=2)).ravel())
-
-
-def picked_rows():
-    normal(slope()[draw.permutation(N)])
 
 
 def divided_by_the_number_of_rows():
@@ -82,10 +78,9 @@ MIXED = [
     rolled_for_some_parameters,
     largest_far_away,
     sorted_rows,
-    cumulative_sum_of_two_rows,
+    cumulative_sum_along_both_axes,
     centred_zeros,
     pairs_side_by_side,
-    picked_rows,
     divided_by_the_number_of_rows,
     summand_of_no_row,
 ]
@@ -96,6 +91,10 @@ def test_refused_by_the_graph(definition):
     model = models.make(definition)
     with pytest.raises(terms.NotByRows):
         terms.cut(model, model.observed_RVs[0])
+
+
+def picked_rows():
+    normal(slope()[draw.permutation(N)])
 
 
 def ordered():
@@ -136,6 +135,7 @@ def numbers_of_rows():
 
 
 ROW_BY_ROW = [
+    picked_rows,
     ordered,
     softmax,
     truncated,

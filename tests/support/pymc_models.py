@@ -4,7 +4,9 @@ import contextlib
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 from pymc.blocking import DictToArrayBijection
+from pytensor.graph.op import Op
 
 from synkhronos.extensions import pymc as parallel
 
@@ -18,6 +20,7 @@ HITS = random.integers(0, 2, ROWS)
 COUNTS = random.poisson(2.0, ROWS)
 LOG_FACTORIALS = np.array([np.log(np.arange(1, each + 1)).sum() for each in COUNTS])
 KINDS = random.integers(0, 4, ROWS)
+CENSORED = random.random(ROWS) < 0.3
 
 
 def logistic():
@@ -109,6 +112,32 @@ def custom():
     pm.CustomDist("y", pm.Normal("bias") + X[:, 0], logp=logp, observed=Y)
 
 
+class Squares(Op):
+    """-(value - mu) ** 2, which PyTensor can't look into."""
+
+    itypes, otypes = [pt.dvector, pt.dvector], [pt.dvector]
+
+    def perform(self, node, inputs, outputs):
+        value, mu = inputs
+        outputs[0][0] = -((value - mu) ** 2)
+
+    def pullback(self, inputs, outputs, gradients):
+        value, mu = inputs
+        return [gradients[0] * 2 * (mu - value), gradients[0] * 2 * (value - mu)]
+
+
+@parallel.row_wise
+class RowWiseSquares(Squares):
+    """The same, said to compute each row by itself."""
+
+
+def of_its_own_operation(squares=RowWiseSquares):
+    def logp(value, mu):
+        return squares()(value, mu)
+
+    pm.CustomDist("y", pm.Normal("bias") + X[:, 0], logp=logp, observed=Y)
+
+
 def with_master_terms():
     weights = pm.Normal("weights", shape=3)
     pm.Deterministic("squares", weights**2)
@@ -127,6 +156,69 @@ def discrete_parameter():
     early, late = pm.Exponential("early", 1), pm.Exponential("late", 1)
     rate = pm.math.switch(switch >= np.arange(ROWS), early, late)
     pm.Poisson("y", rate, observed=COUNTS)
+
+
+def truncated():
+    mu, sigma = X[:, 0] * pm.Normal("mu"), pm.HalfNormal("sigma")
+    pm.TruncatedNormal("y", mu, sigma, lower=-5.0, observed=Y)
+    pm.Truncated("above", pm.Normal.dist(mu, sigma), upper=5.0, observed=Y)
+
+
+def hurdle():
+    pm.HurdlePoisson(
+        "y", pm.Beta("psi", 1, 1), pm.math.exp(X[:, 0] * pm.Normal("b")), observed=COUNTS
+    )
+
+
+def one_probability():
+    pm.Categorical("y", p=pm.Dirichlet("p", np.ones(4)), observed=KINDS)
+
+
+def missing():
+    a = pm.Normal("a", shape=GROUPS)
+    y = np.where(CENSORED, np.nan, Y)
+    pm.Normal("y", X @ pm.Normal("weights", shape=3) + a[GROUP], 1.0, observed=y)
+
+
+def missing_in_a_matrix():
+    y = np.where(np.arange(3) == GROUP[:, None], np.nan, X)
+    pm.Normal("y", X @ pm.Normal("weights", shape=(3, 3)), 1.0, observed=y)
+
+
+def imputed():
+    x = pm.Normal("x", pm.Normal("mean"), 1.0, observed=np.where(CENSORED, np.nan, X[:, 0]))
+    pm.Normal("y", pm.Normal("weight") * x, 1.0, observed=Y)
+
+
+def survival():
+    eta, chosen = X @ pm.Normal("weights", shape=3), pm.Data("chosen", np.flatnonzero(CENSORED))
+    pm.Gumbel("y", eta[~CENSORED], pm.HalfNormal("beta"), observed=Y[~CENSORED])
+    pm.Bernoulli("alive", logit_p=eta[chosen], observed=HITS[CENSORED])
+    pm.Normal("steps", eta[1:] - eta[:-1], 1.0, observed=np.diff(Y))
+
+
+def parameter_for_each_row():
+    scale = pm.HalfNormal("scale")
+    mu = pm.Normal("a", shape=ROWS) * scale + pm.Normal("steps", shape=ROWS).cumsum()
+    pm.Normal("y", mu + X[:, 0], 1.0, observed=Y)
+
+
+def weighted():
+    dist = pm.Normal.dist(X @ pm.Normal("weights", shape=3), pm.HalfNormal("sigma"))
+    logp = pm.logp(dist, Y)
+    pm.Potential("y", Y**2 * logp)
+    pm.Potential("censored", pm.math.dot(CENSORED * 1.0, logp))
+
+
+def item_response():
+    ability, difficulty = pm.Normal("ability", shape=ROWS), pm.Normal("difficulty", shape=3)
+    pm.Bernoulli("y", logit_p=ability[:, None] - difficulty, observed=X > 0)
+
+
+def panel():
+    """Rows along the last axis, which is the longest one."""
+    a, noise = pm.Normal("a", shape=3), pm.HalfNormal("noise", shape=(3, ROWS))
+    pm.Normal("y", a[:, None] + pm.Normal("b") * Y, noise, observed=X.T.copy())
 
 
 def one_and_one_left():
@@ -154,8 +246,20 @@ DIVIDED = {
         multivariate,
         censored,
         custom,
+        of_its_own_operation,
         with_master_terms,
         two_lengths,
+        truncated,
+        hurdle,
+        one_probability,
+        missing,
+        missing_in_a_matrix,
+        imputed,
+        survival,
+        parameter_for_each_row,
+        weighted,
+        item_response,
+        panel,
         discrete_parameter,
         one_and_one_left,
     )
@@ -175,12 +279,6 @@ def random_walk():
     pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("sigma"), init_dist=pm.Normal.dist(), observed=Y)
 
 
-def missing():
-    data = Y.copy()
-    data[3] = np.nan
-    pm.Normal("y", pm.Normal("mu") + X[:, 0], 1.0, observed=np.ma.masked_invalid(data))
-
-
 def row_number():
     # The number of rows is part of each row's likelihood.
     x = pm.Data("x", X[:, 0])
@@ -193,8 +291,9 @@ def sum_of_rows():
     pm.Normal("y", mu - mu.mean(), 1.0, observed=Y)
 
 
-def parameter_for_each_row():
-    pm.Normal("y", pm.Normal("a", shape=ROWS), 1.0, observed=Y)
+def as_many_groups_as_rows():
+    a = X[:, 0] * pm.Normal("a", shape=ROWS)
+    pm.Normal("y", a[random.integers(0, ROWS, ROWS)], 1.0, observed=Y)
 
 
 def minibatch():
@@ -206,25 +305,17 @@ def single_number():
     pm.Normal("y", pm.Normal("mu"), 1.0, observed=0.5)
 
 
-def lag():
-    # Each row depends on the one before it.
-    x = pm.Normal("weight") * X[:, 0]
-    pm.Normal("y", pm.math.concatenate([x[:1], x[:-1]]), 1.0, observed=Y)
-
-
 REFUSED = {
     each.__name__: each
     for each in (
         gaussian_process,
         autoregression,
         random_walk,
-        missing,
         row_number,
         sum_of_rows,
-        parameter_for_each_row,
+        as_many_groups_as_rows,
         minibatch,
         single_number,
-        lag,
     )
 }
 

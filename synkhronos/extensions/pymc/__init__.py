@@ -3,8 +3,8 @@
 with parallel.likelihood(model, ranks=4):
     idata = pm.sample(chains=4, cores=1)
 
-model.logp()  ──▶  priors, potentials, likelihoods that can't be divided     in the master
-              ──▶  likelihoods of observed variables, and their gradients    on all ranks, by rows
+model.logp()  ──▶  priors, and what can't be divided                     in the master
+              ──▶  likelihoods and potentials of data, their gradients   on all ranks, by rows
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from synkhronos._wording import count, whole_number
 from synkhronos.extensions.pymc.checks import checked
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
-from synkhronos.extensions.pymc.terms import NotByRows, cut, first_line
+from synkhronos.extensions.pymc.row_axes import row_wise
+from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
 
-__all__ = ["ParallelLikelihood", "likelihood"]
+__all__ = ["ParallelLikelihood", "likelihood", "row_wise"]
 
 _MOST_RANKS = 4096
 _PAYS = 1e-3  # seconds of an evaluation; below, two ranks gain little, or are slower
@@ -48,9 +49,9 @@ class ParallelLikelihood:
     ranks : int
         The number of ranks, this process included.
     divided : list of str
-        Names of the observed variables whose rows are divided over the ranks.
+        Names of the observed variables and potentials whose rows are divided over the ranks.
     left : dict of str
-        Names of the observed variables whose likelihood the master computes, each with the reason.
+        Names of those with rows that the master computes nevertheless, each with the reason.
     """
 
     def __init__(self, model, evaluator, left):
@@ -116,7 +117,8 @@ def likelihood(
 
         log p(y | parameters) = sum over ranks r of log p(rows of y on r | parameters)
 
-    Priors, transforms, potentials and deterministics stay in this process. ``pm.sample``,
+    A potential that is a sum over rows of data, such as one of weighted likelihoods, is divided,
+    too. Priors, transforms and deterministics stay in this process. ``pm.sample``,
     ``pm.find_MAP``, ``pm.fit`` and ``pm.sample_smc`` use the ranks; what they return is that of the
     plain model, up to rounding. ``pm.set_data`` may give data of other lengths.
 
@@ -214,25 +216,27 @@ def _check_model(model):
         )
     if isinstance(vars(model).get("logp"), _Logp):
         raise ValueError("The model is in a likelihood() block already.")
-    if not model.observed_RVs:
-        raise ValueError("The model has no observed variables, so there is nothing to divide.")
 
 
 def _divide(model, n_ranks):
     """Return an evaluator of all likelihoods that can be divided; and why others can't."""
     terms, functions, left, seconds = [], [], {}, 0.0
-    for observed in model.observed_RVs:
+    for observed in [*model.observed_RVs, *model.potentials]:
         try:
             term = cut(model, observed)
             function, its_seconds = checked(model, observed, term)
             functions.append(function)
             terms.append(term)
             seconds += its_seconds
+        except NoRows:
+            log.debug("%r stays in the master", observed.name)
         except NotByRows as error:
             left[observed.name] = str(error)
         except raised_here(Exception) as error:  # such as PyTensor's, for sparse data
             log.debug("%r can't be divided", observed.name, exc_info=True)
             left[observed.name] = first_line(error)
+    if not terms and not left:
+        raise ValueError("The model has no observed variables, so there is nothing to divide.")
     if not terms:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
         raise ValueError(

@@ -17,7 +17,7 @@ from pytensor.compile.mode import Mode
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count
-from synkhronos.extensions.pymc.evaluator import compiled
+from synkhronos.extensions.pymc.evaluator import along, compiled
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
@@ -95,14 +95,27 @@ class _Parts:
 
     def __call__(self, values, chosen):
         rows = [
-            each.arranged(np.take(array, chosen, axis=each.axis))
+            each.arranged(along(array, each.axis, chosen))
             for array, each in zip(self._arrays, self._term.rows)
         ]
+        own = [along(value, axis, chosen).copy() for value, axis in zip(values, self._term.axes)]
         begin = time.perf_counter()
-        [result] = self._function(*values, *rows)
+        [result] = self._function(*own, *rows)
         if len(chosen) == self._term.length:
             self.seconds = min(self.seconds, time.perf_counter() - begin)
-        return np.array(result)
+        return self._of_all_rows(np.array(result), values, chosen)
+
+    def _of_all_rows(self, result, values, chosen):
+        """Return the gradients with zeros for all other rows of parameters."""
+        found, begin = [result[:1]], 1
+        for value, axis, parameter in zip(values, self._term.axes, self._term.parameters):
+            if is_float(parameter):
+                gradient = np.zeros(value.shape)
+                where = along(np.arange(value.size).reshape(value.shape), axis, chosen)
+                gradient.flat[where.ravel()] = result[begin : begin + where.size]
+                found.append(gradient.ravel())
+                begin += where.size
+        return np.concatenate(found)
 
 
 def _compare(term, parts, values, plains, order):

@@ -63,13 +63,26 @@ class Evaluate:
 
 
 class _Run:
-    """One rank's evaluation of one term: a compiled function, its arguments, a place for results.
+    """One rank's evaluation of one term: a compiled function, its arguments, places for results.
 
     The machine of a function is called, not the function, which checks its arguments.
+
+    Parameters
+    ----------
+    function : callable
+    arguments : list of numpy.ndarray
+    copies : list of tuple of numpy.ndarray
+        Arguments, each with the values that it is a copy of.
+    outs : list of numpy.ndarray
+        Where parts of the result belong, one after the other; none if there are no rows.
     """
 
-    def __init__(self, function, arguments, has_rows, out):
-        self._call, self._out, self._has_rows = function.vm, out, has_rows
+    def __init__(self, function, arguments, copies, outs):
+        self._call, self._copies = function.vm, copies
+        ends = np.cumsum([each.size for each in outs]).tolist()
+        self._outs = [
+            (out, slice(end - out.size, end)) for out, end in zip(outs, ends, strict=True)
+        ]
         self._cells = [each.storage for each in function.input_storage]
         self._arguments = arguments
         self._result = function.output_storage[0].storage
@@ -81,9 +94,13 @@ class _Run:
 
     def run(self):
         """Compute the log-likelihood and gradients of this rank's rows."""
-        if self._has_rows:
+        if self._outs:
+            for own, values in self._copies:
+                own[...] = values
             self._call()
-            self._out[...] = self._result[0]
+            [result] = self._result
+            for out, part in self._outs:
+                out[...] = result[part].reshape(out.shape)
 
 
 class Evaluator:
@@ -131,7 +148,7 @@ class Evaluator:
         self._prepared = None  # the runs of this process's rank that have their arguments
         self._sources: list = []  # the cells of shared variables, and the data that were in them
         self._values, self._parts = np.empty(0), []  # in shared memory; a part of each rank
-        self._casts: list = []  # values of parameters that are no floats, and where they come from
+        self._whole: list[slice] = []  # of the parts, what is summed; ranks share the rest
         self._lengths = b""
 
     def __reduce__(self):
@@ -165,8 +182,9 @@ class Evaluator:
                     self._values[...] = values
                     self._session.run(command)
                     total = self._parts[0].copy()
-                    for part in self._parts[1:]:
-                        total += part
+                    for whole in self._whole:
+                        for part in self._parts[1:]:
+                            total[whole] += part[whole]
             except WorkerDied as death:
                 death = _advised(death)
                 # nutpie takes any error of an evaluation for a point out of bounds, and goes on.
@@ -189,8 +207,6 @@ class Evaluator:
 
     def compute(self, rank: int, gradients: bool) -> None:
         """Compute the part of a rank, into shared memory."""
-        for own, part in self._casts:
-            own[...] = part
         runs = self._runs[gradients][rank]
         if self._prepared is not runs:  # by the first evaluation of this kind, in this process
             for run in runs:
@@ -290,41 +306,52 @@ class Evaluator:
         shapes = [list(each.type.shape) for each in self.parameters]
         for (i, axis), length in zip(self.unknown, values):
             shapes[i][axis] = int(length)
-        sizes = iter(shapes)
-        self._widths = []
+        of_parameters = iter(shapes)
+        self._begins, width = [], 0
         for term in self.terms:
-            own = [math.prod(next(sizes)) * is_float(each) for each in term.parameters]
-            self._widths.append(1 + sum(own))
-        self._begins = [sum(self._widths[:i]) for i in range(len(self._widths))]
+            self._begins.append(width)
+            self._whole.append(slice(width, width := width + 1))
+            for parameter, axis in zip(term.parameters, term.axes):
+                size = math.prod(next(of_parameters)) * is_float(parameter)
+                if axis is None:
+                    self._whole[-1:] = _joined(self._whole[-1], slice(width, width + size))
+                width += size
         # Each rank's part begins in a cache line of its own.
-        stride = -(-sum(self._widths) // _LINE) * _LINE
+        stride = -(-width // _LINE) * _LINE
         memory = Segments().create(8 * (self.n_ranks * stride + values.size))
-        self._parts = list(memory.array("float64", (self.n_ranks, stride))[:, : sum(self._widths)])
+        self._parts = list(memory.array("float64", (self.n_ranks, stride))[:, :width])
         self._values = memory.array("float64", values.shape, 8 * self.n_ranks * stride)
         self._values[...] = values
         parameters, begin = [], n_unknown
-        for parameter, shape in zip(self.parameters, shapes):
+        for shape in shapes:
             end = begin + math.prod(shape)
-            own = self._values[begin:end].reshape(shape)
-            if parameter.dtype != "float64":
-                self._casts.append((own.astype(parameter.dtype), own))
-                own = self._casts[-1][0]
-            parameters.append(own)
+            parameters.append(self._values[begin:end].reshape(shape))
             begin = end
         return parameters
 
     def _runs_of(self, rank, gradients, functions, parameters, data):
         parameters = iter(parameters)
-        for term, function, (length, arrays), begin, width in zip(
-            self.terms, functions, data, self._begins, self._widths
-        ):
+        for term, function, (length, arrays), at in zip(self.terms, functions, data, self._begins):
             first, last = share(length, self.n_ranks, rank)
-            arguments = [next(parameters) for _ in term.parameters]
+            chosen = slice(first, last)
+            arguments, copies, outs = [], [], [self._parts[rank][at : at + 1]]
+            at += 1
+            for parameter, axis in zip(term.parameters, term.axes):
+                value = next(parameters)
+                _check_rows(term, parameter, value, axis, length)
+                own = along(value, axis, chosen)
+                if parameter.dtype != "float64" or not own.flags.c_contiguous:
+                    copies.append((np.empty(own.shape, parameter.dtype), own))
+                    own = copies[-1][0]
+                arguments.append(own)
+                if gradients and is_float(parameter):
+                    # No other rank writes where the gradients for rows of this rank are.
+                    part = self._parts[rank if axis is None else 0][at : at + value.size]
+                    outs.append(along(part.reshape(value.shape), axis, chosen))
+                    at += value.size
             for rows, array in zip(term.rows, arrays):
-                chosen = (slice(None),) * rows.axis + (slice(first, last),)
-                arguments.append(rows.arranged(array[chosen]))
-            out = self._parts[rank][begin : begin + (width if gradients else 1)]
-            yield _Run(function, arguments, last > first, out)
+                arguments.append(rows.arranged(along(array, rows.axis, chosen)))
+            yield _Run(function, arguments, copies, outs if last > first else [])
 
     def _start_session(self):
         check_sharing()
@@ -364,6 +391,23 @@ def compiled(term: Term, gradients: bool):
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
     mode = vectorized.including(get_default_mode())
     return compile_function(inputs, [output], mode=mode, on_unused_input="ignore", trust_input=True)
+
+
+def along(array: np.ndarray, axis: int | None, chosen) -> np.ndarray:
+    """Return some rows of an array, or all of one that has none."""
+    return array if axis is None else array[(slice(None),) * axis + (chosen,)]
+
+
+def _joined(one, other):
+    return [slice(one.start, other.stop)] if one.stop == other.start else [one, other]
+
+
+def _check_rows(term, parameter, value, axis, length):
+    if axis is not None and value.shape[axis] != length:
+        raise ValueError(
+            f"The data of {term.name!r} have {length} rows, but {parameter.name!r} has "
+            f"{value.shape[axis]}: one for each row of the data that the model was made with."
+        )
 
 
 def _restored(number, terms, n_ranks, check_bounds):

@@ -14,6 +14,7 @@ import numpy as np
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Variable
+from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as scalar
 from pytensor.tensor import math
@@ -40,7 +41,35 @@ from synkhronos.extensions.pymc.row_states import (
     rule,
 )
 
-__all__ = ["Mixed", "check"]
+__all__ = ["Mixed", "check", "row_wise"]
+
+
+def row_wise(op_class: type[Op]) -> type[Op]:
+    """Say that an operation computes each row by itself, so that its rows can be divided.
+
+    Row ``i`` of each output may depend on row ``i`` of the inputs that have rows, along their first
+    axes, and on inputs without rows. The operation must take any number of rows. Inside of
+    :func:`likelihood` numbers are compared at two points, as for other operations.
+
+    Parameters
+    ----------
+    op_class : subclass of pytensor.graph.op.Op
+
+    Returns
+    -------
+    type
+        The same class: ``@row_wise`` may stand above it.
+    """
+    if not (isinstance(op_class, type) and issubclass(op_class, Op)):
+        raise TypeError(f"op_class must be a class of PyTensor operations, got {op_class!r}.")
+    rule(op_class)(_first_axis)
+    return op_class
+
+
+def _first_axis(op, node, states):
+    if not only(states, Along(0)) or any(each.ndim == 0 for each in node.outputs):
+        raise mixed(node)
+    return Along(0)
 
 
 def check(logp: Variable, rows: dict[Variable, int]) -> dict[Variable, int]:
@@ -197,7 +226,7 @@ def _product(node, ndims, states):
     if all(is_summed):
         return TOTAL
     if any(is_summed) or all(along):
-        raise mixed(node)
+        raise mixed(node, variable=node.inputs[along.index(False)] if False in along else None)
     if along[0]:
         return Along(left.axis)
     return Along(ndims[0] - 1 + right.axis - (right.axis > summed[1]))

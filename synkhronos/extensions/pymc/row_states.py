@@ -18,13 +18,20 @@ import numpy as np
 from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Constant
 from pytensor.tensor import basic, subtensor
-from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.elemwise import CAReduce, DimShuffle
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.type_other import NoneTypeT
 
 
 class Mixed(ValueError):
-    """An operation computes something from several rows."""
+    """An operation computes something from several rows.
+
+    `variable`, if it is known, would have to have rows.
+    """
+
+    def __init__(self, message: str, variable=None):
+        super().__init__(message)
+        self.variable = variable
 
 
 class Kind(enum.Enum):
@@ -53,14 +60,39 @@ class Lengths:
     flags: tuple[bool, ...]
 
 
+_MOST_ASKED = 100  # variables, for a name
+
 Rule = Callable[[Any, Any, list], Any]
 RULES: dict[type, Rule] = {}
 
 
-def mixed(node, why=None) -> Mixed:
+def mixed(node, why=None, variable=None) -> Mixed:
     """Return the exception for an operation without a rule."""
-    name = str(node.op).partition("{")[0]
-    return Mixed(why or f"{name} in its log-likelihood may compute something from several rows")
+    if why is None:
+        name, named = str(node.op).partition("{")[0], _named(node.inputs)
+        of = f" of {named!r}" if named else ""
+        why = f"{name}{of} in its log-likelihood may compute something from several rows"
+        advice = [text for kinds, text in _ADVICE.items() if isinstance(node.op, kinds)]
+        if not advice and not any(kind in RULES for kind in type(node.op).__mro__):
+            advice = ["say that it computes each row by itself, if it does, with row_wise"]
+        why = ": ".join([why, *advice])
+    return Mixed(why, variable)
+
+
+def _named(variables):
+    """Return the name of the nearest variable that these are computed from, and that has one."""
+    variables = list(variables)
+    for each in variables:  # which grow
+        if each.name:
+            return each.name
+        variables += each.owner.inputs if each.owner and len(variables) < _MOST_ASKED else []
+    return None
+
+
+_ADVICE = {
+    (subtensor.Subtensor, subtensor.AdvancedSubtensor): "select rows of data, as x[rows] @ b",
+    CAReduce: "compute it from data alone, as (x - x.mean(axis=0)) @ b",
+}
 
 
 def rule(*kinds):
@@ -76,7 +108,9 @@ def rule(*kinds):
 def refuse_length(variable, axis):
     """Raise Mixed for an array that is no data and has any length along an axis of rows but 1."""
     if axis >= 0 and not variable.type.broadcastable[axis]:
-        raise Mixed("an array that is no data has as many elements as there are rows")
+        name = _named([variable])
+        what = f"{name!r}, which is no data," if name else "an array that is no data"
+        raise Mixed(f"{what} has as many elements as there are rows", variable)
 
 
 def only(states, *allowed) -> bool:
@@ -149,8 +183,9 @@ def _join(op, node, states):
     if all(state is TOTAL for state in states):
         return TOTAL
     [first, *_] = states
+    without = [each for each, state in zip(node.inputs, states, strict=True) if state is None]
     if not isinstance(first, Along) or set(states) != {first} or first.is_number:
-        raise mixed(node)
+        raise mixed(node, variable=without[0] if without else None)
     if first.axis == op.axis % node.inputs[0].ndim:
         raise mixed(node)
     return first
@@ -232,17 +267,25 @@ def _subtensor(op, node, states):
         raise mixed(node)
     if state in (TOTAL, ALL, COUNTED):
         return state
-    if state.axis < len(indices) and not _is_whole(indices[state.axis]):
+    if state.axis < len(indices) and not is_whole(indices[state.axis]):
         raise mixed(node)
     gone = sum(not isinstance(each, slice) for each in indices[: state.axis])
     return Along(state.axis - gone, state.is_number)
 
 
-def _is_whole(index):
-    return isinstance(index, slice) and all(
-        part is None or isinstance(getattr(part, "type", None), NoneTypeT)
-        for part in (index.start, index.stop, index.step)
-    )
+def bounds(index) -> list[Any]:
+    """Return the numbers of a slice, without those that are left out."""
+    parts = (index.start, index.stop, index.step) if isinstance(index, slice) else ()
+    return [
+        part
+        for part in parts
+        if part is not None and not isinstance(getattr(part, "type", None), NoneTypeT)
+    ]
+
+
+def is_whole(index) -> bool:
+    """Return whether an index takes all elements of an axis."""
+    return isinstance(index, slice) and not bounds(index)
 
 
 def _part_of_lengths(state, indices):
@@ -298,7 +341,7 @@ def _advanced_subtensor(op, node, states):
         if state_of.get(each) is None and places:
             [own] = [place - (n_new - each.ndim) for place in places][:1]
             if own >= 0 and not each.type.broadcastable[own]:
-                raise mixed(node)
+                raise mixed(node, variable=each if state is not None else value)
     at = min(arrays)
     are_adjacent = max(arrays) - at + 1 == len(arrays)
     first = at if are_adjacent else 0
@@ -307,7 +350,7 @@ def _advanced_subtensor(op, node, states):
         raise mixed(node)
     if state is None:
         if numbered:
-            raise mixed(node, "its log-likelihood computes with the numbers of rows")
+            raise mixed(node, "its log-likelihood computes with the numbers of rows", value)
         return Along(first + places.pop())
     if not isinstance(state, Along) or state.is_number:
         raise mixed(node)
@@ -315,7 +358,7 @@ def _advanced_subtensor(op, node, states):
         if numbered != {state.axis}:
             raise mixed(node)
         return Along(first + places.pop())
-    if state.axis in arrays or not _is_whole(indices[state.axis]):
+    if state.axis in arrays or not is_whole(indices[state.axis]):
         raise mixed(node)
     before = [axis for axis in range(value.ndim) if axis not in arrays and axis < state.axis]
     is_behind = not are_adjacent or state.axis > at

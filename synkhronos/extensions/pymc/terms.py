@@ -5,7 +5,8 @@
     data with rows ───────────┘
 
 The frontier is the last of the graph that is the same on all ranks: for ``a[group]`` it is ``a``,
-and a rank takes its rows of ``group``. What comes before the frontier stays in the master, with
+and a rank takes its rows of ``group``. Parameters may have rows, too: these are of the frontier,
+and a rank takes its rows of them. What comes before the frontier stays in the master, with
 priors, transforms and potentials, and PyTensor derives it there. `row_axes` tests that no operation
 behind the frontier computes something from several rows, but for the sum at the end.
 
@@ -38,23 +39,31 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.shape import Shape, SpecifyShape
 from pytensor.tensor.sharedvar import TensorSharedVariable
-from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor, IncSubtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneConst
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos.extensions.pymc import row_axes
+from synkhronos.extensions.pymc.selections import Selections
 
 SMALL = 32  # elements
+_MANY = 32  # rows of data that make it worth to divide a potential
+_MOST_AXES = 4  # that are tried
+_MOST_TRIES = 12  # to give parameters rows; each derives the log-likelihood anew
 _FREE = scalar.Neg, scalar.Identity, scalar.Second  # as fast to compute as to read
 AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
 
 
 class NotByRows(ValueError):
     """The likelihood of an observed variable can't be computed by parts of its rows."""
+
+
+class NoRows(NotByRows):
+    """A potential has no data of many rows."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class Term:
     name: str
     frontier: tuple[Variable, ...]  # of the model's random variables
     parameters: tuple[Variable, ...]  # take their places
+    axes: tuple[int | None, ...]  # of the rows of each parameter; None for one without rows
     rows: tuple[RowData, ...]
     logp: Variable
     length: int  # the number of rows when it was cut
@@ -101,37 +111,163 @@ class Term:
 
 @recurses_deep
 def cut(model, observed) -> Term:
-    """Cut the log-likelihood of an observed variable out of its model.
+    """Cut the log-likelihood of an observed variable, or a potential, out of its model.
+
+    Its rows lie along the longest axis of the data that works.
 
     Raises
     ------
     NotByRows
         If its graph shows that it can't be computed by parts of the rows.
+    NoRows
+        For a potential without data of many rows.
     """
-    data = model.rvs_to_values[observed]
-    _check(model, observed, data)
     stand_ins = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     others = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs if rv is not observed}
-    drawn, data = replaced([observed, data], {**stand_ins, **others})
-    length = values_of([data])[0].shape[0]
-    rows = _find_rows([drawn, data], set(stand_ins.values()), length)
-    drawn, data = replaced([drawn, data], {each.data: each.variable for each in rows})
-    try:
-        with _quiet():
-            logp = pm.logp(drawn, data, warn_rvs=False).sum()
-    except raised_here(Exception) as error:  # of any kind, from the code of the distribution
-        raise NotByRows(
-            f"PyMC derives no log-likelihood of parts of its rows: {first_line(error)}"
-        ) from error
-    if rvs_in_graph([logp]):
-        raise NotByRows("its log-likelihood draws random numbers")
-    term = _cut_at_frontier(observed.name, logp, stand_ins, rows, length)
-    term = replace(term, logp=_cast(term.logp, {each.variable for each in term.rows}))
-    try:
-        axes = row_axes.check(term.logp, {each.variable: each.axis for each in term.rows})
-    except row_axes.Mixed as error:
-        raise NotByRows(str(error)) from error
-    return _with_factors(_with_group_numbers(_with_computed_rows(term, axes)))
+    is_potential = observed in model.potentials
+    graphs = [observed] if is_potential else [observed, model.rvs_to_values[observed]]
+    if not is_potential:
+        _check(model, *graphs)
+    drawn, *data = replaced(graphs, {**stand_ins, **others})
+    drawn = _with_moved_selections(_with_plain_constants(drawn), set(stand_ins.values()))
+    cutting = _Cutting(model, observed.name, drawn, data, stand_ins)
+    if is_potential:
+        found = _data_in([drawn], set(stand_ins.values()))
+        lengths = {n for each in values_of(found) for n in np.shape(each) if n >= _MANY}
+        if not lengths:
+            raise NoRows("it has no data of many rows")
+        axes = [(None, length) for length in lengths]
+    else:
+        axes = list(enumerate(values_of(data)[0].shape))
+    axes = sorted(axes, key=lambda each: each[1], reverse=True)[:_MOST_AXES]
+    return _first_that_works(lambda each: cutting.term(*each, {}), axes)
+
+
+def _first_that_works(function, choices):
+    """Return the first result that is no NotByRows; or raise the first of these."""
+    refusals = []
+    for choice in choices:
+        try:
+            return function(choice)
+        except NotByRows as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+class _Cutting:
+    """Cuts terms out of the graphs of an observed variable and its data, or of a potential."""
+
+    def __init__(self, model, name, drawn, data, stand_ins):
+        self._model, self._name, self._drawn, self._data = model, name, drawn, data
+        self._stand_ins = set(stand_ins.values())
+        self._back = {stand_in: rv for rv, stand_in in stand_ins.items()}
+        self._n_left = _MOST_TRIES
+
+    def term(self, axis, length, with_rows) -> Term:
+        """Return the term whose rows lie along an axis of the data.
+
+        `with_rows` has variables of the graph that have rows, and their axes. Where another one
+        has as many elements, and meets rows, it is tried whether these are its rows.
+        """
+        self._n_left -= 1
+        try:
+            return self._cut(axis, length, with_rows)
+        except _MeetsRows as refusal:
+            choices = self._with_more_rows(refusal.sources, length, with_rows)
+            if not choices or self._n_left < 0:
+                raise
+            return _first_that_works(lambda each: self.term(axis, length, each), choices)
+
+    def _cut(self, axis, length, with_rows):
+        sliced = {each: _of_unknown_length(each, at) for each, at in with_rows.items()}
+        drawn, *data = replaced([self._drawn, *self._data], sliced)
+        parameters = {*self._stand_ins, *sliced.values()}
+        rows = _find_rows(drawn, data, parameters, axis, length)
+        drawn, *data = replaced([drawn, *data], {each.data: each.variable for each in rows})
+        try:
+            with _quiet():
+                logp = (pm.logp(drawn, *data, warn_rvs=False) if data else drawn).sum()
+        except raised_here(Exception) as error:  # of any kind, from the code of the distribution
+            raise NotByRows(
+                f"PyMC derives no log-likelihood of parts of its rows: {first_line(error)}"
+            ) from error
+        if rvs_in_graph([logp]):
+            raise NotByRows("its log-likelihood draws random numbers")
+        frontier, behind = _frontier(
+            logp, parameters, {*sliced.values(), *(r.variable for r in rows)}, length
+        )
+        known = _known_numbers(frontier)
+        frontier = [each for each in frontier if each not in known]
+        whole = {each: each.type(name=each.name) for each in frontier}
+        [logp] = replaced([logp], {**known, **whole})
+        logp = _cast(logp, {each.variable for each in rows})
+        sliced = {each: stand_in for each, stand_in in sliced.items() if stand_in in behind}
+        term = Term(
+            self._name,
+            tuple(replaced([*frontier, *sliced], self._back)),
+            (*whole.values(), *sliced.values()),
+            (*[None] * len(whole), *(with_rows[each] for each in sliced)),
+            tuple(each for each in rows if each.variable in behind),
+            logp,
+            length,
+        )
+        axes = {each.variable: each.axis for each in term.rows}
+        axes.update((stand_in, with_rows[each]) for each, stand_in in sliced.items())
+        try:
+            axes = row_axes.check(logp, axes)
+        except row_axes.Mixed as error:
+            above = set(_inputs_first([] if error.variable is None else [error.variable]))
+            raise _MeetsRows(error, [each for each in frontier if whole[each] in above]) from error
+        return _with_factors(_with_group_numbers(_with_computed_rows(term, axes)))
+
+    def _with_more_rows(self, sources, length, with_rows):
+        """Return choices of what has rows: parameters, or what the model computes from them."""
+        in_model = set(_inputs_first([self._drawn]))
+        above = [each for each in _inputs_first(sources) if each in in_model and _is_array(each)]
+        shapes = dict(zip(above, self._shapes(above), strict=True))
+        axes = {each: shape.index(length) for each, shape in shapes.items() if length in shape}
+        free = {each: axis for each, axis in axes.items() if each in self._stand_ins}
+        nearest, stack = {}, list(sources)
+        while stack:
+            each = stack.pop()
+            if each in axes:
+                nearest[each] = axes[each]
+            elif each.owner:
+                stack.extend(each.owner.inputs)
+        choices = [{**with_rows, **more} for more in (free, nearest)]
+        return [each for i, each in enumerate(choices) if each not in [with_rows, *choices[:i]]]
+
+    def _shapes(self, variables):
+        """Return the shapes that variables have at the initial point."""
+        variables = [pt.shape(each) for each in replaced(variables, self._back)]
+        shapes = self._model.replace_rvs_by_values(variables)
+        given = {"mode": AT_ONCE, "on_unused_input": "ignore"}
+        found = pytensor.function(self._model.value_vars, shapes, **given)
+        return [tuple(each) for each in found(**self._model.initial_point(random_seed=0))]
+
+
+class _MeetsRows(NotByRows):
+    """Variables meet rows, and have none. `sources` are parameters they are computed from."""
+
+    def __init__(self, error, sources):
+        super().__init__(str(error))
+        self.sources = sources
+
+
+def _of_unknown_length(variable, axis):
+    shape = [None if i == axis else n for i, n in enumerate(variable.type.shape)]
+    return TensorType(variable.dtype, tuple(shape))(name=variable.name)
+
+
+def _with_plain_constants(graph):
+    """Make numbers with added axes constants, by which PyMC sees that a bound is infinite."""
+    found = {}
+    for each in _inputs_first([graph]):
+        if each.owner and isinstance(each.owner.op, DimShuffle):
+            [number] = [found.get(inner, inner) for inner in each.owner.inputs]
+            if isinstance(number, Constant) and number.data.size == 1:
+                found[each] = pt.constant(number.data.reshape((1,) * each.ndim))
+    return replaced([graph], found)[0]
 
 
 def _with_factors(term) -> Term:
@@ -255,10 +391,48 @@ def _check(model, observed, data):
         raise NotByRows("it has no rows: its data are one number")
 
 
-def _find_rows(graphs, stand_ins, length) -> list[RowData]:
+def _with_moved_selections(graph, stand_ins):
+    selections = Selections(
+        _depending(lambda each: each in stand_ins or not _is_data(each)),
+        _depending(
+            lambda each: each.owner is None and _is_data(each) and np.size(_value(each)) > 1
+        ),
+        values_of,
+    )
+    moved = {each: selections.moved(each) for each in _inputs_first([graph])}
+    return replaced([graph], {old: new for old, new in moved.items() if new is not None})[0]
+
+
+def _depending(is_source):
+    """Return a function that says whether a variable is a source, or computed from one."""
+    known: dict[Variable, bool] = {}
+
+    def depends(variable):
+        for each in _inputs_first([variable], known):
+            if each not in known:
+                inputs = each.owner.inputs if each.owner else ()
+                known[each] = is_source(each) or any(known[one] for one in inputs)
+        return known[variable]
+
+    return depends
+
+
+def _find_rows(drawn, data, parameters, axis, length) -> list[RowData]:
     """Return the largest parts of the graphs that are data with `length` rows."""
-    not_data = _computed_from(graphs, lambda each: each in stand_ins or not _is_data(each))
-    fixed, seen, stack = [], set(), list(graphs)
+    found = []
+    for variable in _data_in([drawn, *data], parameters, length):
+        [value] = values_of([variable])
+        shape = np.shape(value)
+        is_alike = axis is not None and len(shape) == data[0].ndim and shape[axis] == length
+        own = axis if is_alike else shape.index(length)
+        found.append(RowData(variable, _of_unknown_length(variable, own), own))
+    return found
+
+
+def _data_in(graphs, parameters, length=None) -> list[Variable]:
+    """Return the largest parts of graphs that are data, of this length along any axis."""
+    not_data = _computed_from(graphs, lambda each: each in parameters or not _is_data(each))
+    found, seen, stack = [], set(), list(graphs)
     while stack:
         variable = stack.pop()
         if variable in seen:
@@ -266,40 +440,36 @@ def _find_rows(graphs, stand_ins, length) -> list[RowData]:
         seen.add(variable)
         inputs = variable.owner.inputs if variable.owner else ()
         if variable in not_data:
-            stack.extend(inputs)
-            continue
-        [value] = values_of([variable])
-        if length in np.shape(value):
-            axis = np.shape(value).index(length)
-            shape = [None if i == axis else n for i, n in enumerate(variable.type.shape)]
-            stand_in = TensorType(variable.dtype, tuple(shape))(name=variable.name)
-            fixed.append(RowData(variable, stand_in, axis))
+            # The master computes all of an array that it puts together, such as imputed values.
+            is_set = inputs and isinstance(variable.owner.op, IncSubtensor | AdvancedIncSubtensor)
+            stack.extend(() if is_set else inputs)
+        elif length is None or length in np.shape(values_of([variable])[0]):
+            found.append(variable)
         elif not is_float(variable):  # a mean of all rows stays whole, a number of rows does not
             stack.extend(inputs)
-    return fixed
+    return found
 
 
-def _cut_at_frontier(name, logp, stand_ins, rows, length):
-    with_rows = _computed_from([logp], {each.variable for each in rows}.__contains__)
-    is_parameter = set(stand_ins.values()).__contains__
+def _frontier(logp, parameters, sources, length):
+    """Return the last variables that are computed from parameters alone; and all with rows."""
+    behind = _computed_from([logp], sources.__contains__)
     moving = _computed_from(
-        [logp], lambda each: is_parameter(each) or isinstance(each, TensorSharedVariable)
+        [logp], lambda each: each in parameters or isinstance(each, TensorSharedVariable)
     )
-    if logp not in with_rows:
+    if logp not in behind:
         raise NotByRows("its log-likelihood does not depend on its data")
     frontier = {}  # in a fixed order
     for variable in _inputs_first([logp]):
-        if variable.owner is None or variable not in with_rows:
+        if variable.owner is None or variable not in behind:
             continue
         for each in variable.owner.inputs:
-            if each in moving and each not in with_rows:
+            if each in moving and each not in behind:
                 frontier[each] = None
-    frontier = _smaller(frontier, moving)
-    parameters = [each.type(name=each.name) for each in frontier]
-    [logp] = replaced([logp], dict(zip(frontier, parameters, strict=True)))
-    back = {stand_in: rv for rv, stand_in in stand_ins.items()}
-    rows = [each for each in rows if each.variable in with_rows]
-    return Term(name, tuple(replaced(frontier, back)), tuple(parameters), tuple(rows), logp, length)
+    return _smaller(frontier, moving, length), behind
+
+
+def _is_array(variable):
+    return isinstance(variable.type, TensorType)
 
 
 def is_float(variable) -> bool:
@@ -307,20 +477,20 @@ def is_float(variable) -> bool:
     return getattr(variable, "dtype", "").startswith("float")
 
 
-def _smaller(frontier, moving):
+def _smaller(frontier, moving, length):
     """Move a frontier towards the parameters where that leaves fewer or simpler variables.
 
     Each variable of the frontier is copied in each evaluation; a few numbers are computed in less
-    time on each rank.
+    time on each rank. What may have rows stays.
     """
     kept, near = {}, {}
     for variable in frontier:
         while variable.owner and isinstance(variable.owner.op, DimShuffle):
             [variable] = variable.owner.inputs
-        is_far = isinstance(variable.type, TensorType) and not _is_small(variable)
+        is_far = _is_array(variable) and (length in variable.type.shape or not _is_small(variable))
         (kept if is_far else near)[variable] = None
     sources = [each for each in _inputs_first(near) if each in moving and each.owner is None]
-    must_move = not all(isinstance(each.type, TensorType) for each in near)
+    must_move = not all(map(_is_array, near))
     pays = len(sources) <= len(near) and all(map(_is_small, sources))
     chosen = sources if must_move or pays else near
     return [*kept, *(each for each in chosen if each not in kept)]
@@ -351,7 +521,29 @@ def replaced(graphs, replacements) -> list[Variable]:
     return [new.get(each, each) for each in graphs]
 
 
+def _known_numbers(graphs) -> dict[Variable, Variable]:
+    """Return constants for what is computed from known lengths, as that of probabilities."""
+    found = {}
+    for each in _inputs_first(graphs):
+        node = each.owner
+        if node is None:
+            continue
+        inputs = [found.get(one, one) for one in node.inputs]
+        if isinstance(node.op, Shape):
+            shape = inputs[0].type.shape
+            if None not in shape:
+                found[each] = pt.constant(np.array(shape, dtype="int64"))
+        elif not found.keys().isdisjoint(node.inputs) and all(
+            isinstance(one, Constant) for one in inputs
+        ):
+            outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
+            [value] = values_of([outputs[node.outputs.index(each)]])
+            found[each] = each.type.make_constant(value)
+    return found
+
+
 def _place_of_size(op):
+    op = getattr(op, "base_rv_op", op)  # of a truncated variable, whose inputs come first
     if isinstance(op, RandomVariable):
         return 1
     if isinstance(op, SymbolicRandomVariable) and not op.inline_logprob and op.extended_signature:
