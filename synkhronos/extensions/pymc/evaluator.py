@@ -4,8 +4,12 @@
     logp, gradients   ◀── sum ───── shared memory ◀── log-likelihood and gradients of its rows
 
 A session of its own serves an `Evaluator`: workers that are forked after the functions are compiled
-and have run once. They inherit machine code and data, so nothing is sent. New
-data, or the first evaluation without gradients, start new workers in place of the old ones.
+and have run once. They inherit machine code and data, so nothing is sent. New data, or the first
+evaluation of another kind, start new workers in place of the old ones. The kinds:
+
+    value       the log-likelihood
+    gradients   the log-likelihood, and its gradients for all parameters
+    products    the gradients times a direction, and the Hessian times this direction
 
 A process that the script forks, such as that of a chain, starts workers of its own at its first
 evaluation. So does one that gets the evaluator in a pickle.
@@ -19,13 +23,15 @@ import os
 import secrets
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Sequence
 
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 from pymc.pytensorf import compile as compile_function
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
@@ -43,9 +49,9 @@ _LINE = 8  # numbers in a cache line: no two ranks write to one
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 
 
-def evaluate(number: int, gradients: bool, values: np.ndarray) -> np.ndarray:
-    """Return the log-likelihood and all gradients in one vector, or the former alone in it."""
-    return _evaluators[number].evaluate(gradients, values)
+def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
+    """Return what ranks compute in an evaluation of a kind, in one vector."""
+    return _evaluators[number].evaluate(kind, values)
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,11 @@ class Evaluate:
     """Compute the parts of all ranks."""
 
     number: int
-    gradients: bool
+    kind: str
 
     def run(self, worker):
         """Compute this rank's part."""
-        _evaluators[self.number].compute(worker.rank, self.gradients)
+        _evaluators[self.number].compute(worker.rank, self.kind)
 
 
 class _Run:
@@ -78,7 +84,7 @@ class _Run:
             cell[0] = array
 
     def run(self):
-        """Compute the log-likelihood and gradients of this rank's rows."""
+        """Compute the vector of this rank's rows."""
         if self._has_rows:
             self._call()
             self._out[...] = self._result[0]
@@ -100,7 +106,7 @@ class Evaluator:
     def __init__(self, terms: Sequence[Term], n_ranks: int, check_bounds: bool, functions: list):
         self.terms, self.n_ranks, self.check_bounds = tuple(terms), n_ranks, check_bounds
         self._open(secrets.randbits(62))  # a pickle of it may come from any process
-        self._functions[True] = functions
+        self._functions["gradients"] = functions
 
     def _open(self, number):
         self.number = number
@@ -113,7 +119,8 @@ class Evaluator:
             for axis, length in enumerate(parameter.type.shape)
             if length is None
         ]
-        self._functions: dict[bool, list] = {}
+        self._functions: dict[str, list] = {}
+        self._products: list | None = None  # the terms along directions, and these, once needed
         self._make_locks()
         self._forget()
         _evaluators[number] = self
@@ -124,8 +131,8 @@ class Evaluator:
 
     def _forget(self):
         self._session = None
-        self._commands: dict[bool, Evaluate] = {}
-        self._runs: dict[bool, list] = {}  # of each rank, those of all terms
+        self._commands: dict[str, Evaluate] = {}
+        self._runs: dict[str, list] = {}  # of each rank, those of all terms
         self._prepared = None  # the runs of this process's rank that have their arguments
         self._sources: list = []  # the cells of shared variables, and the data that were in them
         self._values, self._parts = np.empty(0), []  # in shared memory; a part of each rank
@@ -140,14 +147,16 @@ class Evaluator:
         """The process ids of the workers; none before the first evaluation."""
         return [] if self._session is None else self._session.worker_pids
 
-    def evaluate(self, gradients: bool, values: np.ndarray) -> np.ndarray:
-        """Return the log-likelihood and all gradients in one vector, or the former alone in it.
+    def evaluate(self, kind: str, values: np.ndarray) -> np.ndarray:
+        """Return what ranks compute in an evaluation of a kind, in one vector.
 
         Parameters
         ----------
-        gradients : bool
+        kind : str
+            "value", "gradients" or "products".
         values : numpy.ndarray
-            Float64, flat: the lengths that `unknown` lists, and the values of all parameters.
+            Float64, flat: the lengths that `unknown` lists, the values of all parameters, and for
+            products a direction: a number for each number of those parameters that are floats.
         """
         with self._lock:
             if self._inside.locked():
@@ -157,10 +166,10 @@ class Evaluator:
                 )
             try:
                 with self._inside:
-                    command = self._commands.get(gradients)
+                    command = self._commands.get(kind)
                     if command is None or not self._is_current(values):
-                        command = self._start(gradients, values)
-                    self._values[...] = values
+                        command = self._start(kind, values)
+                    self._values[: values.size] = values
                     self._session.run(command)
                     total = self._parts[0].copy()
                     for part in self._parts[1:]:
@@ -175,9 +184,11 @@ class Evaluator:
                 if self.is_closed:  # in the middle of it
                     self._end()
         if len(self.terms) == 1:
-            return total if gradients else total[:1]
-        logp = total[self._begins].sum()
-        return np.concatenate([[logp], np.delete(total, self._begins)] if gradients else [[logp]])
+            return total[:1] if kind == "value" else total
+        first = total[self._begins].sum(keepdims=True)
+        if kind == "value":
+            return first
+        return np.concatenate([first, np.delete(total, self._begins)])
 
     def _is_current(self, values):
         for cell, data in self._sources:
@@ -185,11 +196,11 @@ class Evaluator:
                 return False
         return not self.unknown or values[: len(self.unknown)].tobytes() == self._lengths
 
-    def compute(self, rank: int, gradients: bool) -> None:
+    def compute(self, rank: int, kind: str) -> None:
         """Compute the part of a rank, into shared memory."""
         for own, part in self._casts:
             own[...] = part
-        runs = self._runs[gradients][rank]
+        runs = self._runs[kind][rank]
         if self._prepared is not runs:  # by the first evaluation of this kind, in this process
             for run in runs:
                 run.prepare()
@@ -220,15 +231,34 @@ class Evaluator:
             self._forget()
             session.leave_in_child(os.getppid())
 
-    def _compile(self, gradients):
+    def _compile(self, kind):
         """Return the functions of all terms, which are compiled once."""
-        if gradients not in self._functions:
+        if kind not in self._functions:
             # PyMC asks the present model whether bounds are checked.
             with pm.Model(model=None, check_bounds=self.check_bounds):
-                self._functions[gradients] = [compiled(term, gradients) for term in self.terms]
-        return self._functions[gradients]
+                self._functions[kind] = [
+                    compiled(term, kind != "value", directions)
+                    for term, directions in self._terms_of(kind)
+                ]
+        return self._functions[kind]
 
-    def _start(self, gradients, values):
+    def _terms_of(self, kind):
+        if kind != "products":
+            return [(term, ()) for term in self.terms]
+        if self._products is None:
+            self._products = [along_direction(term) for term in self.terms]
+        return self._products
+
+    def check_second_derivatives(self) -> None:
+        """Raise NotImplementedError if PyTensor derives no second derivatives of a term."""
+        try:
+            self._terms_of("products")
+        except raised_here(Exception) as error:
+            raise NotImplementedError(
+                f"PyTensor has no second derivatives of this likelihood: {first_line(error)}"
+            ) from error
+
+    def _start(self, kind, values):
         """Start workers for the present data, and for values of these shapes."""
         if self.is_closed:
             raise SessionError(
@@ -238,22 +268,22 @@ class Evaluator:
             )
         if self._session is not None:
             self._session.require_open()
-        kinds = {*self._commands, gradients}
-        functions = {kind: self._compile(kind) for kind in kinds}
+        kinds = {*self._commands, kind}
+        functions = {each: self._compile(each) for each in kinds}
         self._stop()
         data = self._read_data()
-        parameters = self._make_memory(values)
-        for kind in kinds:
-            self._runs[kind] = [
-                list(self._runs_of(rank, kind, functions[kind], parameters, data))
+        arguments = self._make_memory(values)
+        for each in kinds:
+            self._runs[each] = [
+                list(self._runs_of(rank, each, functions[each], arguments, data))
                 for rank in range(self.n_ranks)
             ]
-            for run in self._runs[kind][0]:
+            for run in self._runs[each][0]:
                 run.prepare()  # numba compiles before the workers are forked, which inherit code
                 run.run()
         self._start_session()
-        self._commands = {kind: Evaluate(self.number, kind) for kind in kinds}
-        return self._commands[gradients]
+        self._commands = {each: Evaluate(self.number, each) for each in kinds}
+        return self._commands[kind]
 
     def _read_data(self):
         """Return the number of rows of each term, and its arrays."""
@@ -282,46 +312,51 @@ class Evaluator:
         return found
 
     def _make_memory(self, values):
-        """Make the shared memory; return the parameters in it, as the functions take them."""
+        """Make the shared memory; return the parameters and directions in it, of each term."""
         n_unknown = len(self.unknown)
         self._lengths = values[:n_unknown].tobytes()
         shapes = [list(each.type.shape) for each in self.parameters]
         for (i, axis), length in zip(self.unknown, values):
             shapes[i][axis] = int(length)
-        sizes = iter(shapes)
+        shapes_of = dict(zip(self.parameters, shapes))
         self._widths = []
         for term in self.terms:
-            own = [math.prod(next(sizes)) * is_float(each) for each in term.parameters]
+            own = [math.prod(shapes_of[each]) for each in term.parameters if is_float(each)]
             self._widths.append(1 + sum(own))
         self._begins = [sum(self._widths[:i]) for i in range(len(self._widths))]
         # Each rank's part begins in a cache line of its own.
         stride = -(-sum(self._widths) // _LINE) * _LINE
-        memory = Segments().create(8 * (self.n_ranks * stride + values.size))
+        size = n_unknown + sum(map(math.prod, shapes)) + sum(self._widths) - len(self.terms)
+        memory = Segments().create(8 * (self.n_ranks * stride + size))
         self._parts = list(memory.array("float64", (self.n_ranks, stride))[:, : sum(self._widths)])
-        self._values = memory.array("float64", values.shape, 8 * self.n_ranks * stride)
-        self._values[...] = values
-        parameters, begin = [], n_unknown
-        for parameter, shape in zip(self.parameters, shapes):
-            end = begin + math.prod(shape)
-            own = self._values[begin:end].reshape(shape)
-            if parameter.dtype != "float64":
-                self._casts.append((own.astype(parameter.dtype), own))
-                own = self._casts[-1][0]
-            parameters.append(own)
-            begin = end
-        return parameters
+        self._values = memory.array("float64", (size,), 8 * self.n_ranks * stride)
+        self._values[: values.size] = values
+        begin = n_unknown
 
-    def _runs_of(self, rank, gradients, functions, parameters, data):
-        parameters = iter(parameters)
-        for term, function, (length, arrays), begin, width in zip(
-            self.terms, functions, data, self._begins, self._widths
+        def placed(parameter):
+            nonlocal begin
+            end = begin + math.prod(shapes_of[parameter])
+            own = self._values[begin:end].reshape(shapes_of[parameter])
+            begin = end
+            if parameter.dtype == "float64":
+                return own
+            self._casts.append((own.astype(parameter.dtype), own))
+            return self._casts[-1][0]
+
+        parameters = [[placed(each) for each in term.parameters] for term in self.terms]
+        directions = [[placed(each) for each in floats(term)] for term in self.terms]
+        return list(zip(parameters, directions))
+
+    def _runs_of(self, rank, kind, functions, given, data):
+        for term, function, (parameters, directions), (length, arrays), begin, width in zip(
+            self.terms, functions, given, data, self._begins, self._widths
         ):
             first, last = share(length, self.n_ranks, rank)
-            arguments = [next(parameters) for _ in term.parameters]
+            arguments = [*parameters, *(directions if kind == "products" else ())]
             for rows, array in zip(term.rows, arrays):
                 chosen = (slice(None),) * rows.axis + (slice(first, last),)
                 arguments.append(rows.arranged(array[chosen]))
-            out = self._parts[rank][begin : begin + (width if gradients else 1)]
+            out = self._parts[rank][begin : begin + (1 if kind == "value" else width)]
             yield _Run(function, arguments, last > first, out)
 
     def _start_session(self):
@@ -356,11 +391,30 @@ def _advised(death):
 
 
 @recurses_deep
-def compiled(term: Term, gradients: bool):
-    """Return the function of a term: of its parameters and its rows."""
-    inputs = [*term.parameters, *(rows.variable for rows in term.rows)]
+def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
+    """Return the function of a term: of its parameters, of directions, and of its rows."""
+    inputs = [*term.parameters, *directions, *(rows.variable for rows in term.rows)]
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
     return compile_function(inputs, [output], on_unused_input="ignore", trust_input=True)
+
+
+def floats(term: Term) -> list[Variable]:
+    """Return those parameters of a term that are floats."""
+    return [each for each in term.parameters if is_float(each)]
+
+
+@recurses_deep
+def along_direction(term: Term) -> tuple[Term, list[Variable]]:
+    """Return a term whose value is the derivative of another one along a direction; and this one.
+
+    Its gradients are the Hessian times the direction.
+    """
+    directions = [each.type() for each in floats(term)]
+    gradients = [each for each in term.gradients() if each is not None]
+    slope = pt.add(*((each * along).sum() for each, along in zip(gradients, directions)))
+    along = replace(term, logp=slope)
+    along.gradients()  # which raises where PyTensor has none
+    return along, directions
 
 
 def _restored(number, terms, n_ranks, check_bounds):
