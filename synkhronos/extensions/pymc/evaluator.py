@@ -22,6 +22,7 @@ import math
 import os
 import secrets
 import threading
+import time
 import weakref
 from dataclasses import dataclass, replace
 from typing import Sequence
@@ -47,6 +48,7 @@ from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_
 _LINE = 8  # numbers in a cache line: no two ranks write to one
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
+_failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
 
 
 def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
@@ -111,7 +113,8 @@ class Evaluator:
     def _open(self, number):
         self.number = number
         self.is_closed = False
-        self.unheard: WorkerDied | None = None  # raised where no code in Python could hear it
+        self.is_used = False  # whether this process has evaluated it, or another one may have
+        self.unheard: BaseException | None = None  # raised where no code in Python could hear it
         self.parameters = [each for term in self.terms for each in term.parameters]
         self.unknown = [
             (i, axis)
@@ -140,6 +143,7 @@ class Evaluator:
         self._lengths = b""
 
     def __reduce__(self):
+        self.is_used = True
         return _restored, (self.number, self.terms, self.n_ranks, self.check_bounds)
 
     @property
@@ -179,6 +183,7 @@ class Evaluator:
                 # nutpie takes any error of an evaluation for a point out of bounds, and goes on.
                 if isinstance(threading.current_thread(), threading._DummyThread):
                     self.unheard = death
+                    _failed_threads.add(threading.get_native_id())
                 raise death from None
             finally:
                 if self.is_closed:  # in the middle of it
@@ -268,6 +273,7 @@ class Evaluator:
             )
         if self._session is not None:
             self._session.require_open()
+        self.is_used = True
         kinds = {*self._commands, kind}
         functions = {each: self._compile(each) for each in kinds}
         self._stop()
@@ -432,10 +438,21 @@ def _leave_in_child():
         each.leave_in_child()
 
 
+def _mark_as_used():
+    for each in list(_evaluators.values()):
+        each.is_used = True
+
+
 def _close_all():
     for each in list(_evaluators.values()):
         each.close()
+    # They end some milliseconds after their sampler, and crash where Python has ended before.
+    end = time.monotonic() + 1
+    while any(os.path.exists(f"/proc/self/task/{each}") for each in _failed_threads):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.01)
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(after_in_child=_leave_in_child, after_in_parent=_mark_as_used)
 atexit.register(_close_all)  # of blocks that are never left

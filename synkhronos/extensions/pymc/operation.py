@@ -19,8 +19,8 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.link.jax.ops import JAXOp
 from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 
 from synkhronos._host.pytensor.numba_operations import calling_python
@@ -28,10 +28,12 @@ from synkhronos.extensions.pymc.evaluator import Evaluator, evaluate
 from synkhronos.extensions.pymc.terms import is_float
 
 
-class Likelihood(Op):
+class Likelihood(JAXOp):  # of which PyTensor knows a function of JAX; it imports no JAX
     """The log-likelihood of terms, and its gradients; or another kind of evaluation."""
 
     __props__ = ("evaluator", "kind")
+
+    name = None
 
     def __init__(self, evaluator: Evaluator, kind: str = "gradients"):
         self.evaluator, self.kind = evaluator, kind
@@ -57,6 +59,13 @@ class Likelihood(Op):
         outputs[0][0] = np.asarray(vector[0])
         if self.kind != "value":
             outputs[1][0] = vector[1:]
+
+    def perform_jax(self, number, *values):
+        """Evaluate the likelihood in a function of JAX."""
+        from synkhronos.extensions.pymc.in_jax import likelihood
+
+        vector = likelihood(self.evaluator, self.kind, values)
+        return vector if self.kind == "value" else (vector[0], vector[1:])
 
     def connection_pattern(self, node):
         """Say that all outputs depend on the inputs that are floats."""
