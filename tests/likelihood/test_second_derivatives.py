@@ -72,3 +72,23 @@ def test_second_derivatives_that_pytensor_lacks():
     refused = pytest.raises(NotImplementedError, match="PyTensor has no second derivatives")
     with parallel.likelihood(model, ranks=2), refused:
         model.d2logp()
+
+
+@pytest.mark.parametrize("gradients", ["pytensor", "jax"])
+def test_pymc_extras(gradients):
+    extras = pytest.importorskip("pymc_extras")
+    model = models.make(models.logistic)
+
+    def fits():
+        given = {"progressbar": False, "random_seed": 1, "gradient_backend": gradients}
+        given.update(freeze_model=False, use_hessp=True)
+        with model:
+            yield extras.find_MAP("trust-ncg", **given).fit["mean_vector"].values
+            yield extras.fit_laplace("trust-ncg", **given).fit["covariance_matrix"].values
+
+    expected = [*fits()]
+    with parallel.likelihood(model, ranks=2) as ours:
+        found = [*fits()]
+        assert len(ours.worker_pids) == 1
+    for one, right in zip(found, expected):
+        np.testing.assert_allclose(one, right, rtol=0, atol=1e-8 * np.abs(right).max())
