@@ -16,10 +16,12 @@ ready_pytensor := .venv-pytensor/.ready
 # Compiled functions stay there, so a second run is faster.
 on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled SYNKHRONOS_HOST=pytensor
 
+samplers := $(patsubst %,tests/likelihood/test_%.py,nutpie jax bambi second_derivatives bench_pymc)
+
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo bench test test-pytensor test-numba test-theano test-all test-rest lint docs clean distclean
+.PHONY: help venv opencl demo bench test test-pytensor test-numba test-samplers test-theano test-all test-rest lint docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -53,13 +55,21 @@ test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, wi
 test-numba: $(ready_pytensor) ## run those that need PyTensor's default mode, which compiles for seconds
 	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" tests
 
+test-samplers: .venv-samplers/.ready ## run those that need nutpie, JAX, bambi or pymc-extras, with packages of their own
+	$(on_pytensor) .venv-samplers/bin/python -m pytest -m "" $(samplers)
+
+.venv-samplers/.ready: setup.py synkhronos/_host/pythons.py .ci/python-for-pytensor
+	test -x .venv-samplers/bin/python || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-samplers; }
+	.venv-samplers/bin/python -m pip install --quiet --editable '.[test-pytensor,test-samplers]'
+	@touch $@
+
 $(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor
 	test -x $(py_pytensor) || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-pytensor; }
 	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]'
 	@touch $@
 
 # The environment first: without a Python for PyTensor it fails before the tests, which take long.
-test-all: $(ready_pytensor) test-theano test-pytensor test-numba ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
+test-all: $(ready_pytensor) test-theano test-pytensor test-numba test-samplers ## run these and all others: all parameters, OpenCL, thousands of calls and interrupts
 
 test-theano: venv ## run what test-all has for Theano (PYTEST_ARGS="tests/stress")
 	$(py) -m pytest $(PYTEST_ARGS)
@@ -83,5 +93,5 @@ clean: ## remove what was built, but for environments
 	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -path './.venv*' -prune -o -name __pycache__ -exec rm -rf {} +
 
-distclean: clean ## remove .venv and .venv-pytensor too
-	rm -rf .venv .venv-pytensor
+distclean: clean ## remove the environments too
+	rm -rf .venv .venv-pytensor .venv-samplers

@@ -105,6 +105,8 @@ EXTRAS = {
         *("pytest>=7", "pytest-xdist", "hypothesis", "psutil", "matplotlib"),
         *("pymc>=6,<7", PYTENSOR),
     ],
+    # pymc-extras keeps PyMC back, and PyMC samples with nutpie where that is installed.
+    "test-samplers": ["nutpie", "numpyro", "blackjax", "bambi", "pymc-extras"],
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
     "lint": [
         "ruff",
@@ -114,7 +116,7 @@ EXTRAS = {
         "import-linter>=2.17; python_version >= '3.11'",
     ],
 }
-OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor")
+OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor", "test-samplers")
 EXTRAS["dev"] = sorted(
     {each for name in EXTRAS if name not in OF_PYTENSOR for each in EXTRAS[name]}
     | {f"{each}; {ON_NEW}" for each in EXTRAS["pymc"]}

@@ -275,6 +275,8 @@ class ForkedProcess:
                 # Python 3.12 and later warn if there are threads, such as those of a BLAS. The
                 # child takes no lock that another thread may have held: only logging's, see there.
                 warnings.simplefilter("ignore", DeprecationWarning)
+                # JAX does, too. The child calls no function of JAX.
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
                 self.pid = os.fork()
             if self.pid == 0:
                 _run_and_exit(target, kept, self.sentinel, [held_by_child])

@@ -27,3 +27,14 @@ def test_bench(capsys, tmp_path):
     assert pays["rows"] == 20
     assert pays["ranks_us"] > 0
     assert sampling["ranks_means"] == pytest.approx(sampling["plain_means"], rel=1e-3)
+
+
+def test_samplers(capsys, tmp_path):
+    file = tmp_path / "figures.json"
+    arguments = ["--samplers", "--models", "logistic", "--rows", "50", "--draws", "5"]
+    assert main(["bench", "pymc", *arguments, "--json", str(file)]) == 0
+    assert "one chain" in capsys.readouterr().out
+    found = {each["sampler"]: each for each in json.loads(file.read_text())["samplers"]}
+    assert found["pymc"]["ranks_ess_per_s"] > 0
+    for name, each in found.items():
+        assert ("refused" in each) or each["ranks_draws_per_s"] > 0, name

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import traceback
 from collections.abc import Iterator, Sequence
 
 from synkhronos._host import pythons
@@ -118,9 +119,10 @@ def likelihood(
         log p(y | parameters) = sum over ranks r of log p(rows of y on r | parameters)
 
     A potential that is a sum over rows of data, such as one of weighted likelihoods, is divided,
-    too. Priors, transforms and deterministics stay in this process. ``pm.sample``,
-    ``pm.find_MAP``, ``pm.fit`` and ``pm.sample_smc`` use the ranks; what they return is that of the
-    plain model, up to rounding. ``pm.set_data`` may give data of other lengths.
+    too. Priors, transforms and deterministics stay in this process. ``pm.sample`` with any of its
+    samplers, ``pm.find_MAP``, ``pm.fit``, ``pm.sample_smc`` and ``pm.find_hessian`` use the ranks;
+    what they return is that of the plain model, up to rounding. ``pm.set_data`` may give data of
+    other lengths.
 
     Parameters
     ----------
@@ -156,7 +158,8 @@ def likelihood(
     more cores than chains.
 
     A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. nutpie goes on with
-    evaluations that fail; the block raises it at its end. After a Ctrl-C the block is as before.
+    evaluations that fail, and JAX raises errors of its own; the block raises it at its end. After a
+    Ctrl-C the block is as before.
 
     Examples
     --------
@@ -182,11 +185,22 @@ def likelihood(
         model.logp = _Logp(parallel, model)
         try:
             yield parallel
+        except Exception as error:
+            if evaluator.unheard in (None, error):
+                raise
+            # They hold the sampler of nutpie: chains that have not failed would go on without end.
+            traceback.clear_frames(error.__traceback__)
         finally:
             vars(model).pop("logp", None)
             evaluator.close()
         if evaluator.unheard is not None:
             raise evaluator.unheard
+        if not evaluator.is_used:
+            log.warning(
+                "ranks have computed nothing in the likelihood() block. Frozen copies of the model "
+                "are not divided: give freeze_model=False to nutpie.compile_pymc_model (with JAX), "
+                "and to find_MAP and fit_laplace of pymc-extras"
+            )
 
 
 def _number_of_ranks(ranks, devices):

@@ -4,8 +4,12 @@
     logp, gradients   ◀── sum ───── shared memory ◀── log-likelihood and gradients of its rows
 
 A session of its own serves an `Evaluator`: workers that are forked after the functions are compiled
-and have run once. They inherit machine code and data, so nothing is sent. New
-data, or the first evaluation without gradients, start new workers in place of the old ones.
+and have run once. They inherit machine code and data, so nothing is sent. New data, or the first
+evaluation of another kind, start new workers in place of the old ones. The kinds:
+
+    value       the log-likelihood
+    gradients   the log-likelihood, and its gradients for all parameters
+    products    the gradients times a direction, and the Hessian times this direction
 
 A process that the script forks, such as that of a chain, starts workers of its own at its first
 evaluation. So does one that gets the evaluator in a pickle.
@@ -18,15 +22,18 @@ import math
 import os
 import secrets
 import threading
+import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Sequence
 
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 from pymc.pytensorf import compile as compile_function
 from pytensor.compile.mode import get_default_mode
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
@@ -43,11 +50,12 @@ from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_
 _LINE = 8  # numbers in a cache line: no two ranks write to one
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
+_failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
 
 
-def evaluate(number: int, gradients: bool, values: np.ndarray) -> np.ndarray:
-    """Return the log-likelihood and all gradients in one vector, or the former alone in it."""
-    return _evaluators[number].evaluate(gradients, values)
+def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
+    """Return what ranks compute in an evaluation of a kind, in one vector."""
+    return _evaluators[number].evaluate(kind, values)
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,11 @@ class Evaluate:
     """Compute the parts of all ranks."""
 
     number: int
-    gradients: bool
+    kind: str
 
     def run(self, worker):
         """Compute this rank's part."""
-        _evaluators[self.number].compute(worker.rank, self.gradients)
+        _evaluators[self.number].compute(worker.rank, self.kind)
 
 
 class _Run:
@@ -93,7 +101,7 @@ class _Run:
             cell[0] = array
 
     def run(self):
-        """Compute the log-likelihood and gradients of this rank's rows."""
+        """Compute the vector of this rank's rows."""
         if self._outs:
             for own, values in self._copies:
                 own[...] = values
@@ -119,12 +127,13 @@ class Evaluator:
     def __init__(self, terms: Sequence[Term], n_ranks: int, check_bounds: bool, functions: list):
         self.terms, self.n_ranks, self.check_bounds = tuple(terms), n_ranks, check_bounds
         self._open(secrets.randbits(62))  # a pickle of it may come from any process
-        self._functions[True] = functions
+        self._functions["gradients"] = functions
 
     def _open(self, number):
         self.number = number
         self.is_closed = False
-        self.unheard: WorkerDied | None = None  # raised where no code in Python could hear it
+        self.is_used = False  # whether this process has evaluated it, or another one may have
+        self.unheard: BaseException | None = None  # raised where no code in Python could hear it
         self.parameters = [each for term in self.terms for each in term.parameters]
         self.unknown = [
             (i, axis)
@@ -132,7 +141,8 @@ class Evaluator:
             for axis, length in enumerate(parameter.type.shape)
             if length is None
         ]
-        self._functions: dict[bool, list] = {}
+        self._functions: dict[str, list] = {}
+        self._products: list | None = None  # the terms along directions, and these, once needed
         self._make_locks()
         self._forget()
         _evaluators[number] = self
@@ -143,8 +153,8 @@ class Evaluator:
 
     def _forget(self):
         self._session = None
-        self._commands: dict[bool, Evaluate] = {}
-        self._runs: dict[bool, list] = {}  # of each rank, those of all terms
+        self._commands: dict[str, Evaluate] = {}
+        self._runs: dict[str, list] = {}  # of each rank, those of all terms
         self._prepared = None  # the runs of this process's rank that have their arguments
         self._sources: list = []  # the cells of shared variables, and the data that were in them
         self._values, self._parts = np.empty(0), []  # in shared memory; a part of each rank
@@ -152,6 +162,7 @@ class Evaluator:
         self._lengths = b""
 
     def __reduce__(self):
+        self.is_used = True
         return _restored, (self.number, self.terms, self.n_ranks, self.check_bounds)
 
     @property
@@ -159,14 +170,16 @@ class Evaluator:
         """The process ids of the workers; none before the first evaluation."""
         return [] if self._session is None else self._session.worker_pids
 
-    def evaluate(self, gradients: bool, values: np.ndarray) -> np.ndarray:
-        """Return the log-likelihood and all gradients in one vector, or the former alone in it.
+    def evaluate(self, kind: str, values: np.ndarray) -> np.ndarray:
+        """Return what ranks compute in an evaluation of a kind, in one vector.
 
         Parameters
         ----------
-        gradients : bool
+        kind : str
+            "value", "gradients" or "products".
         values : numpy.ndarray
-            Float64, flat: the lengths that `unknown` lists, and the values of all parameters.
+            Float64, flat: the lengths that `unknown` lists, the values of all parameters, and for
+            products a direction: a number for each number of those parameters that are floats.
         """
         with self._lock:
             if self._inside.locked():
@@ -176,10 +189,10 @@ class Evaluator:
                 )
             try:
                 with self._inside:
-                    command = self._commands.get(gradients)
+                    command = self._commands.get(kind)
                     if command is None or not self._is_current(values):
-                        command = self._start(gradients, values)
-                    self._values[...] = values
+                        command = self._start(kind, values)
+                    self._values[: values.size] = values
                     self._session.run(command)
                     total = self._parts[0].copy()
                     for whole in self._whole:
@@ -190,14 +203,17 @@ class Evaluator:
                 # nutpie takes any error of an evaluation for a point out of bounds, and goes on.
                 if isinstance(threading.current_thread(), threading._DummyThread):
                     self.unheard = death
+                    _failed_threads.add(threading.get_native_id())
                 raise death from None
             finally:
                 if self.is_closed:  # in the middle of it
                     self._end()
         if len(self.terms) == 1:
-            return total if gradients else total[:1]
-        logp = total[self._begins].sum()
-        return np.concatenate([[logp], np.delete(total, self._begins)] if gradients else [[logp]])
+            return total[:1] if kind == "value" else total
+        first = total[self._begins].sum(keepdims=True)
+        if kind == "value":
+            return first
+        return np.concatenate([first, np.delete(total, self._begins)])
 
     def _is_current(self, values):
         for cell, data in self._sources:
@@ -205,9 +221,9 @@ class Evaluator:
                 return False
         return not self.unknown or values[: len(self.unknown)].tobytes() == self._lengths
 
-    def compute(self, rank: int, gradients: bool) -> None:
+    def compute(self, rank: int, kind: str) -> None:
         """Compute the part of a rank, into shared memory."""
-        runs = self._runs[gradients][rank]
+        runs = self._runs[kind][rank]
         if self._prepared is not runs:  # by the first evaluation of this kind, in this process
             for run in runs:
                 run.prepare()
@@ -238,15 +254,34 @@ class Evaluator:
             self._forget()
             session.leave_in_child(os.getppid())
 
-    def _compile(self, gradients):
+    def _compile(self, kind):
         """Return the functions of all terms, which are compiled once."""
-        if gradients not in self._functions:
+        if kind not in self._functions:
             # PyMC asks the present model whether bounds are checked.
             with pm.Model(model=None, check_bounds=self.check_bounds):
-                self._functions[gradients] = [compiled(term, gradients) for term in self.terms]
-        return self._functions[gradients]
+                self._functions[kind] = [
+                    compiled(term, kind != "value", directions)
+                    for term, directions in self._terms_of(kind)
+                ]
+        return self._functions[kind]
 
-    def _start(self, gradients, values):
+    def _terms_of(self, kind):
+        if kind != "products":
+            return [(term, ()) for term in self.terms]
+        if self._products is None:
+            self._products = [along_direction(term) for term in self.terms]
+        return self._products
+
+    def check_second_derivatives(self) -> None:
+        """Raise NotImplementedError if PyTensor derives no second derivatives of a term."""
+        try:
+            self._terms_of("products")
+        except raised_here(Exception) as error:
+            raise NotImplementedError(
+                f"PyTensor has no second derivatives of this likelihood: {first_line(error)}"
+            ) from error
+
+    def _start(self, kind, values):
         """Start workers for the present data, and for values of these shapes."""
         if self.is_closed:
             raise SessionError(
@@ -256,22 +291,23 @@ class Evaluator:
             )
         if self._session is not None:
             self._session.require_open()
-        kinds = {*self._commands, gradients}
-        functions = {kind: self._compile(kind) for kind in kinds}
+        self.is_used = True
+        kinds = {*self._commands, kind}
+        functions = {each: self._compile(each) for each in kinds}
         self._stop()
         data = self._read_data()
-        parameters = self._make_memory(values)
-        for kind in kinds:
-            self._runs[kind] = [
-                list(self._runs_of(rank, kind, functions[kind], parameters, data))
+        arguments = self._make_memory(values)
+        for each in kinds:
+            self._runs[each] = [
+                list(self._runs_of(rank, each, functions[each], arguments, data))
                 for rank in range(self.n_ranks)
             ]
-            for run in self._runs[kind][0]:
+            for run in self._runs[each][0]:
                 run.prepare()  # numba compiles before the workers are forked, which inherit code
                 run.run()
         self._start_session()
-        self._commands = {kind: Evaluate(self.number, kind) for kind in kinds}
-        return self._commands[gradients]
+        self._commands = {each: Evaluate(self.number, each) for each in kinds}
+        return self._commands[kind]
 
     def _read_data(self):
         """Return the number of rows of each term, and its arrays."""
@@ -300,55 +336,66 @@ class Evaluator:
         return found
 
     def _make_memory(self, values):
-        """Make the shared memory; return the parameters in it, as the functions take them."""
+        """Make the shared memory; return the parameters and directions in it, of each term."""
         n_unknown = len(self.unknown)
         self._lengths = values[:n_unknown].tobytes()
         shapes = [list(each.type.shape) for each in self.parameters]
         for (i, axis), length in zip(self.unknown, values):
             shapes[i][axis] = int(length)
-        of_parameters = iter(shapes)
+        shapes_of = dict(zip(self.parameters, shapes))
         self._begins, width = [], 0
         for term in self.terms:
             self._begins.append(width)
             self._whole.append(slice(width, width := width + 1))
             for parameter, axis in zip(term.parameters, term.axes):
-                size = math.prod(next(of_parameters)) * is_float(parameter)
+                size = math.prod(shapes_of[parameter]) * is_float(parameter)
                 if axis is None:
                     self._whole[-1:] = _joined(self._whole[-1], slice(width, width + size))
                 width += size
         # Each rank's part begins in a cache line of its own.
         stride = -(-width // _LINE) * _LINE
-        memory = Segments().create(8 * (self.n_ranks * stride + values.size))
+        n_directions = width - len(self.terms)
+        size = n_unknown + sum(map(math.prod, shapes)) + n_directions
+        memory = Segments().create(8 * (self.n_ranks * stride + size))
         self._parts = list(memory.array("float64", (self.n_ranks, stride))[:, :width])
-        self._values = memory.array("float64", values.shape, 8 * self.n_ranks * stride)
-        self._values[...] = values
-        parameters, begin = [], n_unknown
-        for shape in shapes:
-            end = begin + math.prod(shape)
-            parameters.append(self._values[begin:end].reshape(shape))
-            begin = end
-        return parameters
+        self._values = memory.array("float64", (size,), 8 * self.n_ranks * stride)
+        self._values[: values.size] = values
+        begin = n_unknown
 
-    def _runs_of(self, rank, gradients, functions, parameters, data):
-        parameters = iter(parameters)
-        for term, function, (length, arrays), at in zip(self.terms, functions, data, self._begins):
+        def placed(parameter):
+            nonlocal begin
+            end = begin + math.prod(shapes_of[parameter])
+            own = self._values[begin:end].reshape(shapes_of[parameter])
+            begin = end
+            return own
+
+        parameters = [[placed(each) for each in term.parameters] for term in self.terms]
+        directions = [[placed(each) for each in floats(term)] for term in self.terms]
+        return list(zip(parameters, directions))
+
+    def _runs_of(self, rank, kind, functions, given, data):
+        for term, function, (parameters, directions), (length, arrays), at in zip(
+            self.terms, functions, given, data, self._begins
+        ):
             first, last = share(length, self.n_ranks, rank)
             chosen = slice(first, last)
-            arguments, copies, outs = [], [], [self._parts[rank][at : at + 1]]
+            arguments, along_directions, copies = [], [], []
+            outs = [self._parts[rank][at : at + 1]]
             at += 1
-            for parameter, axis in zip(term.parameters, term.axes):
-                value = next(parameters)
+            directions = iter(directions)
+            for parameter, value, axis in zip(term.parameters, parameters, term.axes):
                 _check_rows(term, parameter, value, axis, length)
-                own = along(value, axis, chosen)
-                if parameter.dtype != "float64" or not own.flags.c_contiguous:
-                    copies.append((np.empty(own.shape, parameter.dtype), own))
-                    own = copies[-1][0]
-                arguments.append(own)
-                if gradients and is_float(parameter):
-                    # No other rank writes where the gradients for rows of this rank are.
-                    part = self._parts[rank if axis is None else 0][at : at + value.size]
-                    outs.append(along(part.reshape(value.shape), axis, chosen))
-                    at += value.size
+                arguments.append(_own(along(value, axis, chosen), parameter, copies))
+                if kind == "value" or not is_float(parameter):
+                    continue
+                # No other rank writes where the gradients for rows of this rank are.
+                part = self._parts[rank if axis is None else 0][at : at + value.size]
+                outs.append(along(part.reshape(value.shape), axis, chosen))
+                at += value.size
+                if kind == "products":
+                    direction = along(next(directions), axis, chosen)
+                    along_directions.append(_own(direction, parameter, copies))
+            arguments += along_directions
             for rows, array in zip(term.rows, arrays):
                 arguments.append(rows.arranged(along(array, rows.axis, chosen)))
             yield _Run(function, arguments, copies, outs if last > first else [])
@@ -385,9 +432,9 @@ def _advised(death):
 
 
 @recurses_deep
-def compiled(term: Term, gradients: bool):
-    """Return the function of a term: of its parameters and its rows."""
-    inputs = [*term.parameters, *(rows.variable for rows in term.rows)]
+def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
+    """Return the function of a term: of its parameters, of directions, and of its rows."""
+    inputs = [*term.parameters, *directions, *(rows.variable for rows in term.rows)]
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
     mode = vectorized.including(get_default_mode())
     return compile_function(inputs, [output], mode=mode, on_unused_input="ignore", trust_input=True)
@@ -396,6 +443,14 @@ def compiled(term: Term, gradients: bool):
 def along(array: np.ndarray, axis: int | None, chosen) -> np.ndarray:
     """Return some rows of an array, or all of one that has none."""
     return array if axis is None else array[(slice(None),) * axis + (chosen,)]
+
+
+def _own(value, parameter, copies):
+    """Return a value as a function takes it: a copy where it can't be the value itself."""
+    if parameter.dtype == "float64" and value.flags.c_contiguous:
+        return value
+    copies.append((np.empty(value.shape, parameter.dtype), value))
+    return copies[-1][0]
 
 
 def _joined(one, other):
@@ -408,6 +463,25 @@ def _check_rows(term, parameter, value, axis, length):
             f"The data of {term.name!r} have {length} rows, but {parameter.name!r} has "
             f"{value.shape[axis]}: one for each row of the data that the model was made with."
         )
+
+
+def floats(term: Term) -> list[Variable]:
+    """Return those parameters of a term that are floats."""
+    return [each for each in term.parameters if is_float(each)]
+
+
+@recurses_deep
+def along_direction(term: Term) -> tuple[Term, list[Variable]]:
+    """Return a term whose value is the derivative of another one along a direction; and this one.
+
+    Its gradients are the Hessian times the direction.
+    """
+    directions = [each.type() for each in floats(term)]
+    gradients = [each for each in term.gradients() if each is not None]
+    slope = pt.add(*((each * along).sum() for each, along in zip(gradients, directions)))
+    along = replace(term, logp=slope)
+    along.gradients()  # which raises where PyTensor has none
+    return along, directions
 
 
 def _restored(number, terms, n_ranks, check_bounds):
@@ -425,10 +499,21 @@ def _leave_in_child():
         each.leave_in_child()
 
 
+def _mark_as_used():
+    for each in list(_evaluators.values()):
+        each.is_used = True
+
+
 def _close_all():
     for each in list(_evaluators.values()):
         each.close()
+    # They end some milliseconds after their sampler, and crash where Python has ended before.
+    end = time.monotonic() + 1
+    while any(os.path.exists(f"/proc/self/task/{each}") for each in _failed_threads):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.01)
 
 
-os.register_at_fork(after_in_child=_leave_in_child)
+os.register_at_fork(after_in_child=_leave_in_child, after_in_parent=_mark_as_used)
 atexit.register(_close_all)  # of blocks that are never left

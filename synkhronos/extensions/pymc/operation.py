@@ -4,7 +4,9 @@
     outputs  the log-likelihood, a scalar; and its gradients for all inputs in one flat vector
 
 The gradients come with the value, so PyTensor's gradient of this operation computes nothing: it
-takes them apart. Where nothing uses them, a rewrite asks for the value alone.
+takes them apart. Where nothing uses them, a rewrite asks for the value alone. The gradient of the
+gradients is the same operation of another kind, which takes a direction, too, and returns the
+Hessian times this direction.
 
 The evaluator's number is an input, not a part of the operation: numba's cache on disk keeps the
 machine code that calls `evaluate` for all processes, and finds it by the graph.
@@ -17,8 +19,8 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.link.jax.ops import JAXOp
 from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 
 from synkhronos._host.pytensor.numba_operations import calling_python
@@ -26,23 +28,25 @@ from synkhronos.extensions.pymc.evaluator import Evaluator, evaluate
 from synkhronos.extensions.pymc.terms import is_float
 
 
-class Likelihood(Op):
-    """The log-likelihood of terms, and its gradients."""
+class Likelihood(JAXOp):  # of which PyTensor knows a function of JAX; it imports no JAX
+    """The log-likelihood of terms, and its gradients; or another kind of evaluation."""
 
-    __props__ = ("evaluator", "gradients")
+    __props__ = ("evaluator", "kind")
 
-    def __init__(self, evaluator: Evaluator, gradients: bool = True):
-        self.evaluator, self.gradients = evaluator, gradients
+    name = None
+
+    def __init__(self, evaluator: Evaluator, kind: str = "gradients"):
+        self.evaluator, self.kind = evaluator, kind
 
     def __call__(self, *frontier, **kwargs):
-        """Return the variables of the log-likelihood and the gradients."""
+        """Return the variables of the outputs; the last input of products is the direction."""
         return super().__call__(self.evaluator.number, *frontier, **kwargs)
 
     def make_node(self, number, *frontier):
         """Return a node of the graph."""
         number = pt.as_tensor_variable(number, dtype="int64")
         outputs = [pt.scalar("likelihood", dtype="float64")]
-        if self.gradients:
+        if self.kind != "value":
             outputs.append(pt.vector("gradients", dtype="float64"))
         return Apply(self, [number, *map(pt.as_tensor_variable, frontier)], outputs)
 
@@ -51,10 +55,17 @@ class Likelihood(Op):
         number, *values = inputs
         lengths = [values[i].shape[axis] for i, axis in self.evaluator.unknown]
         flat = np.concatenate([lengths, *(np.ravel(each) for each in values)]).astype("float64")
-        vector = evaluate(int(number), self.gradients, flat)
+        vector = evaluate(int(number), self.kind, flat)
         outputs[0][0] = np.asarray(vector[0])
-        if self.gradients:
+        if self.kind != "value":
             outputs[1][0] = vector[1:]
+
+    def perform_jax(self, number, *values):
+        """Evaluate the likelihood in a function of JAX."""
+        from synkhronos.extensions.pymc.in_jax import likelihood
+
+        vector = likelihood(self.evaluator, self.kind, values)
+        return vector if self.kind == "value" else (vector[0], vector[1:])
 
     def connection_pattern(self, node):
         """Say that all outputs depend on the inputs that are floats."""
@@ -63,22 +74,27 @@ class Likelihood(Op):
     def pullback(self, inputs, outputs, output_gradients):
         """Return the gradients for all inputs, which were computed with the value.
 
-        Raises NotImplementedError for second derivatives.
+        Raises NotImplementedError for third derivatives, and for second ones that PyTensor lacks.
         """
-        gradient, *seconds = output_gradients
-        if not all(isinstance(each.type, DisconnectedType) for each in seconds):
+        if self.kind == "products":
             raise NotImplementedError(
-                "Ranks compute no second derivatives of a likelihood. Derive outside of the "
+                "Ranks compute no third derivatives of a likelihood. Derive outside of the "
                 "`with likelihood(...):` block."
             )
+        first, second = output_gradients
+        flat = pt.zeros_like(outputs[1])
+        if not isinstance(first.type, DisconnectedType):
+            flat += outputs[1] * first
+        if not isinstance(second.type, DisconnectedType):
+            self.evaluator.check_second_derivatives()
+            flat += Likelihood(self.evaluator, "products")(*inputs[1:], second)[1]
         found, begin = [], 0
         for each in inputs:
             if not is_float(each):
                 found.append(DisconnectedType()())
                 continue
             end = begin + each.size
-            part = outputs[1][begin:end].reshape(each.shape, ndim=each.ndim)
-            found.append((part * gradient).astype(each.dtype))
+            found.append(flat[begin:end].reshape(each.shape, ndim=each.ndim).astype(each.dtype))
             begin = end
         return found
 
@@ -90,10 +106,11 @@ class Likelihood(Op):
 @node_rewriter([Likelihood])
 def leave_out_gradients(fgraph, node):
     """Compute no gradients where nothing uses them."""
-    if not node.op.gradients or fgraph.clients[node.outputs[1]]:
+    if node.op.kind != "gradients" or fgraph.clients[node.outputs[1]]:
         return False
     number, *frontier = node.inputs
-    return {node.outputs[0]: Likelihood(node.op.evaluator, False).make_node(number, *frontier).out}
+    value = Likelihood(node.op.evaluator, "value").make_node(number, *frontier)
+    return {node.outputs[0]: value.out}
 
 
 # Late, when a gradient that is used by nothing has been removed.
@@ -123,11 +140,11 @@ def _likelihood_in_numba(op, node, **kwargs):
         else:
             lines += [f"    for each in {name}.flat:", "        flat[place] = each"]
             lines += ["        place += 1"]
-    returned = "np.asarray(vector[0])" + (", vector[1:]" if op.gradients else "")
+    returned = "np.asarray(vector[0])" + ("" if op.kind == "value" else ", vector[1:]")
     lines += [
         "    which = number.item()",
         "    with objmode(vector='float64[::1]'):",
-        f"        vector = evaluate(which, {op.gradients}, flat)",
+        f"        vector = evaluate(which, {op.kind!r}, flat)",
         f"    return {returned}",
     ]
     return calling_python("likelihood", "\n".join(lines), evaluate)

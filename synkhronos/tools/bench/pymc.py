@@ -9,6 +9,10 @@ work over cores gains more where memory is the limit and the data are read from 
 
 Sampling: pm.sample, without compilation: one chain, plain and on ranks; and as many chains as
 ranks, plain in a process each, which is what PyMC does by itself, and one after the other on ranks.
+
+Samplers (--samplers, in place of all else): one chain of each that pm.sample has, plain and on
+ranks: draws, and the smallest effective sample size, for each second. The seconds of those of JAX
+include its compilation, and all have those of tuning.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import numpy as np
 from synkhronos._host import pythons
 from synkhronos.tools.bench import frame, options, turns
 
+SAMPLERS = ("pymc", "nutpie", "numpyro", "blackjax")
 MODELS = {"logistic": 500_000, "hierarchical": 200_000, "poisson": 200_000, "student": 100_000}
 QUANTILE = 20  # percent of turns that are faster than the times that are printed
 _ROWS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
@@ -39,6 +44,8 @@ def add_arguments(parser):
     options.add(parser, "--seconds", options.positive, 5.0, "to measure each evaluation")
     what = "draws of a chain, after as many to tune; 0: no sampling"
     options.add(parser, "--draws", options.whole, 150, what)
+    what = "measure one chain of each sampler that is installed, and nothing else"
+    parser.add_argument("--samplers", action="store_true", help=what)
 
 
 def measure(args, report):
@@ -60,6 +67,15 @@ def measure_beside(peer, args, report):
         "  model", "rows", "plain", "one rank", "ranks", "gain", "of ranks", "reading", first=16
     )
     head = f"Value and gradient, {args.ranks} ranks; {found['cores']} cores; milliseconds"
+    if args.samplers:
+        found["samplers"] = []
+        with threadpool_limits(1):
+            for name in args.models:
+                for sampler in SAMPLERS:
+                    each = _one_sampler(sampler, name, args.rows or MODELS[name], args)
+                    found["samplers"].append(each)
+                    report.show(_text_of_sampler(each))
+        return
     with threadpool_limits(1):
         report.show(f"{head}\n{table.head}")
         for name in args.models:
@@ -197,6 +213,54 @@ def _sampling(name, rows, args):
         sample("ranks", 1, 1)
         sample("ranks_chains", args.ranks, 1)
     return result
+
+
+def _one_sampler(sampler, name, rows, args):
+    """Return draws and effective samples a second, plain and on ranks, or why there are none."""
+    import pymc as pm
+    from arviz import ess
+
+    from synkhronos.extensions import pymc as parallel
+
+    result = {"sampler": sampler, "model": name, "rows": rows, "ranks": args.ranks}
+    if importlib.util.find_spec(sampler) is None:
+        return {**result, "refused": "not installed"}
+    model, _ = make_model(name, rows)
+
+    def sample(way):
+        with turns.shown(f"{name}, {rows:,} rows, {sampler}: {way}"):
+            idata = pm.sample(
+                chains=1, cores=1, draws=args.draws, tune=args.draws, random_seed=1,
+                nuts_sampler=sampler, progressbar=False, compute_convergence_checks=False,
+                quiet=True,
+            )  # fmt: skip
+        seconds = float(idata.posterior.attrs["sampling_time"])
+        fewest = min(float(each.min()) for each in ess(idata).data_vars.values())
+        result[f"{way}_draws_per_s"] = args.draws / seconds
+        result[f"{way}_ess_per_s"] = fewest / seconds
+
+    try:
+        with model:
+            sample("plain")
+        with parallel.likelihood(model, ranks=args.ranks):
+            sample("ranks")
+    except Exception as error:  # of any kind, from a sampler that does not fit this PyMC
+        first = str(error).strip().split("\n")[0]
+        where = "on ranks" if "plain_ess_per_s" in result else "without ranks, too"
+        result["refused"] = f"{type(error).__name__}: {first} ({where})"
+    return result
+
+
+def _text_of_sampler(each):
+    head = f"{each['sampler']}, {each['model']}, {each['rows']:,} rows, one chain: "
+    if "refused" in each:
+        return f"{head}{each['refused']}"
+    ways = [
+        f"{each[f'{way}_draws_per_s']:.1f} draws/s, {each[f'{way}_ess_per_s']:.1f} ESS/s {where}"
+        for way, where in (("plain", "plain"), ("ranks", f"on {each['ranks']} ranks"))
+    ]
+    gain = each["ranks_draws_per_s"] / each["plain_draws_per_s"]
+    return f"{head}{'; '.join(ways)} ({gain:.2f} times as fast)"
 
 
 def _line(table, each):
