@@ -31,7 +31,7 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(one, right, rtol=0, atol=1e-12 * np.abs(right).max())
 
 
-@pytest.mark.parametrize("definition", [models.with_coordinates, models.two_lengths])
+@pytest.mark.parametrize("definition", [models.two_lengths, models.parameter_for_each_row])
 def test_products_with_the_hessian(definition):
     model = models.make(definition)
     points = models.points(model)
