@@ -16,6 +16,8 @@ BENCHMARKS = {
     "pymc": "benchmarks.pymc",
     "programs": "benchmarks.foreign",
     "rules": "benchmarks.rules",
+    "simulate": "benchmarks.simulate",
+    "start": "benchmarks.start",
     "training": "benchmarks.training",
     "updates": "benchmarks.updates",
 }
