@@ -44,7 +44,7 @@ _PAGE_OF_LOSS = re.compile(
 )
 _TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
-PATIENCE = 10.0  # seconds for a script to end after a Ctrl-C
+GRACE = 10.0  # seconds for a script to end after a Ctrl-C
 _NO_END = "mpirun has ended before the script."
 _FRAME = 2048  # bytes of input; PRRTE drops input above 4096 bytes a message
 
@@ -243,12 +243,12 @@ class Script(Mpirun):
         line: Sequence[str],
         hosts: Sequence[Host],
         agent: str | None,
-        patience: float = PATIENCE,
+        grace: float = GRACE,
     ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
         more = {"names": ["the script"], "environment": environment, "token": token}
-        super().__init__(line, hosts, agent, patience=patience, **more)
+        super().__init__(line, hosts, agent, grace=grace, **more)
         self._losses: list[str] = []  # what processes have told of machines and workers
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of a mark
@@ -280,7 +280,7 @@ class Script(Mpirun):
         self._input.write(guard.HEADER.pack(guard.SIGNAL, number))
         if is_end:
             self._was_asked = True
-            self._end_after(self._patience)
+            self._end_after(self._grace)
 
     def _take_lost_reader(self):
         self._was_asked = True
@@ -329,7 +329,7 @@ class Script(Mpirun):
         if kind == b"lost":
             self._losses.append(text.partition(". ")[0].rstrip("."))
             if rank:  # for this machine the script's is lost, which may only be slow to end
-                self._end_after(self._patience)
+                self._end_after(self._grace)
             return
         super()._take_mark(rank, kind, text)
         if kind == b"status" and self._losses:  # mpirun would wait for its daemon there

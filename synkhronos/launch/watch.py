@@ -27,7 +27,7 @@ from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
 from synkhronos.launch.streams import SIZE, mark_pattern
 
-PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
+GRACE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 AFTER_FAILURE = 10.0  # seconds for the others to end
 _LAST_LINES = 20
 
@@ -67,7 +67,7 @@ class Watch:
     `name` for other processes than ranks of a rule. In `folder` there is a log file for each. Rank
     0 is a server if the run `is_served`; the others go on after one has died if it `outlives`.
     After a first Ctrl-C, or the end of standard input if it `ends_with_stdin`, ranks have
-    `patience`, in seconds. `token` begins the marks that processes write into standard error.
+    `grace`, in seconds. `token` begins the marks that processes write into standard error.
     """
 
     title = "synkhronos rule"
@@ -83,7 +83,7 @@ class Watch:
         is_served: bool = False,
         outlives: bool = False,
         ends_with_stdin: bool = False,
-        patience: float = PATIENCE,
+        grace: float = GRACE,
         token: str = "",
     ) -> None:
         # What processes tell of themselves in their standard errors; see `_take_mark`.
@@ -95,7 +95,7 @@ class Watch:
         self._environment, self.folder = environment, folder
         self._streams: dict[int, Any] = {}  # open descriptors, and what `_take` calls them
         self._is_served, self._outlives = is_served, outlives
-        self._ends_with_stdin, self._patience = ends_with_stdin, patience
+        self._ends_with_stdin, self._grace = ends_with_stdin, grace
         self._deadline, self._ending = float("inf"), [signal.SIGTERM, signal.SIGKILL]
 
     @property
@@ -225,10 +225,10 @@ class Watch:
         self.interrupted_at = self.interrupted_at or time.time()
         is_first, self.interrupted_by = not self.interrupted_by, self.interrupted_by or number
         if is_first and self.has_started:
-            asked = self.request.format(self._patience)
+            asked = self.request.format(self._grace)
             self.say(f"stopping; {asked}. A second Ctrl-C ends them at once.")
             self._ask_to_end()
-            self._end_after(self._patience)
+            self._end_after(self._grace)
         else:
             self._end_next()
 

@@ -148,7 +148,7 @@ def test_this_machine_alone_needs_no_mpi(tmp_path):
         (["--hosts", "a,b", "--min-hosts", "3", "empty.py"], {}, "more than there are: 2 hosts"),
         (["--restarts", "1", "-"], {}, "a script from standard input can't start again"),
         (["--discover", "echo a", "--hosts", "a", "empty.py"], {}, "so --hosts and --hostfile can"),
-        (["--patience", "nan", "--hosts", "a", "empty.py"], {}, "'nan' must be a number of sec"),
+        (["--grace", "nan", "--hosts", "a", "empty.py"], {}, "'nan' must be a number of sec"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(empty, arguments, variables, message):

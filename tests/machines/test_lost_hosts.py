@@ -106,7 +106,7 @@ except synk.WorkerDied:
 
 @pytest.mark.slow("waits until a machine is taken for lost")
 def test_a_script_has_time_after_a_loss_whatever_other_hosts_do(three_hosts, tmp_path):
-    run = Attempts(three_hosts, tmp_path, LONG, "--patience", "5", "script.py")
+    run = Attempts(three_hosts, tmp_path, LONG, "--grace", "5", "script.py")
     try:
         assert run.line() == ["begun"]
         three_hosts.cut(2)
