@@ -2,6 +2,7 @@
 
     launcher ◀── start, more, status ── guard ── stdin, signals ────▶ script
              ─── frames of stdin and signals ──▶
+             ◀── lost, own ────────────────────────────────────────── script
 
 mpirun does not pass the end of its standard input on, stalls if much waits there, ends a script at
 a Ctrl-C, and prints a page about every exit status but 0. So the guard of a script asks the
@@ -33,11 +34,11 @@ _SECONDS = 2.0  # between two looks
 _MOST = 500  # characters about a loss, so that one write has all of a mark
 
 
-def begin() -> Callable[[str], None]:
+def begin() -> Callable[[str, str], None]:
     """Fork the process that goes on, if a launcher has started this job by mpirun.
 
-    Return in it what tells the launcher of a loss. This one ends after the other has ended, and its
-    status has been told.
+    Return in it what tells the launcher of a loss (``"lost"``), or that the script's end is its own
+    (``"own"``). This one ends after the other has ended, and its status has been told.
     """
     token = os.environ.pop(VARIABLE, None)
     if token is None:
@@ -50,13 +51,13 @@ def begin() -> Callable[[str], None]:
         os.dup2(source, 0)
         os.close(source)
         os.close(sink)
-        return guard.tell_loss
+        return guard.tell
     os.close(source)
     guard.mark("status", guard.watch(child, sink))
     sys.exit()
 
 
-def tell_nobody(why: str) -> None:
+def tell_nobody(kind: str, text: str = "") -> None:
     """Tell no launcher, as there is none."""
 
 
@@ -77,9 +78,9 @@ class _Guard:
         if self._tells:
             self._write(kind, text)
 
-    def tell_loss(self, why):
-        """Tell the launcher that a machine or a process is lost: machines tell of the first one."""
-        self._write("lost", why.replace("\0", " ")[:_MOST])
+    def tell(self, kind, text=""):
+        """Tell the launcher, on any machine: each tells that the first one is lost."""
+        self._write(kind, text.replace("\0", " ")[:_MOST])
 
     def _write(self, kind, text):
         with contextlib.suppress(OSError):

@@ -184,7 +184,8 @@ class Ranks(Mpirun):
     @property
     def loss(self) -> str | None:
         """What was lost, in words, if that has ended the run."""
-        if not self.lost or self.interrupted_by or self._has_result():
+        fails_itself = self.cause is not None and not self._follows(self.cause)
+        if not self.lost or fails_itself or self.interrupted_by or self._has_result():
             return super().loss
         return self._names_of_lost()
 
@@ -255,7 +256,7 @@ class Script(Mpirun):
         self._tail = bytearray()  # of stderr: may be the beginning of a mark
         self._held = {1: bytearray(), 2: bytearray()}  # before the script has started
         self._late = bytearray()  # stderr after the script has ended
-        self._was_asked = False
+        self._was_asked = self._ended_itself = False
 
     @property
     def own_words(self) -> str:
@@ -331,6 +332,9 @@ class Script(Mpirun):
             if rank:  # for this machine the script's is lost, which may only be slow to end
                 self._end_after(self._grace)
             return
+        if kind == b"own":
+            self._ended_itself = True
+            return
         super()._take_mark(rank, kind, text)
         if kind == b"status" and self._losses:  # mpirun would wait for its daemon there
             self._ending = [signal.SIGKILL]
@@ -370,7 +374,8 @@ class Script(Mpirun):
     @property
     def loss(self) -> str | None:
         """What was lost, in words, if that has ended the script and nobody has asked it to end."""
-        if self._was_asked or not self.has_started or self.ranks[0].status == 0:
+        is_own = self._was_asked or self._ended_itself
+        if is_own or not self.has_started or self.ranks[0].status == 0:
             return None
         return next(iter(self._losses), super().loss)
 

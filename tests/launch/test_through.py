@@ -130,9 +130,11 @@ def test_what_was_lost_is_told_of_ranks(tmp_path):
     fake._take_mark(1, b"start", "77 node")
     fake.ranks[1].status = None
     fake._take_mark(1, b"lost", "has not been heard of for 8 s")
-    fake._outlives = False
+    fake._outlives, fake.ranks[0].status = False, 14
     assert fake.loss == "rank 1 (cuda0 on node) can't be reached any more"
-    fake.interrupted_by = 2
+    fake.ranks[0].status = 1
+    assert fake.loss is None
+    fake.ranks[0].status, fake.interrupted_by = 14, 2
     assert fake.loss is None
 
 
@@ -154,7 +156,9 @@ def test_what_was_lost_is_told_of_a_script():
         if status is not None:
             fake._take_mark(0, b"status", status)
         assert fake.loss == loss
-        fake._was_asked = True
+        fake._take_mark(0, b"own", "")
+        assert fake.loss is None
+        fake._ended_itself, fake._was_asked = False, True
         assert fake.loss is None
 
 

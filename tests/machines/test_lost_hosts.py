@@ -135,16 +135,33 @@ def test_with_too_few_hosts_it_waits_and_ends(two_hosts, tmp_path):
     assert err[-1].endswith("waited 1 s for more, and gave up.")
 
 
+FAILS = """
+import os, sys, numpy as np, theano, synkhronos as synk
+synk.fork(2)
+s = theano.shared(np.ones(3))
+synk.broadcast(s)
+try:
+    while True:
+        os.kill(synk.status().ranks[1].pid, 9)
+        synk.all_reduce(s)
+except synk.WorkerDied:
+    if sys.argv[1] == "loses":
+        raise
+raise ValueError("a reason")
+"""
+
+
 @pytest.mark.slow("starts mpirun on hosts")
 def test_a_script_that_fails_by_itself_is_not_started_again(two_hosts, tmp_path):
-    script = "import synkhronos as synk; synk.fork(1); raise ValueError('a reason')"
+    """Also if it has caught a WorkerDied before."""
     discover = tmp_path / "hosts"
     discover.write_text("".join(f"{address}\n" for address in two_hosts.addresses))
-    given = "--restarts", "3", "--discover", f"cat {discover}", "script.py"
-    run = Attempts(two_hosts, tmp_path, script, *given)
-    status, out, err = run.wait()
-    assert (status, out, err[-1]) == (1, "", "ValueError: a reason")
-    assert sum(line.startswith("synkhronos launch: ") for line in err) == 1
+    for does, last in (("catches", "ValueError: a reason"), ("loses", "gave up after 2 attempts")):
+        given = "--restarts", "1", "--discover", f"cat {discover}", "script.py", does
+        status, out, err = Attempts(two_hosts, tmp_path, FAILS, *given).wait()
+        assert (status, out) == (1, "") and last in err[-1], err
+        n_said = 1 if does == "catches" else 3
+        assert sum(line.startswith("synkhronos launch: ") for line in err) == n_said, err
 
 
 RESUMING = """
