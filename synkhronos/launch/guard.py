@@ -54,6 +54,7 @@ def begin() -> Callable[[str, str], None]:
         return guard.tell
     os.close(source)
     guard.mark("status", guard.watch(child, sink))
+    guard.wait_for_others()
     sys.exit()
 
 
@@ -69,7 +70,8 @@ class _Guard:
         self._token, self._rank = token, os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         self._tells = self._rank == "0"
         self._stderr = os.dup(2)  # a script may have another one
-        self._owes_mark = False
+        self._owes_mark = self._is_killed = False
+        self._daemon = os.getppid()
         self._received = bytearray()
         self._selector = selectors.PollSelector()
 
@@ -88,7 +90,7 @@ class _Guard:
 
     def watch(self, pid, sink=None):
         """Pass on what comes until a child has ended; return its status, below 0 for a signal."""
-        self._pid, daemon = pid, os.getppid()
+        self._pid = pid
         with signals_of(_HEARD) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
             self._selector.register(signals, selectors.EVENT_READ, self._hear)
@@ -103,10 +105,20 @@ class _Guard:
                     self._owes_mark = False
                     self.mark("more")
                 # The system could tell, but only of the end of the thread that has started this.
-                if os.getppid() != daemon:
+                if os.getppid() != self._daemon:
                     os.kill(pid, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        self._is_killed = status < 0
         return status
+
+    def wait_for_others(self):
+        """Wait for mpirun to end this process, if one of another machine than the script's is killed.
+
+        It would end the script now, which may still save something.
+        """
+        while self._is_killed and not self._tells and os.getppid() == self._daemon:
+            if signal.sigtimedwait(_HEARD - {signal.SIGCHLD}, _SECONDS):
+                break
 
     def _hear(self, signals):
         for number in os.read(signals, 256):

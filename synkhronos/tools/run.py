@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import io
 import json
+import logging
 import os
 import socket
 import sys
@@ -21,7 +22,7 @@ from typing import Callable
 
 import synkhronos as synk
 from synkhronos._machine.devices import undo_binding
-from synkhronos._machine.log import name_host
+from synkhronos._machine.log import log, name_host
 from synkhronos._session import leader
 from synkhronos._session.current import Current
 from synkhronos.comm import heartbeats
@@ -107,6 +108,9 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
             print(f"can't start the ranks: {where.refusal(options.script)}", file=sys.stderr)
             return 2
         if link.machine:
+            if options.verbose:
+                log.addHandler(logging.StreamHandler())
+                log.setLevel(logging.INFO)
             sys.path.insert(0, os.path.dirname(os.path.realpath(options.script)))
             try:
                 return leader.serve(link)

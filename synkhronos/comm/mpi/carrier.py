@@ -28,6 +28,7 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
 
 from synkhronos._machine.log import log
@@ -41,6 +42,7 @@ from synkhronos.comm.mpi.library import MPI, begin
 from synkhronos.comm.mpi.reductions import Reductions
 
 _LEADER = 0  # the number of the first process of the machine; those that connect have others
+_AFTER_LOSS = 1.5  # seconds for other carriers to end: they miss the first machine in a beat
 # Of ranks, of which the answer may be "failed".
 _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}
 
@@ -228,9 +230,17 @@ class Carrier(BaseCarrier):
         self._settling = peer, id, session, sequence
 
     def from_rank_end(self, peer, reason):
-        """End this carrier, and those of all other machines."""
-        self.tell_all("end", reason)
-        self.is_running = False
+        """End the job: this carrier, and those of all other machines, which its `reason` tells.
+
+        After a loss the first machine says when its script has ended: this carrier waits for that,
+        because MPI ends all with the first.
+        """
+        if not self._has_lost_job:
+            self.tell_all("end", reason)
+            self._has_lost_job = self.has_lost = reason is not None
+        if self.machine == 0 and self._has_lost_job:
+            self.tell_all("gone")
+        self.is_running = self.machine > 0 and self._has_lost_job and 0 not in self._lost
 
     def from_machine_told(self, machine, message):
         """Pass a message on to the leader of this machine."""
@@ -245,6 +255,10 @@ class Carrier(BaseCarrier):
             self.post(_LEADER, "end", reason, machine)
             self._has_lost_job = self.has_lost = reason is not None
         self.is_running = self._has_lost_job and 0 not in self._lost
+
+    def from_machine_gone(self, machine):
+        """End after a loss, because the script has ended."""
+        self.is_running = self.is_running and machine != 0
 
     def open(self, place):
         """Return an array of a rank of this machine, where it is."""
@@ -272,6 +286,7 @@ def main(fd: int, bound: int) -> None:
         carrier.fail(f"The process that speaks MPI can't go on: {problem_here(error)}")
     finally:
         if carrier.has_lost:
+            time.sleep(_AFTER_LOSS)  # else MPI complains on others that a socket has closed
             # The end of MPI would wait for the lost machine. So does what Python does at its exit.
             os._exit(1)
     # Here, not at Python's exit: messages may be under way in memory that the carrier holds.
