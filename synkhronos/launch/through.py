@@ -38,10 +38,11 @@ _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULT
 # Pages about a process that was killed or has failed: exit statuses say it, or what it has printed.
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 _PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
+_BEGUN = rb"-{60,}\n(?:A daemon failed|PRTE has lost)(?:(?!-{60,}\n).){0,4000}"
 _PAGE_OF_LOSS = re.compile(
-    rb"-{60,}\n(?:(?!-{60,}\n).)*prterun(?:(?!-{60,}\n).)*Remote host: *(\S+)\n.*?-{60,}\n\n?",
-    re.DOTALL,
+    _BEGUN + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?-{60,}\n\n?", re.DOTALL
 )
+_BEGUN_PAGE = re.compile(_BEGUN + rb"\Z", re.DOTALL)
 _TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 GRACE = 10.0  # seconds for a script to end after a Ctrl-C
@@ -254,6 +255,7 @@ class Script(Mpirun):
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of a mark
         self._tail = bytearray()  # of stderr: may be the beginning of a mark
+        self._page = b""  # of stdout: the beginning of a page about a daemon
         self._held = {1: bytearray(), 2: bytearray()}  # before the script has started
         self._late = bytearray()  # stderr after the script has ended
         self._was_asked = self._ended_itself = False
@@ -290,7 +292,11 @@ class Script(Mpirun):
     def _take(self, stream, data, is_end=False):
         """Pass output on, but for marks, of which the end may not have come yet."""
         if stream == 1:
-            self._pass(1, _PAGE_OF_LOSS.sub(self._note_page, data))
+            data = _PAGE_OF_LOSS.sub(self._note_page, self._page + data)
+            begun = None if is_end else _BEGUN_PAGE.search(data)
+            at = begun.start() if begun else len(data)
+            self._page = data[at:]
+            self._pass(1, data[:at])
             return
         self._tail += data
         while mark := self._mark.search(self._tail):
@@ -298,7 +304,7 @@ class Script(Mpirun):
             before = self._tail[: mark.start()]
             del self._tail[: mark.end()]
             self._pass(2, before)
-            self._take_mark(int(rank), bytes(kind), text.decode())
+            self._take_mark(int(rank), bytes(kind), text.decode(errors="replace"))
         at = self._tail.find(b"\0")
         while at >= 0 and not self._begins_mark(self._tail[at:]):
             at = self._tail.find(b"\0", at + 1)

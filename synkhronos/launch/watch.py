@@ -249,7 +249,7 @@ class Watch:
     def _without_marks(self, text):
         """Take the marks in a line of errors; return what is left of it."""
         for mark in self._mark.finditer(text):
-            self._take_mark(int(mark[1]), mark[2], mark[3].decode())
+            self._take_mark(int(mark[1]), mark[2], mark[3].decode(errors="replace"))
         without = self._mark.sub(b"", text)
         if without == text:
             return text

@@ -174,13 +174,21 @@ def test_a_machine_that_has_lost_the_scripts_ends_it_after_a_while():
 
 def test_the_page_about_a_daemon_that_has_gone_is_a_sentence():
     edge = b"-" * 60 + b"\n"
-    page = (
-        edge + b"A daemon failed\nback to prterun:\n\n  Local host:    vm\n  Remote host:   b-2\n"
+    pages = (
+        b"A daemon failed to report\nback to prterun:\n\n  Local host:    vm\n  Remote host:   b-2\n",
+        b"PRTE has lost communication\n\n  HNP daemon   : [prterun-vm-9@0,0] on node vm\n"
+        b"  Remote daemon: [prterun-vm-9@0,1] on node b-2\n\nThis is usually due to\n",
     )
-    page += b"  Daemon exit status: 0\n" + edge
-    fake = FakeScript()
-    fake._take_mark(0, b"start", "77 node1")
-    fake._take(1, b"out\n" + page)
-    assert fake.written[1] == b"out\n" and fake.loss == "mpirun has lost b-2"
-    fake._take(1, edge + b"a table of the script\n" + edge)
-    assert fake.written[1] == b"out\n" + edge + b"a table of the script\n" + edge
+    for page in pages:
+        for split in (1000, 80, 200):  # where a second read begins
+            whole, fake = b"out\n" + edge + page + edge, FakeScript()
+            fake._take_mark(0, b"start", "77 node1")
+            fake._take(1, whole[:split])
+            assert fake.written[1] == b"out\n"
+            fake._take(1, whole[split:])
+            assert fake.written[1] == b"out\n" and fake.loss == "mpirun has lost b-2"
+            fake._take(1, edge + b"a table of the script\n" + edge)
+            fake._take(1, edge + page)
+            assert fake.written[1] == b"out\n" + edge + b"a table of the script\n" + edge
+            fake._take(1, b"", is_end=True)
+            assert fake.written[1].endswith(edge + page)
