@@ -163,7 +163,7 @@ def held(path, seconds):
         locks = [os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)]
         try:
             if _is_locked(locks[0], name):
-                os.register_at_fork(after_in_child=lambda: locks and os.close(locks.pop()))
+                os.register_at_fork(after_in_child=lambda own=locks: own and os.close(own.pop()))
                 try:
                     yield
                 finally:

@@ -112,9 +112,9 @@ class _Guard:
         return status
 
     def wait_for_others(self):
-        """Wait for mpirun to end this process, if one of another machine than the script's is killed.
+        """Wait for mpirun to end this process, if the leader of another machine was killed.
 
-        It would end the script now, which may still save something.
+        mpirun would end the script now, which may still save something.
         """
         while self._is_killed and not self._tells and os.getppid() == self._daemon:
             if signal.sigtimedwait(_HEARD - {signal.SIGCHLD}, _SECONDS):

@@ -187,8 +187,8 @@ _ROWS = [
            "folder for each run", is_of_launcher=True),
     Option("bind", RULES, bool, False, "bind each rank to cores of its own, near its device",
            is_of_launcher=True),
-    Option("grace", RULES, float, 30.0, "let ranks have so many seconds to write a snapshot and end, "
-           "after a Ctrl-C", least=0, is_of_launcher=True),
+    Option("grace", RULES, float, 30.0, "let ranks have so many seconds to write a snapshot and "
+           "end, after a Ctrl-C", least=0, is_of_launcher=True),
 ]  # fmt: skip
 
 TABLE = {row.name: row for row in _ROWS}
