@@ -255,7 +255,7 @@ class Script(Mpirun):
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of a mark
         self._tail = bytearray()  # of stderr: may be the beginning of a mark
-        self._page = b""  # of stdout: the beginning of a page about a daemon
+        self._pages = {1: b"", 2: b""}  # the beginning of a page about a daemon
         self._held = {1: bytearray(), 2: bytearray()}  # before the script has started
         self._late = bytearray()  # stderr after the script has ended
         self._was_asked = self._ended_itself = False
@@ -292,11 +292,7 @@ class Script(Mpirun):
     def _take(self, stream, data, is_end=False):
         """Pass output on, but for marks, of which the end may not have come yet."""
         if stream == 1:
-            data = _PAGE_OF_LOSS.sub(self._note_page, self._page + data)
-            begun = None if is_end else _BEGUN_PAGE.search(data)
-            at = begun.start() if begun else len(data)
-            self._page = data[at:]
-            self._pass(1, data[:at])
+            self._pass(1, data, is_end)
             return
         self._tail += data
         while mark := self._mark.search(self._tail):
@@ -309,7 +305,7 @@ class Script(Mpirun):
         while at >= 0 and not self._begins_mark(self._tail[at:]):
             at = self._tail.find(b"\0", at + 1)
         end = len(self._tail) if at < 0 else at
-        self._pass(2, self._tail[:end])
+        self._pass(2, self._tail[:end], is_end)
         del self._tail[:end]
         if is_end and not self._losses:  # else MPI and mpirun complain, of what was told
             self._write(2, _PAGE.sub(b"", bytes(self._late)))
@@ -324,7 +320,11 @@ class Script(Mpirun):
     def _begins_mark(self, text):
         return text.startswith(self._beginning) or self._beginning.startswith(text)
 
-    def _pass(self, stream, data):
+    def _pass(self, stream, data, is_end=False):
+        data = _PAGE_OF_LOSS.sub(self._note_page, self._pages[stream] + data)
+        begun = None if is_end else _BEGUN_PAGE.search(data)
+        at = begun.start() if begun else len(data)
+        data, self._pages[stream] = data[:at], data[at:]
         if not self.has_started:
             self._held[stream] += data
         elif stream == 2 and self.ranks[0].status is not None:

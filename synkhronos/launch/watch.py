@@ -29,6 +29,7 @@ from synkhronos.launch.streams import SIZE, mark_pattern
 
 GRACE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 AFTER_FAILURE = 10.0  # seconds for the others to end
+_AT_ONCE = 1.0  # seconds in which a second SIGTERM is the first one
 _LAST_LINES = 20
 
 
@@ -96,6 +97,7 @@ class Watch:
         self._streams: dict[int, Any] = {}  # open descriptors, and what `_take` calls them
         self._is_served, self._outlives = is_served, outlives
         self._ends_with_stdin, self._grace = ends_with_stdin, grace
+        self._terminated_at = float("-inf")  # when the last SIGTERM came
         self._deadline, self._ending = float("inf"), [signal.SIGTERM, signal.SIGKILL]
 
     @property
@@ -212,7 +214,12 @@ class Watch:
 
     def _hear(self, signals):
         for number in os.read(signals, 256):
-            if number != signal.SIGCHLD:
+            now = time.monotonic()
+            # Slurm sends a SIGTERM to the launcher and to a job script, which passes it on.
+            is_repeated = number == signal.SIGTERM and now - self._terminated_at < _AT_ONCE
+            if number == signal.SIGTERM:
+                self._terminated_at = now
+            if number != signal.SIGCHLD and not is_repeated:
                 self._interrupt(number)
 
     def _read_stdin(self, fd):
