@@ -292,6 +292,8 @@ print(list(reductions._rounds))
         (1, "from_machine_end(1, 'why') or carrier.from_machine_gone(1)", [True, True], "[]"),
         (1, "from_machine_end(1, 'why') or carrier.from_machine_gone(0)", [False, False], "[]"),
         (1, "lose(0) or carrier.on_loss(0)", [False, False], "[]"),
+        (1, "hear_sigterm(15, None)", [True, False], "[]"),
+        (1, "from_machine_end(1, 'why') or carrier.hear_sigterm(15, None)", [False, False], "[]"),
         (0, "from_machine_end(1, 'why')", [True, False], "[(1, 'gone')]"),
         (0, "from_rank_end(leader, 'why')", [False], "[(1, 'end', 'why'), (1, 'gone')]"),
     ],

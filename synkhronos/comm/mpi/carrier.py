@@ -74,6 +74,7 @@ class Carrier(BaseCarrier):
         self._workers = {}  # rank -> process id, of the present session
         self._session = 0
         self._has_lost_job = False  # whether the leader was told of the end after a loss
+        self._was_asked = False  # to end, by a SIGTERM
         self._counted = {}  # (peer, id) of who asks for the traffic -> machine -> that of each
         self.post(_LEADER, "hello", self.machine, self.n_machines)
 
@@ -240,7 +241,13 @@ class Carrier(BaseCarrier):
             self._has_lost_job = self.has_lost = reason is not None
         if self.machine == 0 and self._has_lost_job:
             self.tell_all("gone")
-        self.is_running = self.machine > 0 and self._has_lost_job and 0 not in self._lost
+        waits = self.machine > 0 and self._has_lost_job and not self._was_asked
+        self.is_running = waits and 0 not in self._lost
+
+    def hear_sigterm(self, number, frame):
+        """End after a SIGTERM, but not before the leader, which may ignore it: see `resume`."""
+        self._was_asked = True
+        self.is_running = self.is_running and not self._has_lost_job
 
     def from_machine_told(self, machine, message):
         """Pass a message on to the leader of this machine."""
@@ -279,6 +286,7 @@ def main(fd: int, bound: int) -> None:
     except secret.NoSecret as error:
         log.error("%s: %s", socket.gethostname(), error)
         os._exit(1)  # the end of MPI would wait for others
+    signal.signal(signal.SIGTERM, carrier.hear_sigterm)
     try:
         carrier.run()
     except Exception as error:
