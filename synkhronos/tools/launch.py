@@ -209,6 +209,8 @@ def run_attempts(
         if named < limits.least:
             hosts = _wording.count(named, "host")
             raise ValueError(f"--min-hosts {limits.least} is more than there are: {hosts}.")
+    # Slurm lets a step wait for one of an earlier attempt, of which a machine does not answer.
+    os.environ.setdefault("SLURM_OVERLAP", "1")
     find = functools.partial(find_hosts, options)
     return attempts.Attempts(limits, find, begin, say, options.agent).run()
 

@@ -220,6 +220,17 @@ def test_a_machine_without_the_daemon_is_named(tmp_path):
     assert "can be reached, but mpirun's daemon can't start there" in said
 
 
+def test_in_a_job_of_slurm_machines_are_asked_by_srun(tmp_path, monkeypatch):
+    program = tmp_path / "srun"
+    program.write_text('#!/bin/sh\nwhile [ $1 != -w ]; do shift; done; shift 2; exec "$@"')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert mpirun.ask_all([Host("b")], None, "echo 'no room' >&2; exit 3") == {"b": "no room"}
+    assert mpirun.ask_all([Host("b")], None, "true") == {}
+    assert mpirun.ask_all([Host("b")], "false", "true") == {"b": "exit status 1"}
+
+
 @needs_mpirun
 def test_the_mpirun_of_this_environment_fits():
     mpirun.check()
