@@ -14,9 +14,9 @@ from synkhronos.launch import guard
 
 # First of all: a guard that has imported all of this would keep 15 MB more, on each machine.
 if __name__ == "__main__":  # noqa: SIM108 - imports may follow an `if` only
-    _tell_loss = guard.begin()
+    _tell = guard.begin()
 else:
-    _tell_loss = guard.tell_nobody
+    _tell = guard.tell_nobody
 
 import argparse
 import functools
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_arguments(runner)
-    runner.set_defaults(run=functools.partial(run.main, tell_loss=_tell_loss))
+    runner.set_defaults(run=functools.partial(run.main, tell=_tell))
 
     launcher = commands.add_parser(
         "launch",

@@ -30,9 +30,11 @@ from synkhronos._machine.plain_values import decode, encode
 from synkhronos._machine.shared_memory import is_in_a_segment
 from synkhronos._session import commands
 from synkhronos._session.current import Current, call, current
+from synkhronos._session.session import State
 from synkhronos._wording import advise, count, seconds, sentence, shown, truth, whole_number
 from synkhronos.checkpoints import WHAT, Entry, Plan, Saved, are_unequal, describe, refusal
 from synkhronos.checkpoints import variables_of as _variables_of
+from synkhronos.errors import WorkerDied
 from synkhronos.session import restart_count
 
 __all__ = ["RunState", "resume"]
@@ -84,7 +86,7 @@ def resume(
         ranks; others get the mean, of floats.
     preemptible : bool
         If true, a SIGTERM to the script makes the next tick, or the end of the block, save and end
-        the script, with exit status 143. Workers ignore it. Only in the main thread.
+        the script, with exit status 143. Workers ignore it in the block. Only in the main thread.
 
     Returns
     -------
@@ -225,7 +227,7 @@ class RunState(UserDict):
             self._load()
             if self._preemptible:
                 self._is_ending = False
-                block.callback(signal.signal, signal.SIGTERM, self._answer_sigterm())
+                block.callback(self._leave_sigterm, self._answer_sigterm())
             self._block = block.pop_all()
         return self
 
@@ -523,6 +525,15 @@ class RunState(UserDict):
         with call("resume()") as session:
             session.run(commands.Ignore(int(signal.SIGTERM)))
         return signal.signal(signal.SIGTERM, self._end_at_tick) or signal.SIG_DFL
+
+    def _leave_sigterm(self, before):
+        """Answer a SIGTERM as before the block; let workers end by it if they did so."""
+        signal.signal(signal.SIGTERM, before)
+        session = Current.session
+        is_idle = session and session.state is State.OPEN and not session.gate.is_open
+        if is_idle and before is signal.SIG_DFL and not self._is_ending:
+            with contextlib.suppress(WorkerDied), call("resume()") as session:
+                session.run(commands.Ignore(int(signal.SIGTERM), False))
 
     def _end_at_tick(self, number, frame):
         self._is_ending = True

@@ -153,15 +153,17 @@ def held(path, seconds):
     """Hold a path in a with block: at most one process does, which keeps ``.name.lock`` beside it.
 
     Raises ``BlockingIOError`` if another one still does after `seconds`. The system ends the hold
-    of a process that is killed. On file systems without locks there is none.
+    of a process that is killed, whatever its children do. On file systems without locks there is
+    none.
     """
     folder, name = os.path.split(path)
     name, end = os.path.join(folder, f".{name}.lock"), time.monotonic() + seconds
     process = os.getpid()
     while True:
-        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        locks = [os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)]
         try:
-            if _is_locked(lock, name):
+            if _is_locked(locks[0], name):
+                os.register_at_fork(after_in_child=lambda own=locks: own and os.close(own.pop()))
                 try:
                     yield
                 finally:
@@ -172,7 +174,8 @@ def held(path, seconds):
                             os.unlink(name)
                 return
         finally:
-            os.close(lock)
+            if locks:
+                os.close(locks.pop())
         if time.monotonic() >= end:
             raise BlockingIOError(errno.EAGAIN, "another process writes this file", path)
         time.sleep(0.05)

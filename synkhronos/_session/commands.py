@@ -333,14 +333,15 @@ class GetObject:
 
 @dataclass(frozen=True)
 class Ignore:
-    """Let workers ignore a signal, which the script handles from now on."""
+    """Let workers ignore a signal, which the script handles from now on, or end by it again."""
 
     signum: int
+    is_ignored: bool = True
 
     def run(self, worker):
-        """Ignore it, in all processes but the script's."""
+        """Ignore it, or not, in all processes but the script's."""
         if not worker.is_master:
-            signal.signal(self.signum, signal.SIG_IGN)
+            signal.signal(self.signum, signal.SIG_IGN if self.is_ignored else signal.SIG_DFL)
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ def serve(link) -> int:
         if end.is_regular:
             link.join()
             return 0
-        log.error("%s", end)
-        link.join(float("inf"))  # it ends after the first machine, or when that is silent
+        log.info("%s", end)  # the script's machine tells the user, or the launcher
+        link.join(float("inf"))
         return 1
     except Exception as error:
         log.exception("the ranks of this machine can't go on")
@@ -92,7 +92,7 @@ class _Session:
         except JobEnded:
             raise
         except WorkerDied as death:
-            log.error("%s", death)
+            log.info("%s", death)
             self._link.tell(0, ("died", self._session, str(death), death.rank, death.exitcode))
         except SessionOver:
             pass

@@ -238,7 +238,7 @@ class Session:
             self.require_open()  # raises: another thread has closed it, and so ended the workers
         # Neither here nor in the log the exception itself: its frames would keep the user's arrays.
         self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
-        log.error("%s", self._death[0])
+        log.info("%s", self._death[0])  # the exception tells the user
         self.on_loss(self._death[0])
         self.gate.dismiss()
         kill_all(self._processes.values(), 1)

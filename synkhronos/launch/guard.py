@@ -2,6 +2,7 @@
 
     launcher ◀── start, more, status ── guard ── stdin, signals ────▶ script
              ─── frames of stdin and signals ──▶
+             ◀── lost, own ────────────────────────────────────────── script
 
 mpirun does not pass the end of its standard input on, stalls if much waits there, ends a script at
 a Ctrl-C, and prints a page about every exit status but 0. So the guard of a script asks the
@@ -33,11 +34,11 @@ _SECONDS = 2.0  # between two looks
 _MOST = 500  # characters about a loss, so that one write has all of a mark
 
 
-def begin() -> Callable[[str], None]:
+def begin() -> Callable[[str, str], None]:
     """Fork the process that goes on, if a launcher has started this job by mpirun.
 
-    Return in it what tells the launcher of a loss. This one ends after the other has ended, and its
-    status has been told.
+    Return in it what tells the launcher of a loss (``"lost"``), or that the script's end is its own
+    (``"own"``). This one ends after the other has ended, and its status has been told.
     """
     token = os.environ.pop(VARIABLE, None)
     if token is None:
@@ -50,13 +51,14 @@ def begin() -> Callable[[str], None]:
         os.dup2(source, 0)
         os.close(source)
         os.close(sink)
-        return guard.tell_loss
+        return guard.tell
     os.close(source)
     guard.mark("status", guard.watch(child, sink))
+    guard.wait_for_others()
     sys.exit()
 
 
-def tell_nobody(why: str) -> None:
+def tell_nobody(kind: str, text: str = "") -> None:
     """Tell no launcher, as there is none."""
 
 
@@ -68,7 +70,8 @@ class _Guard:
         self._token, self._rank = token, os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         self._tells = self._rank == "0"
         self._stderr = os.dup(2)  # a script may have another one
-        self._owes_mark = False
+        self._owes_mark = self._is_killed = False
+        self._daemon = os.getppid()
         self._received = bytearray()
         self._selector = selectors.PollSelector()
 
@@ -77,9 +80,9 @@ class _Guard:
         if self._tells:
             self._write(kind, text)
 
-    def tell_loss(self, why):
-        """Tell the launcher that a machine or a process is lost: machines tell of the first one."""
-        self._write("lost", why.replace("\0", " ")[:_MOST])
+    def tell(self, kind, text=""):
+        """Tell the launcher, on any machine: each tells that the first one is lost."""
+        self._write(kind, text.replace("\0", " ")[:_MOST])
 
     def _write(self, kind, text):
         with contextlib.suppress(OSError):
@@ -87,7 +90,7 @@ class _Guard:
 
     def watch(self, pid, sink=None):
         """Pass on what comes until a child has ended; return its status, below 0 for a signal."""
-        self._pid, daemon = pid, os.getppid()
+        self._pid = pid
         with signals_of(_HEARD) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
             self._selector.register(signals, selectors.EVENT_READ, self._hear)
@@ -102,10 +105,20 @@ class _Guard:
                     self._owes_mark = False
                     self.mark("more")
                 # The system could tell, but only of the end of the thread that has started this.
-                if os.getppid() != daemon:
+                if os.getppid() != self._daemon:
                     os.kill(pid, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        self._is_killed = status < 0
         return status
+
+    def wait_for_others(self):
+        """Wait for mpirun to end this process, if the leader of another machine was killed.
+
+        mpirun would end the script now, which may still save something.
+        """
+        while self._is_killed and not self._tells and os.getppid() == self._daemon:
+            if signal.sigtimedwait(_HEARD - {signal.SIGCHLD}, _SECONDS):
+                break
 
     def _hear(self, signals):
         for number in os.read(signals, 256):

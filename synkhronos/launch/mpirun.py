@@ -199,7 +199,8 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
     if re.search(r"daemon|unable to reliably start|ORTE was unable|ssh:", printed, re.IGNORECASE):
         lost = ask_all(hosts, agent, "true")
         if lost:
-            return f"{listed(lost)} can't be reached. Try: {agent or 'ssh'} {next(iter(lost))} true"
+            line = _line_on(next(iter(lost)), agent, "true")
+            return f"{listed(lost)} can't be reached. Try: {shlex.join(line)}"
         # PRRTE may name another machine than the one without its daemon.
         without = ask_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
         if without:
@@ -239,12 +240,24 @@ def leave_nothing(run: str) -> str:
     return shlex.join([sys.executable, "-I", str(Path(leftovers.__file__).resolve()), run])
 
 
+def _line_on(name, agent, command):
+    """Return the line that runs a command on a machine, by what mpirun starts its daemon with.
+
+    >>> _line_on("b", "my ssh", "a command")
+    ['my', 'ssh', 'b', 'a command']
+    """
+    if agent:
+        return [*shlex.split(agent), name, command]
+    if "SLURM_JOB_ID" in os.environ:
+        step = ["--mpi=none", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
+        return ["srun", *step, "-w", name, "sh", "-c", command]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS}"]
+    return ["ssh", *options, name, command]
+
+
 def _probe(name, agent, command):
     """Return why a command fails on a machine, or an empty string."""
-    options = [] if agent else ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS}"]
-    line = [*shlex.split(agent or "ssh"), *options, name, command]
-    if is_here(name):
-        line = ["sh", "-c", command]
+    line = ["sh", "-c", command] if is_here(name) else _line_on(name, agent, command)
     try:
         done = _run(line, timeout=2 * _PROBE_SECONDS)
     except FileNotFoundError as error:

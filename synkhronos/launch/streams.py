@@ -16,8 +16,12 @@ _MOST = 1 << 20  # bytes of a line that are kept until its end
 
 
 def mark(token: str, rank: int, kind: str, text: object = "", end: str = "\n") -> bytes:
-    """Return a mark, which ends a line: PRRTE keeps the rest of one."""
-    return f"\0{token} {rank} {kind} {text}\0{end}".encode()
+    r"""Return a mark, which ends a line: PRRTE keeps the rest of one.
+
+    >>> mark("61ab", 1, "lost", os.fsdecode(b"a machine \xff"))
+    b'\x0061ab 1 lost a machine ?\x00\n'
+    """
+    return f"\0{token} {rank} {kind} {text}\0{end}".encode(errors="replace")
 
 
 def mark_pattern(token: str, kind: str = "[a-z]+", end: str = "") -> re.Pattern[bytes]:

@@ -38,13 +38,14 @@ _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULT
 # Pages about a process that was killed or has failed: exit statuses say it, or what it has printed.
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 _PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
+_BEGUN = rb"-{60,}\n(?:A daemon failed|PRTE has lost)(?:(?!-{60,}\n).){0,4000}"
 _PAGE_OF_LOSS = re.compile(
-    rb"-{60,}\n(?:(?!-{60,}\n).)*prterun(?:(?!-{60,}\n).)*Remote host: *(\S+)\n.*?-{60,}\n\n?",
-    re.DOTALL,
+    _BEGUN + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?-{60,}\n\n?", re.DOTALL
 )
+_BEGUN_PAGE = re.compile(_BEGUN + rb"\Z", re.DOTALL)
 _TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
-PATIENCE = 10.0  # seconds for a script to end after a Ctrl-C
+GRACE = 10.0  # seconds for a script to end after a Ctrl-C
 _NO_END = "mpirun has ended before the script."
 _FRAME = 2048  # bytes of input; PRRTE drops input above 4096 bytes a message
 
@@ -184,7 +185,8 @@ class Ranks(Mpirun):
     @property
     def loss(self) -> str | None:
         """What was lost, in words, if that has ended the run."""
-        if not self.lost or self.interrupted_by or self._has_result():
+        fails_itself = self.cause is not None and not self._follows(self.cause)
+        if not self.lost or fails_itself or self.interrupted_by or self._has_result():
             return super().loss
         return self._names_of_lost()
 
@@ -243,19 +245,20 @@ class Script(Mpirun):
         line: Sequence[str],
         hosts: Sequence[Host],
         agent: str | None,
-        patience: float = PATIENCE,
+        grace: float = GRACE,
     ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
         more = {"names": ["the script"], "environment": environment, "token": token}
-        super().__init__(line, hosts, agent, patience=patience, **more)
+        super().__init__(line, hosts, agent, grace=grace, **more)
         self._losses: list[str] = []  # what processes have told of machines and workers
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of a mark
         self._tail = bytearray()  # of stderr: may be the beginning of a mark
+        self._pages = {1: b"", 2: b""}  # the beginning of a page about a daemon
         self._held = {1: bytearray(), 2: bytearray()}  # before the script has started
         self._late = bytearray()  # stderr after the script has ended
-        self._was_asked = False
+        self._was_asked = self._ended_itself = False
 
     @property
     def own_words(self) -> str:
@@ -280,7 +283,7 @@ class Script(Mpirun):
         self._input.write(guard.HEADER.pack(guard.SIGNAL, number))
         if is_end:
             self._was_asked = True
-            self._end_after(self._patience)
+            self._end_after(self._grace)
 
     def _take_lost_reader(self):
         self._was_asked = True
@@ -289,7 +292,7 @@ class Script(Mpirun):
     def _take(self, stream, data, is_end=False):
         """Pass output on, but for marks, of which the end may not have come yet."""
         if stream == 1:
-            self._pass(1, _PAGE_OF_LOSS.sub(self._note_page, data))
+            self._pass(1, data, is_end)
             return
         self._tail += data
         while mark := self._mark.search(self._tail):
@@ -297,12 +300,12 @@ class Script(Mpirun):
             before = self._tail[: mark.start()]
             del self._tail[: mark.end()]
             self._pass(2, before)
-            self._take_mark(int(rank), bytes(kind), text.decode())
+            self._take_mark(int(rank), bytes(kind), text.decode(errors="replace"))
         at = self._tail.find(b"\0")
         while at >= 0 and not self._begins_mark(self._tail[at:]):
             at = self._tail.find(b"\0", at + 1)
         end = len(self._tail) if at < 0 else at
-        self._pass(2, self._tail[:end])
+        self._pass(2, self._tail[:end], is_end)
         del self._tail[:end]
         if is_end and not self._losses:  # else MPI and mpirun complain, of what was told
             self._write(2, _PAGE.sub(b"", bytes(self._late)))
@@ -317,7 +320,11 @@ class Script(Mpirun):
     def _begins_mark(self, text):
         return text.startswith(self._beginning) or self._beginning.startswith(text)
 
-    def _pass(self, stream, data):
+    def _pass(self, stream, data, is_end=False):
+        data = _PAGE_OF_LOSS.sub(self._note_page, self._pages[stream] + data)
+        begun = None if is_end else _BEGUN_PAGE.search(data)
+        at = begun.start() if begun else len(data)
+        data, self._pages[stream] = data[:at], data[at:]
         if not self.has_started:
             self._held[stream] += data
         elif stream == 2 and self.ranks[0].status is not None:
@@ -329,7 +336,10 @@ class Script(Mpirun):
         if kind == b"lost":
             self._losses.append(text.partition(". ")[0].rstrip("."))
             if rank:  # for this machine the script's is lost, which may only be slow to end
-                self._end_after(self._patience)
+                self._end_after(self._grace)
+            return
+        if kind == b"own":
+            self._ended_itself = True
             return
         super()._take_mark(rank, kind, text)
         if kind == b"status" and self._losses:  # mpirun would wait for its daemon there
@@ -370,7 +380,8 @@ class Script(Mpirun):
     @property
     def loss(self) -> str | None:
         """What was lost, in words, if that has ended the script and nobody has asked it to end."""
-        if self._was_asked or not self.has_started or self.ranks[0].status == 0:
+        is_own = self._was_asked or self._ended_itself
+        if is_own or not self.has_started or self.ranks[0].status == 0:
             return None
         return next(iter(self._losses), super().loss)
 

@@ -27,8 +27,9 @@ from synkhronos.launch import FOLLOWS, INTERRUPTED
 from synkhronos.launch.signals import signals_of
 from synkhronos.launch.streams import SIZE, mark_pattern
 
-PATIENCE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
+GRACE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 AFTER_FAILURE = 10.0  # seconds for the others to end
+_AT_ONCE = 1.0  # seconds in which a second SIGTERM is the first one
 _LAST_LINES = 20
 
 
@@ -67,7 +68,7 @@ class Watch:
     `name` for other processes than ranks of a rule. In `folder` there is a log file for each. Rank
     0 is a server if the run `is_served`; the others go on after one has died if it `outlives`.
     After a first Ctrl-C, or the end of standard input if it `ends_with_stdin`, ranks have
-    `patience`, in seconds. `token` begins the marks that processes write into standard error.
+    `grace`, in seconds. `token` begins the marks that processes write into standard error.
     """
 
     title = "synkhronos rule"
@@ -83,7 +84,7 @@ class Watch:
         is_served: bool = False,
         outlives: bool = False,
         ends_with_stdin: bool = False,
-        patience: float = PATIENCE,
+        grace: float = GRACE,
         token: str = "",
     ) -> None:
         # What processes tell of themselves in their standard errors; see `_take_mark`.
@@ -95,7 +96,8 @@ class Watch:
         self._environment, self.folder = environment, folder
         self._streams: dict[int, Any] = {}  # open descriptors, and what `_take` calls them
         self._is_served, self._outlives = is_served, outlives
-        self._ends_with_stdin, self._patience = ends_with_stdin, patience
+        self._ends_with_stdin, self._grace = ends_with_stdin, grace
+        self._terminated_at = float("-inf")  # when the last SIGTERM came
         self._deadline, self._ending = float("inf"), [signal.SIGTERM, signal.SIGKILL]
 
     @property
@@ -212,7 +214,12 @@ class Watch:
 
     def _hear(self, signals):
         for number in os.read(signals, 256):
-            if number != signal.SIGCHLD:
+            now = time.monotonic()
+            # Slurm sends a SIGTERM to the launcher and to a job script, which passes it on.
+            is_repeated = number == signal.SIGTERM and now - self._terminated_at < _AT_ONCE
+            if number == signal.SIGTERM:
+                self._terminated_at = now
+            if number != signal.SIGCHLD and not is_repeated:
                 self._interrupt(number)
 
     def _read_stdin(self, fd):
@@ -225,10 +232,10 @@ class Watch:
         self.interrupted_at = self.interrupted_at or time.time()
         is_first, self.interrupted_by = not self.interrupted_by, self.interrupted_by or number
         if is_first and self.has_started:
-            asked = self.request.format(self._patience)
+            asked = self.request.format(self._grace)
             self.say(f"stopping; {asked}. A second Ctrl-C ends them at once.")
             self._ask_to_end()
-            self._end_after(self._patience)
+            self._end_after(self._grace)
         else:
             self._end_next()
 
@@ -249,7 +256,7 @@ class Watch:
     def _without_marks(self, text):
         """Take the marks in a line of errors; return what is left of it."""
         for mark in self._mark.finditer(text):
-            self._take_mark(int(mark[1]), mark[2], mark[3].decode())
+            self._take_mark(int(mark[1]), mark[2], mark[3].decode(errors="replace"))
         without = self._mark.sub(b"", text)
         if without == text:
             return text

@@ -187,6 +187,8 @@ _ROWS = [
            "folder for each run", is_of_launcher=True),
     Option("bind", RULES, bool, False, "bind each rank to cores of its own, near its device",
            is_of_launcher=True),
+    Option("grace", RULES, float, 30.0, "let ranks have so many seconds to write a snapshot and "
+           "end, after a Ctrl-C", least=0, is_of_launcher=True),
 ]  # fmt: skip
 
 TABLE = {row.name: row for row in _ROWS}
@@ -247,7 +249,7 @@ def check_launcher(**given: Any) -> dict[str, Any]:
     """Return the launcher's own options: those that are given, and defaults.
 
     >>> check_launcher(bind=True)
-    {'log_path': './logs/', 'bind': True}
+    {'log_path': './logs/', 'bind': True, 'grace': 30.0}
     """
     own = {name: option for name, option in TABLE.items() if option.is_of_launcher}
     for name in given:

@@ -12,7 +12,6 @@ from synkhronos.rules import modelfile as _modelfile
 from synkhronos.rules import options as _options
 from synkhronos.rules.job import Job
 
-_OF_LAUNCHER = ("log_path", "bind")
 DEVICES = "SYNKHRONOS_RULE_DEVICES"
 
 
@@ -39,6 +38,7 @@ class Request:
     settings: dict[str, Any] = field(default_factory=dict)  # of the model and its data
     log_path: str = "./logs/"
     bind: bool = False
+    grace: float = 30.0  # seconds to end, after a Ctrl-C
     agent: str | None = None  # stands in for ssh
     mpirun_args: str = ""  # more arguments of mpirun
     lost_after: str | None = None  # seconds after which a machine is lost
@@ -72,7 +72,7 @@ class Request:
             line += ["--devices", f"{host}:{','.join(devices)}" if host else ",".join(devices)]
         line += [self.modelfile, self.modelclass]
         known = _options.of_rule(self.rule)
-        values = {**self.options, "log_path": self.log_path, **changed}
+        values = {**self.options, "log_path": self.log_path, "grace": self.grace, **changed}
         for name, value in values.items():
             if value != known[name].default:
                 line += [_options.flag(name), *([] if value is True else [str(value)])]
@@ -118,7 +118,7 @@ def make(
     FileNotFoundError: there is no module 'models.none': ...
     """
     given = dict(given or {})
-    own = {name: given.pop(name) for name in _OF_LAUNCHER if name in given}
+    own = {name: given.pop(name) for name in _options.check_launcher() if name in given}
     options = _options.check(rule, **given)
     of_launcher = _options.check_launcher(**own)
     places = find_places(devices, hosts=hosts, hostfile=hostfile)

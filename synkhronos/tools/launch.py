@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lost_after(parser)
     add_attempts_arguments(parser)
     parser.add_argument(
-        "--patience", metavar="SECONDS", type=_seconds, default=through.PATIENCE,
+        "--grace", metavar="SECONDS", type=_seconds, default=through.GRACE,
         help="seconds that a script has to end, after a Ctrl-C (default: 10)",
     )  # fmt: skip
     parser.add_argument(
@@ -194,7 +194,7 @@ def _line(options, hosts, variables):
 
 def _script(options, hosts, variables):
     line = _line(options, hosts, variables)
-    return through.Script(line, hosts, options.agent, options.patience)
+    return through.Script(line, hosts, options.agent, options.grace)
 
 
 def run_attempts(
@@ -209,6 +209,8 @@ def run_attempts(
         if named < limits.least:
             hosts = _wording.count(named, "host")
             raise ValueError(f"--min-hosts {limits.least} is more than there are: {hosts}.")
+    # Slurm lets a step wait for one of an earlier attempt, of which a machine does not answer.
+    os.environ.setdefault("SLURM_OVERLAP", "1")
     find = functools.partial(find_hosts, options)
     return attempts.Attempts(limits, find, begin, say, options.agent).run()
 

@@ -117,7 +117,7 @@ def _begin(options, hosts, variables=None):
         job.token,
         options.dry_run,
         *kinds,
-        patience=options.patience,
+        grace=options.grace,
     )
 
 

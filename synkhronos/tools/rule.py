@@ -242,6 +242,7 @@ def start(
             is_served=asked.is_served,
             outlives=asked.outlives_ranks,
             ends_with_stdin=ends_with_stdin,
+            grace=asked.grace,
         )
         if run is not None:
             run.folder = _new_folder(Path(asked.log_path))

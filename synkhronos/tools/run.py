@@ -9,8 +9,10 @@ import argparse
 import builtins
 import contextlib
 import dataclasses
+import functools
 import io
 import json
+import logging
 import os
 import socket
 import sys
@@ -20,13 +22,15 @@ from typing import Callable
 
 import synkhronos as synk
 from synkhronos._machine.devices import undo_binding
-from synkhronos._machine.log import name_host
+from synkhronos._machine.log import log, name_host
 from synkhronos._session import leader
 from synkhronos._session.current import Current
 from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
 from synkhronos.launch import INTERRUPTED, guard, where
+
+_MOST_CAUSES = 99  # that are looked at: they may go in a circle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(options: argparse.Namespace, tell_loss: Callable[[str], None] = guard.tell_nobody) -> int:
+def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.tell_nobody) -> int:
     """Fork, run the script, and return the exit status; tell a launcher what was lost."""
     undo_binding()
-    Current.on_loss = tell_loss
+    Current.on_loss = functools.partial(tell, "lost")
     if where.n_processes() > 1:
         try:
             heartbeats.lost_seconds()
@@ -89,7 +93,7 @@ def main(options: argparse.Namespace, tell_loss: Callable[[str], None] = guard.t
             print(f"can't start the ranks: {error}", file=sys.stderr)
             return 2
         link = Current.link = Link()
-        link.on_loss = tell_loss
+        link.on_loss = Current.on_loss
         try:
             link.begin()  # waits until all machines of the job have a carrier
         except synk.WorkerDied:
@@ -104,6 +108,9 @@ def main(options: argparse.Namespace, tell_loss: Callable[[str], None] = guard.t
             print(f"can't start the ranks: {where.refusal(options.script)}", file=sys.stderr)
             return 2
         if link.machine:
+            if options.verbose:
+                log.addHandler(logging.StreamHandler())
+                log.setLevel(logging.INFO)
             sys.path.insert(0, os.path.dirname(os.path.realpath(options.script)))
             try:
                 return leader.serve(link)
@@ -133,7 +140,7 @@ def main(options: argparse.Namespace, tell_loss: Callable[[str], None] = guard.t
     Current.session.is_of_run = not options.parallel
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
-            return _run(code, file, folder, options)
+            return _run(code, file, folder, options, tell)
     finally:
         if options.parallel:
             _tell(synk.parallel_report(), options)
@@ -163,7 +170,7 @@ def _compiled(script):
     return code, name, os.path.dirname(os.path.realpath(script))
 
 
-def _run(code, file, folder, options):
+def _run(code, file, folder, options, tell):
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __cached__=None)
     if file is not None:
@@ -176,7 +183,7 @@ def _run(code, file, folder, options):
         sys.path[0] = folder
     sys.argv = [options.script, *options.arguments]
     try:
-        exec(code, module.__dict__)
+        _exec(code, module.__dict__, tell)
     except KeyboardInterrupt as error:
         _print(error)
         return INTERRUPTED
@@ -194,6 +201,19 @@ def _run(code, file, folder, options):
         _print(error)
         return 1
     return 0
+
+
+def _exec(code, names, tell):
+    """Run a script; tell of an exception that is none of a session that has ended."""
+    try:
+        exec(code, names)
+    except BaseException as error:
+        chain = [error]  # what is raised in an `except WorkerDied` is of the loss, too
+        while chain[-1] is not None and len(chain) < _MOST_CAUSES:
+            chain.append(chain[-1].__cause__ or chain[-1].__context__)
+        if not any(isinstance(each, (synk.WorkerDied, synk.SessionError)) for each in chain):
+            tell("own", "")
+        raise
 
 
 def _of_script(error):

@@ -1,5 +1,7 @@
 """What is read from mpirun: lines with tags, marks of guards, pages of mpirun's own."""
 
+import itertools
+import os
 from pathlib import Path
 
 from synkhronos.launch import through, watch
@@ -130,9 +132,11 @@ def test_what_was_lost_is_told_of_ranks(tmp_path):
     fake._take_mark(1, b"start", "77 node")
     fake.ranks[1].status = None
     fake._take_mark(1, b"lost", "has not been heard of for 8 s")
-    fake._outlives = False
+    fake._outlives, fake.ranks[0].status = False, 14
     assert fake.loss == "rank 1 (cuda0 on node) can't be reached any more"
-    fake.interrupted_by = 2
+    fake.ranks[0].status = 1
+    assert fake.loss is None
+    fake.ranks[0].status, fake.interrupted_by = 14, 2
     assert fake.loss is None
 
 
@@ -154,7 +158,9 @@ def test_what_was_lost_is_told_of_a_script():
         if status is not None:
             fake._take_mark(0, b"status", status)
         assert fake.loss == loss
-        fake._was_asked = True
+        fake._take_mark(0, b"own", "")
+        assert fake.loss is None
+        fake._ended_itself, fake._was_asked = False, True
         assert fake.loss is None
 
 
@@ -170,13 +176,33 @@ def test_a_machine_that_has_lost_the_scripts_ends_it_after_a_while():
 
 def test_the_page_about_a_daemon_that_has_gone_is_a_sentence():
     edge = b"-" * 60 + b"\n"
-    page = (
-        edge + b"A daemon failed\nback to prterun:\n\n  Local host:    vm\n  Remote host:   b-2\n"
+    pages = (
+        b"A daemon failed to report\nback to prterun:\n  Local host:    vm\n  Remote host:   b-2\n",
+        b"PRTE has lost communication\n\n  HNP daemon   : [prterun-vm-9@0,0] on node vm\n"
+        b"  Remote daemon: [prterun-vm-9@0,1] on node b-2\n\nThis is usually due to\n",
     )
-    page += b"  Daemon exit status: 0\n" + edge
-    fake = FakeScript()
-    fake._take_mark(0, b"start", "77 node1")
-    fake._take(1, b"out\n" + page)
-    assert fake.written[1] == b"out\n" and fake.loss == "mpirun has lost b-2"
-    fake._take(1, edge + b"a table of the script\n" + edge)
-    assert fake.written[1] == b"out\n" + edge + b"a table of the script\n" + edge
+    for page, stream, split in itertools.product(pages, (1, 2), (1000, 80, 200)):
+        whole, fake = b"out\n" + edge + page + edge, FakeScript()
+        fake._take_mark(0, b"start", "77 node1")
+        fake._take(stream, whole[:split])
+        assert fake.written[stream] == b"out\n"
+        fake._take(stream, whole[split:])  # of a second read
+        assert fake.written[stream] == b"out\n" and fake.loss == "mpirun has lost b-2"
+        fake._take(stream, edge + b"a table of the script\n" + edge)
+        fake._take(stream, edge + page)
+        assert fake.written[stream] == b"out\n" + edge + b"a table of the script\n" + edge
+        fake._take(stream, b"", is_end=True)
+        assert fake.written[stream].endswith(edge + page)
+
+
+def test_a_sigterm_that_comes_twice_at_once_is_one():
+    """From Slurm, and from the job script that Slurm sends it to: the second one killed the run."""
+    fake, heard, (reader, writer) = FakeScript(), [], os.pipe()
+    fake._interrupt = heard.append
+    for sent in ([15, 15, 2, 2], [15]):
+        os.write(writer, bytes(sent))
+        fake._hear(reader)
+        fake._terminated_at -= 2
+    os.close(reader)
+    os.close(writer)
+    assert heard == [15, 2, 2, 15]

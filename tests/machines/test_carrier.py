@@ -67,7 +67,7 @@ def run(script, text):
 
 
 def test_mpi_ends_while_the_memory_of_its_messages_is_there(script):
-    """At the end of a killed script some are under way: Python had freed their memory by then."""
+    """At the end of a script some are under way: Python had freed their memory by then."""
     done = script("""
 import os
 import socket
@@ -76,7 +76,7 @@ from synkhronos.comm.channel import Channel
 from synkhronos.comm.mpi.carrier import MPI, main
 
 ours, theirs = socket.socketpair()
-Channel(ours).post(("end", "killed"))
+Channel(ours).post(("end", None))
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 listener.bind("")
 main(theirs.detach(), listener.detach())
@@ -279,6 +279,39 @@ print(list(reductions._rounds))
     # The other machine learns that none was begun here, so that it does not wait for the first.
     assert lines[0] == "[('failed', 1), ('done', 2)] [(1, 'over', 1, 1, 0)]"
     assert lines[1] == "[(1, 2, 1)]"
+
+
+@pytest.mark.parametrize(
+    ("machine", "what", "runs", "tells"),
+    [
+        (1, "from_rank_end(leader, None)", [False], "[(1, 'end', None)]"),
+        (1, "from_machine_end(1, None)", [False], "[]"),
+        # After a loss until the script has ended, or its machine is silent.
+        (1, "from_rank_end(leader, 'why')", [True, True], "[(1, 'end', 'why')]"),
+        (1, "from_machine_end(1, 'why')", [True, True], "[]"),
+        (1, "from_machine_end(1, 'why') or carrier.from_machine_gone(1)", [True, True], "[]"),
+        (1, "from_machine_end(1, 'why') or carrier.from_machine_gone(0)", [False, False], "[]"),
+        (1, "lose(0) or carrier.on_loss(0)", [False, False], "[]"),
+        (1, "hear_sigterm(15, None)", [True, False], "[]"),
+        (1, "from_machine_end(1, 'why') or carrier.hear_sigterm(15, None)", [False, False], "[]"),
+        (0, "from_machine_end(1, 'why')", [True, False], "[(1, 'gone')]"),
+        (0, "from_rank_end(leader, 'why')", [False], "[(1, 'end', 'why'), (1, 'gone')]"),
+    ],
+)
+def test_a_carrier_goes_on_after_a_loss_while_the_script_does(script, machine, what, runs, tells):
+    lines = run(
+        script,
+        f"""
+carrier.machine, carrier.hosts = {machine}, ["a", "b"]
+carrier.{what}
+print(carrier.is_running)
+if {len(runs)} > 1:
+    carrier.on_end(leader)
+    print(carrier.is_running)
+print([message for message in told if message[:2] != (1, "end") or message[2] in ("why", None)])
+""",
+    )
+    assert lines == [*map(str, runs), tells]
 
 
 def test_the_reason_that_a_carrier_told_before_its_end_is_found_by_whoever_misses_it():

@@ -148,7 +148,7 @@ def test_this_machine_alone_needs_no_mpi(tmp_path):
         (["--hosts", "a,b", "--min-hosts", "3", "empty.py"], {}, "more than there are: 2 hosts"),
         (["--restarts", "1", "-"], {}, "a script from standard input can't start again"),
         (["--discover", "echo a", "--hosts", "a", "empty.py"], {}, "so --hosts and --hostfile can"),
-        (["--patience", "nan", "--hosts", "a", "empty.py"], {}, "'nan' must be a number of sec"),
+        (["--grace", "nan", "--hosts", "a", "empty.py"], {}, "'nan' must be a number of sec"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(empty, arguments, variables, message):
@@ -218,6 +218,17 @@ def test_a_machine_without_the_daemon_is_named(tmp_path):
     said = mpirun.why_not_started(page, [Host("a"), Host("b"), Host("c")], str(agent))
     assert said.startswith("b (") and "/none" in said.partition(")")[0]
     assert "can be reached, but mpirun's daemon can't start there" in said
+
+
+def test_in_a_job_of_slurm_machines_are_asked_by_srun(tmp_path, monkeypatch):
+    program = tmp_path / "srun"
+    program.write_text('#!/bin/sh\nwhile [ $1 != -w ]; do shift; done; shift 2; exec "$@"')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert mpirun.ask_all([Host("b")], None, "echo 'no room' >&2; exit 3") == {"b": "no room"}
+    assert mpirun.ask_all([Host("b")], None, "true") == {}
+    assert mpirun.ask_all([Host("b")], "false", "true") == {"b": "exit status 1"}
 
 
 @needs_mpirun

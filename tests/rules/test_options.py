@@ -30,7 +30,7 @@ def test_defaults_are_complete():
     for rule in options.RULES:
         assert options.check(rule) == options.defaults(rule)
         assert options.check(rule, **options.defaults(rule)) == options.defaults(rule)
-    assert options.check_launcher() == {"log_path": "./logs/", "bind": False}
+    assert options.check_launcher() == {"log_path": "./logs/", "bind": False, "grace": 30.0}
 
 
 def test_every_default_is_taken_as_a_value_and_as_a_text():
@@ -78,7 +78,7 @@ def test_values_that_are_taken(name, value, expected):
         ("BSP", {"alpha": 0.5}, TypeError, "BSP has no option 'alpha': it is one of EASGD."),
         ("GOSGD", {"tau": 1}, TypeError, "it is one of EASGD and ASGD."),
         ("EASGD", {"alhpa": 1}, TypeError, "no option 'alhpa'. Perhaps you meant alpha."),
-        ("GOSGD", {"quux": 1}, TypeError, "there are: bind, exch_strategy, inforec_path, log_path"),
+        ("GOSGD", {"quux": 1}, TypeError, "there are: bind, exch_strategy, grace, inforec_path"),
         ("BSPP", {}, ValueError, "there is no rule 'BSPP'.*Perhaps you meant BSP"),
         ("bsp", {}, ValueError, "Perhaps you meant BSP"),
         (None, {}, TypeError, "the rule must be one of BSP, EASGD, GOSGD, ASGD, got None"),

@@ -215,6 +215,7 @@ def test_the_request_is_the_command_that_the_launcher_reads(folder):
     from synkhronos.rules import request
 
     given = {"tau": 3, "resume": True, "snapshot_path": "a b", "bind": True, "log_path": "l"}
+    given["grace"] = 5.0
     settings = {"name": "x y", "lr_step": [1, 2], "data.n": 0.5, "on": None}
     more = {"agent": "my ssh", "mpirun_args": "--mca a b", "lost_after": "60"}
     devices = ["me@a:cpu,cpu", "b:opencl0:0"]

@@ -7,6 +7,7 @@ import resource
 import signal
 import threading
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -435,6 +436,26 @@ def test_a_sigterm_ends_the_script_at_the_next_tick(path, ranks, w, add):
         ticks(state, add, 1)
     assert ended.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
     assert steps_in(path) == (4, [4, 4, 4])
+
+
+def ignoring(pids):
+    """Return those of processes that ignore a SIGTERM."""
+    found = []
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        [mask] = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
+        found += [pid] * (mask >> (signal.SIGTERM - 1) & 1)
+    return found
+
+
+@pytest.mark.parametrize("ends", [None, ValueError, KeyboardInterrupt])
+def test_workers_ignore_a_sigterm_in_the_block_only(path, ranks, w, add, ends):
+    with contextlib.suppress(ends or ()), synk.resume(path, w, preemptible=True) as state:
+        ticks(state, add, 1)
+        assert ignoring(ranks.session.pids) == ranks.session.worker_pids
+        if ends is not None:
+            raise ends
+    assert ignoring(ranks.session.pids) == []
 
 
 def test_a_sigterm_after_the_last_tick_ends_the_script_with_the_block(path, w, add):

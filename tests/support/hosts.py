@@ -126,9 +126,10 @@ class Hosts:
         """Put a host's cable back."""
         _ip("link", "set", f"s{self.net}v{number}", "up")
         # Else what connects next waits with those that ask for an address since before, and fails.
-        _ip("neigh", "flush", "dev", f"s{self.net}br")
+        # A flush gives up if new ones ask all the time.
+        _ip("neigh", "flush", "dev", f"s{self.net}br", check=False)
         for i in range(1, self.n_hosts + 1):
-            _ip("-n", f"synk{self.net}-{i}", "neigh", "flush", "dev", "eth0")
+            _ip("-n", f"synk{self.net}-{i}", "neigh", "flush", "dev", "eth0", check=False)
 
     def slow(self, number, rate="100mbit"):
         """Make a host's cable slow, in both directions."""

@@ -8,7 +8,9 @@ import pytest
 from support.layouts import ON_DEVICES
 from support.running import run
 
+from synkhronos import SessionError, WorkerDied
 from synkhronos.__main__ import main
+from synkhronos.tools.run import _exec
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")
 
@@ -143,3 +145,26 @@ def test_mistakes_are_told_in_a_sentence(
     out, err = capsys.readouterr()
     assert found == status and message in err
     assert "Traceback" not in err and out == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("raise WorkerDied('lost')", []),
+        ("raise SessionError('it has ended')", []),
+        ("try:\n    raise WorkerDied('lost')\nexcept WorkerDied:\n    raise SystemExit(3)", []),
+        ("try:\n    raise WorkerDied('lost')\nfinally:\n    1 / 0", []),
+        ("try:\n    raise WorkerDied('lost')\nexcept WorkerDied:\n    pass\n1 / 0", ["own"]),
+        ("raise SystemExit(3)", ["own"]),
+        ("error = ValueError()\nraise error from error", ["own"]),
+    ],
+)
+def test_a_launcher_is_told_of_an_end_that_no_loss_has_brought(script, told):
+    found = []
+    with pytest.raises((Exception, SystemExit)):
+        _exec(
+            compile(script, "script", "exec"),
+            {"WorkerDied": WorkerDied, "SessionError": SessionError},
+            lambda kind, _: found.append(kind),
+        )
+    assert found == told

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from synkhronos._machine.files import new_file, remove_left
+from synkhronos._machine.files import held, new_file, remove_left
 
 
 def killed_while_it_writes(path):
@@ -127,3 +127,21 @@ def test_links_are_followed_as_by_the_system(tmp_path):
     (tmp_path / "e").symlink_to("e")
     with pytest.raises(OSError, match="Too many"), new_file(tmp_path / "e"):
         pass
+
+
+def test_a_path_of_a_killed_process_is_free_though_its_children_live(tmp_path):
+    """A child that a script had forked kept the lock, and the script could not start again."""
+    path, (reader, writer) = str(tmp_path / "a.npz"), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with held(path, 0):
+            if os.fork() == 0:
+                os.close(writer)
+                os.read(reader, 1)  # until the test has ended
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(reader)
+    os.waitpid(child, 0)
+    with held(path, 0):
+        pass
+    os.close(writer)

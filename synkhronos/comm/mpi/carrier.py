@@ -28,6 +28,7 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
 
 from synkhronos._machine.log import log
@@ -41,6 +42,7 @@ from synkhronos.comm.mpi.library import MPI, begin
 from synkhronos.comm.mpi.reductions import Reductions
 
 _LEADER = 0  # the number of the first process of the machine; those that connect have others
+_AFTER_LOSS = 1.5  # seconds for other carriers to end: they miss the first machine in a beat
 # Of ranks, of which the answer may be "failed".
 _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}
 
@@ -72,6 +74,7 @@ class Carrier(BaseCarrier):
         self._workers = {}  # rank -> process id, of the present session
         self._session = 0
         self._has_lost_job = False  # whether the leader was told of the end after a loss
+        self._was_asked = False  # to end, by a SIGTERM
         self._counted = {}  # (peer, id) of who asks for the traffic -> machine -> that of each
         self.post(_LEADER, "hello", self.machine, self.n_machines)
 
@@ -228,9 +231,23 @@ class Carrier(BaseCarrier):
         self._settling = peer, id, session, sequence
 
     def from_rank_end(self, peer, reason):
-        """End this carrier, and those of all other machines."""
-        self.tell_all("end", reason)
-        self.is_running = False
+        """End the job: this carrier, and those of all other machines, which its `reason` tells.
+
+        After a loss the first machine says when its script has ended: this carrier waits for that,
+        because MPI ends all with the first.
+        """
+        if not self._has_lost_job:
+            self.tell_all("end", reason)
+            self._has_lost_job = self.has_lost = reason is not None
+        if self.machine == 0 and self._has_lost_job:
+            self.tell_all("gone")
+        waits = self.machine > 0 and self._has_lost_job and not self._was_asked
+        self.is_running = waits and 0 not in self._lost
+
+    def hear_sigterm(self, number, frame):
+        """End after a SIGTERM, but not before the leader, which may ignore it: see `resume`."""
+        self._was_asked = True
+        self.is_running = self.is_running and not self._has_lost_job
 
     def from_machine_told(self, machine, message):
         """Pass a message on to the leader of this machine."""
@@ -245,6 +262,10 @@ class Carrier(BaseCarrier):
             self.post(_LEADER, "end", reason, machine)
             self._has_lost_job = self.has_lost = reason is not None
         self.is_running = self._has_lost_job and 0 not in self._lost
+
+    def from_machine_gone(self, machine):
+        """End after a loss, because the script has ended."""
+        self.is_running = self.is_running and machine != 0
 
     def open(self, place):
         """Return an array of a rank of this machine, where it is."""
@@ -265,6 +286,7 @@ def main(fd: int, bound: int) -> None:
     except secret.NoSecret as error:
         log.error("%s: %s", socket.gethostname(), error)
         os._exit(1)  # the end of MPI would wait for others
+    signal.signal(signal.SIGTERM, carrier.hear_sigterm)
     try:
         carrier.run()
     except Exception as error:
@@ -272,6 +294,7 @@ def main(fd: int, bound: int) -> None:
         carrier.fail(f"The process that speaks MPI can't go on: {problem_here(error)}")
     finally:
         if carrier.has_lost:
+            time.sleep(_AFTER_LOSS)  # else MPI complains on others that a socket has closed
             # The end of MPI would wait for the lost machine. So does what Python does at its exit.
             os._exit(1)
     # Here, not at Python's exit: messages may be under way in memory that the carrier holds.

@@ -20,6 +20,7 @@ open_no_ports()
 # behind the data that a slow cable has queued; here the receiver is ready in almost all cases. A
 # part of an array is a little more: what checks it, and what MPI adds.
 os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str((1 << 20) + (1 << 12)))
+os.environ.setdefault("OMPI_MCA_btl_base_warn_peer_error", "0")  # a page, before it says so anew
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 # Of another MPI's mpiexec: `synkhronos run` refuses it with a sentence.

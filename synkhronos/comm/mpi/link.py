@@ -59,7 +59,7 @@ class Link:
         self._answers = {}
         self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
-        self._loss = None  # the sentence about a machine that is lost
+        self._loss = None  # what was lost: a machine, or a process of another one
         self.on_loss = lambda why: None  # is told it
         self.first_rank_of = lambda machine: None  # while there is a session: its first rank
         self._stop_watch = StopWatch()
@@ -243,6 +243,9 @@ class Link:
         reason, machine = self._end or (f"{_carrier_here()} has ended", self.machine)
         if self.machine != 0:
             return JobEnded(reason)
+        if self._loss is None:
+            self._loss = reason
+            self.on_loss(reason)
         return WorkerDied(
             f"{reason}, and with it the job on {self.n_machines} machines: start it again.",
             self.first_rank_of(machine),
@@ -260,12 +263,13 @@ class Link:
             return
         with contextlib.suppress(WorkerDied):  # it may be over already
             self.send("end", reason)
-        self.join()
+        self.join(_END_SECONDS if reason is None else float("inf"))
 
     def join(self, seconds=_END_SECONDS) -> None:
         """Wait until the carrier has ended MPI: mpirun complains about a process that ends before.
 
-        A carrier that waits longer, for a lost machine, is killed.
+        A carrier that waits longer is killed. After a loss it ends after the script, or when the
+        first machine is silent.
         """
         end = time.monotonic() + seconds
         while self._carrier.poll() is None and time.monotonic() < end:
