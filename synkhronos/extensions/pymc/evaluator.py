@@ -48,6 +48,7 @@ from synkhronos.extensions.pymc import vectorized
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 
 _LINE = 8  # numbers in a cache line: no two ranks write to one
+_BLOCK = int(os.environ.get("BLOCK", 1 << 20))  # bytes of data that are evaluated at once
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
@@ -71,7 +72,7 @@ class Evaluate:
 
 
 class _Run:
-    """One rank's evaluation of one term: a compiled function, its arguments, places for results.
+    """An evaluation of some rows of a term: a compiled function, its arguments, places for results.
 
     The machine of a function is called, not the function, which checks its arguments.
 
@@ -81,33 +82,39 @@ class _Run:
     arguments : list of numpy.ndarray
     copies : list of tuple of numpy.ndarray
         Arguments, each with the values that it is a copy of.
-    outs : list of numpy.ndarray
-        Where parts of the result belong, one after the other; none if there are no rows.
+    outs : list of tuple of (numpy.ndarray, bool)
+        Where parts of the result belong, one after the other, and whether they are added there.
+    is_alone : bool
+        Whether nothing else gives this function arguments, so that they stay in it.
     """
 
-    def __init__(self, function, arguments, copies, outs):
-        self._call, self._copies = function.vm, copies
-        ends = np.cumsum([each.size for each in outs]).tolist()
-        self._outs = [
-            (out, slice(end - out.size, end)) for out, end in zip(outs, ends, strict=True)
-        ]
+    def __init__(self, function, arguments, copies, outs, is_alone):
+        self._call, self._copies, self._is_alone = function.vm, copies, is_alone
+        self._outs, begin = [], 0
+        for out, adds in outs:
+            self._outs.append((out, slice(begin, begin + out.size), adds))
+            begin += out.size
         self._cells = [each.storage for each in function.input_storage]
         self._arguments = arguments
         self._result = function.output_storage[0].storage
 
     def prepare(self):
-        """Give the function its arguments, which stay in it."""
+        """Give the function its arguments."""
         for cell, array in zip(self._cells, self._arguments):
             cell[0] = array
 
     def run(self):
-        """Compute the vector of this rank's rows."""
-        if self._outs:
-            for own, values in self._copies:
-                own[...] = values
-            self._call()
-            [result] = self._result
-            for out, part in self._outs:
+        """Compute the vector of these rows."""
+        for own, values in self._copies:
+            own[...] = values
+        if not self._is_alone:
+            self.prepare()
+        self._call()
+        [result] = self._result
+        for out, part, adds in self._outs:
+            if adds:
+                out += result[part]
+            else:
                 out[...] = result[part].reshape(out.shape)
 
 
@@ -374,31 +381,45 @@ class Evaluator:
         return list(zip(parameters, directions))
 
     def _runs_of(self, rank, kind, functions, given, data):
-        for term, function, (parameters, directions), (length, arrays), at in zip(
+        for term, function, (parameters, directions), (length, arrays), begin in zip(
             self.terms, functions, given, data, self._begins
         ):
-            first, last = share(length, self.n_ranks, rank)
-            chosen = slice(first, last)
-            arguments, along_directions, copies = [], [], []
-            outs = [self._parts[rank][at : at + 1]]
-            at += 1
-            directions = iter(directions)
             for parameter, value, axis in zip(term.parameters, parameters, term.axes):
                 _check_rows(term, parameter, value, axis, length)
-                arguments.append(_own(along(value, axis, chosen), parameter, copies))
-                if kind == "value" or not is_float(parameter):
-                    continue
+            axes_of = dict(zip(term.parameters, term.axes))
+            width = sum(v.size for v, axis in zip(parameters, term.axes) if axis is None)
+            inputs = [*zip(term.parameters, parameters)]
+            if kind == "products":
+                inputs += zip(floats(term), directions)
+            first, last = share(length, self.n_ranks, rank)
+            n_blocks = _number_of_blocks(last - first, arrays, length, width)
+            for block in range(n_blocks):
+                chosen = slice(*(first + each for each in share(last - first, n_blocks, block)))
+                arguments, copies = [], []
+                for parameter, value in inputs:
+                    own = along(value, axes_of[parameter], chosen)
+                    arguments.append(_own(own, parameter, copies))
+                for rows, array in zip(term.rows, arrays):
+                    arguments.append(rows.arranged(along(array, rows.axis, chosen)))
+                sizes = [] if kind == "value" else [*zip(term.parameters, parameters)]
+                outs = self._outs_of(rank, begin, sizes, axes_of, chosen, block > 0)
+                yield _Run(function, arguments, copies, outs, n_blocks == 1)
+
+    def _outs_of(self, rank, begin, parameters, axes_of, chosen, adds):
+        """Return where a result belongs, as `_Run` takes it: what is summed, in few pieces."""
+        outs, at = [], begin + 1
+        for parameter, value in parameters:
+            if not is_float(parameter):
+                continue
+            end, axis = at + value.size, axes_of[parameter]
+            if axis is not None:
+                outs.append((self._parts[rank][begin:at], adds))
                 # No other rank writes where the gradients for rows of this rank are.
-                part = self._parts[rank if axis is None else 0][at : at + value.size]
-                outs.append(along(part.reshape(value.shape), axis, chosen))
-                at += value.size
-                if kind == "products":
-                    direction = along(next(directions), axis, chosen)
-                    along_directions.append(_own(direction, parameter, copies))
-            arguments += along_directions
-            for rows, array in zip(term.rows, arrays):
-                arguments.append(rows.arranged(along(array, rows.axis, chosen)))
-            yield _Run(function, arguments, copies, outs if last > first else [])
+                of_all = self._parts[0][at:end].reshape(value.shape)
+                outs.append((along(of_all, axis, chosen), False))
+                begin = end
+            at = end
+        return [*outs, (self._parts[rank][begin:at], adds)]
 
     def _start_session(self):
         check_sharing()
@@ -443,6 +464,18 @@ def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
 def along(array: np.ndarray, axis: int | None, chosen) -> np.ndarray:
     """Return some rows of an array, or all of one that has none."""
     return array if axis is None else array[(slice(None),) * axis + (chosen,)]
+
+
+def _number_of_blocks(n_rows, arrays, length, width):
+    """Return into how many parts the rows of a rank are cut.
+
+    The data of each, and what is computed from them, should stay in the core's cache; but the
+    result, of `width` numbers, is added up for each.
+    """
+    if not n_rows:
+        return 0
+    nbytes = sum(array.nbytes for array in arrays) * n_rows / length
+    return max(1, min(n_rows, round(nbytes / max(_BLOCK, 128 * width))))
 
 
 def _own(value, parameter, copies):
