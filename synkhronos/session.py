@@ -136,6 +136,11 @@ def fork(
                 "fork() was called while a session is there: only fork once, or close() it before. "
                 "In a notebook write fork(restart=True)."
             )
+        if session is not None and session.may_be_replaced:
+            if n_parallel is use_gpu is devices is None:
+                n_parallel, devices = session.of_run["n_parallel"], session.of_run["devices"]
+            if threads_per_rank is None:
+                threads_per_rank = session.of_run["threads_per_rank"]
         profile_file = profiling.file_of_environment()
         names = resolve(n_parallel, use_gpu, devices)
         _host.refuse_open_device()

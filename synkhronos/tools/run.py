@@ -125,19 +125,22 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
         _print(error)
         return 1
-    devices = options.devices.split(",") if options.devices else None
+    where_to_run = {
+        "n_parallel": options.ranks,
+        "devices": options.devices.split(",") if options.devices else None,
+        "threads_per_rank": options.threads_per_rank,
+    }
     try:
         synk.fork(
-            options.ranks,
-            devices=devices,
-            threads_per_rank=options.threads_per_rank,
+            **where_to_run,
             follow=options.follow or options.parallel,
             check=options.check or None,
         )
     except (TypeError, ValueError, ImportError, synk.SessionError) as error:
         print(f"can't start the ranks: {error}", file=sys.stderr)
         return 2
-    Current.session.is_of_run = not options.parallel
+    if not options.parallel:
+        Current.session.of_run = where_to_run  # which the script's own fork() takes, too
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             return _run(code, file, folder, options, tell)

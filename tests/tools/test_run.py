@@ -52,6 +52,18 @@ def script(tmp_path):
     return tmp_path / "scripts" / "script.py"
 
 
+def test_a_script_that_forks_takes_the_options(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import synkhronos as synk, threadpoolctl\n"
+        "print(synk.fork(), threadpoolctl.threadpool_info()[0]['num_threads'])\n"
+        "synk.close()\n"
+        "print(synk.fork(2))\n"
+    )
+    options = ("-n", "3", "--threads-per-rank", "2")
+    status, out, err = python(tmp_path, "-m", "synkhronos", "run", *options, "script.py")
+    assert (status, out.split(), err) == (0, ["3", "2", "2"], "")
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["end", "status", "message", "raise", "interrupt", "close"])
 def test_a_script_runs_as_in_python(tmp_path, script, how):
