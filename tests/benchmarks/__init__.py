@@ -16,6 +16,7 @@ BENCHMARKS = {
     "pymc": "benchmarks.pymc",
     "programs": "benchmarks.foreign",
     "rules": "benchmarks.rules",
+    "simulate": "benchmarks.simulate",
     "training": "benchmarks.training",
     "updates": "benchmarks.updates",
 }

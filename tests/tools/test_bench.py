@@ -187,6 +187,13 @@ OF_THE_SOURCE = {
         # The cost falls, from log(10).
         {"curves.EASGD": lambda found: min(cost for _, cost, _ in found) < 1.5},
     ),
+    "simulate --machines 8 --broadcast 1M --all-reduce 1K,1M": (
+        ["8 machines", "signs of life", "death of the first"],
+        {
+            "8.1.sent": lambda found: [each[0] for each in found] == [7, *[1] * 7],  # a call
+            "8.4.seconds": positive,
+        },
+    ),
     "updates --units 8,4/6 --rules adam --batch 4 --steps 2": (
         ["not vectorized", "adam"],
         {"updates.1.parameters": lambda value: value == 4780, "updates.0.ms.ranks": positive},
