@@ -1,7 +1,7 @@
 """Simulated machines: what is sent is what formulas say, and arrays come right."""
 
 import pytest
-from benchmarks.simulated import Cluster
+from benchmarks.simulated import Cluster, Costs
 
 from synkhronos.comm.mpi.all_reduce import chunk_bytes
 
@@ -46,6 +46,15 @@ def test_messages_and_bytes_are_those_of_formulas():
         least = 2 * (n - 1) / n * nbytes
         assert least < found < 1.001 * least
         assert sent(cluster.pass_time(1.0))[:2] == (2 * (n - 1), n - 1)  # to and from the first
+
+
+def test_no_link_waits_for_another_one_in_an_all_reduce():
+    """All sent to the same machine first: its link was the limit, and it took 1.6 times as long."""
+    n, nbytes = 16, 8 << 20
+    costs = Costs(latency=1e-6, message=1e-7, seal=1e-12)
+    with Cluster(n, costs, nbytes, whole=False) as cluster:
+        seconds, _ = cluster.do("all_reduce", nbytes)
+    assert seconds < 1.3 * 2 * (n - 1) / n * nbytes * costs.byte
 
 
 @pytest.mark.parametrize("machine", [0, 3])

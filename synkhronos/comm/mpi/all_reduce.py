@@ -77,10 +77,10 @@ class AllReduce:
         self._results = {}  # own chunk -> result
         self._spreading = []  # the streams of results to other machines
         self._streams = []
-        for other in range(n_machines):
-            if other != machine:
-                theirs = [c for c in numbers if (c + turn) % n_machines == other]
-                self._add_streams(other, theirs, tag)
+        for distance in range(1, n_machines):  # in turns, or all would send to one at a time
+            other = (machine + distance) % n_machines
+            theirs = [c for c in numbers if (c + turn) % n_machines == other]
+            self._add_streams(other, theirs, tag)
         if n_machines == 1:  # no values come that would complete a chunk
             for chunk in self._mine:
                 self._take(chunk, machine, self._values(self._chunk_list[chunk]))
