@@ -26,7 +26,7 @@ import os
 import pickle
 import struct
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -139,7 +139,6 @@ class Sealed:
         self._arrived: dict[tuple[int, int], collections.deque] = {}  # payloads, by source and tag
         self._wanted: dict[tuple[int, int], collections.deque] = {}  # of Irecv
         self._most_outgoing = _OUTGOING
-        self._last = 0  # the source that Iprobe has named last
         self._has_warned = False
         self.on_message: Callable[[int], None] = lambda source: None
 
@@ -177,16 +176,15 @@ class Sealed:
     def Iprobe(self, source: int, tag: int, status: Any = None) -> bool:
         """Return whether a message is there that was checked, and that no `Irecv` waits for."""
         self.progress(source)
-        sources: Sequence[int] = [source]
-        if source == MPI.ANY_SOURCE:  # in turn
-            sources = [(self._last + 1 + i) % self.size for i in range(self.size)]
-        found = next((s for s in sources if (s, tag) in self._arrived), None)
-        if found is None:
+        if source == MPI.ANY_SOURCE:
+            source = next((each for each, kind in self._arrived if kind == tag), MPI.ANY_SOURCE)
+        queue = self._arrived.pop((source, tag), None)
+        if queue is None:
             return False
-        self._last = found
+        self._arrived[source, tag] = queue  # as the last one: other sources are next
         if status is not None:
-            status.source, status.tag = found, tag
-            status.Set_elements(MPI.BYTE, len(self._arrived[found, tag][0]))
+            status.source, status.tag = source, tag
+            status.Set_elements(MPI.BYTE, len(queue[0]))
         return True
 
     def progress(self, source: int = MPI.ANY_SOURCE) -> None:
