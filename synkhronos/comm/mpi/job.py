@@ -1,7 +1,9 @@
 """The beginning of a session on several machines: all say what they have, the master decides."""
 
+import bisect
 import functools
 import hashlib
+import itertools
 import platform
 import socket
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ class Layout:
 
     def machine_of(self, rank):
         """Return the machine of a rank."""
-        return next(m for m in range(len(self.counts)) if rank < self.first(m + 1))
+        return bisect.bisect(list(itertools.accumulate(self.counts)), rank)
 
     def ranks(self, machine=None):
         """Return the ranks of a machine; of this one by default."""

@@ -85,7 +85,8 @@ class MasterGate(GateOfMachines):
             self._aborted = self.sequence
         if self._aborted == self.sequence or self.local.is_aborted:
             self.settle()
-        self.wait(lambda: not self.missing(), in_call=False)
+        n_others = len(self.layout.counts) - 1
+        self.wait(lambda: len(self._done) == n_others, in_call=False)
         for machine, (rows, errors, answers, parts) in sorted(self._done.items()):
             self._rows[machine] = rows
             self.errors.update(errors)
