@@ -17,6 +17,7 @@ BENCHMARKS = {
     "programs": "benchmarks.foreign",
     "rules": "benchmarks.rules",
     "simulate": "benchmarks.simulate",
+    "start": "benchmarks.start",
     "training": "benchmarks.training",
     "updates": "benchmarks.updates",
 }

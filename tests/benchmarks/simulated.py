@@ -391,7 +391,7 @@ class Leader:
         self.cluster.done.add(machine)
         n = self.cluster.n_machines
         if len(self.cluster.done) == n - 1:
-            names = (_FACTS[0],) * n
+            names = tuple(f"node{number:04}" for number in range(n))
             plan = Plan(1, (1,) * n, names, ("cpu",) * n, 0, None, False, False)
             self.tell(None, ("plan", plan))
             self.cluster.ready.add(0)

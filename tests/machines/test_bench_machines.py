@@ -13,6 +13,8 @@ import numpy as np
 import psutil
 import pytest
 import theano
+from benchmarks import groups, simulate
+from benchmarks.simulated import Costs
 from support import hosts, on_hosts
 from support.leaks import nothing_left
 from support.running import run
@@ -376,6 +378,31 @@ def test_what_machines_send_is_counted_and_is_near_the_least(tmp_path):
         turns = 1 if nbytes > 1 << 18 else 2  # of the first: a chain, or a tree
         assert turns * nbytes <= busiest["broadcast", nbytes] < 1.1 * turns * nbytes
     assert "all_reduce     1,048,576" in done.stdout
+    operations = [(row["what"], row["nbytes"]) for row in layout["traffic"] if "nbytes" in row]
+    simulated = simulate.rows(3, Costs(), operations, calls=5)
+    next(simulated)  # the start
+    for real, same in zip(layout["traffic"], simulated):
+        (messages, nbytes), (expected, least) = (
+            [sum(column) for column in zip(*row["sent"])] for row in (real, same)
+        )
+        # Of five calls; and once the question, its answer, and the signs of life of some seconds.
+        more = 5 * (messages - expected) / (2 * 2)
+        assert 0.99 < more < 30, real["what"]
+        assert -100 < nbytes - least < 1000, real["what"]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow("starts a session on two hosts")
+def test_the_processes_of_a_machine_are_measured(tmp_path):
+    if hosts.missing():
+        pytest.skip(hosts.missing())
+    file = tmp_path / "figures.json"
+    line = [sys.executable, "-m", "benchmarks", "start", "--json", str(file)]
+    done = run(*line, env=groups.environment(), timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = {name: taken for name, *taken in json.loads(file.read_text())["processes"]}
+    assert len(found) == 4 and all(cpu < 60 and pss > 1e6 for cpu, pss in found.values())
+    assert found["guard, its parent"][1] < found["carrier, which speaks MPI"][1] < 60e6
 
 
 @pytest.mark.mpi
