@@ -11,8 +11,10 @@ traffic, and what leaders and ranks do.
 Network is the time that the least bytes need, with the latencies that can't be avoided: one of an
 array, or 2 (M - 1) / M of it. Start is from MPI's start to the plan of the session. Signs of life
 are those of a second. A death is that of the last machine, and that of the first, from its last
-sign to the end of all leaders' sessions.
+sign to the end of all leaders' sessions. 1,000 machines take half an hour, and 13 GB of memory.
 """
+
+import gc
 
 from benchmarks import clusters
 from benchmarks.simulated import Cluster, Costs
@@ -35,6 +37,7 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Show a table for each number of machines."""
+    gc.disable()  # it would look through millions of objects that stay
     costs = Costs(args.latency, 1 / args.bandwidth, args.message)
     operations = [("broadcast", n) for n in args.broadcast]
     operations += [("all_reduce", n) for n in args.all_reduce]
