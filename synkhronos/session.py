@@ -136,8 +136,8 @@ def fork(
                 "fork() was called while a session is there: only fork once, or close() it before. "
                 "In a notebook write fork(restart=True)."
             )
-        if session is not None and session.may_be_replaced:
-            if n_parallel is use_gpu is devices is None:
+        if session is not None and session.of_run is not None:
+            if n_parallel is None and use_gpu is None and devices is None:
                 n_parallel, devices = session.of_run["n_parallel"], session.of_run["devices"]
             if threads_per_rank is None:
                 threads_per_rank = session.of_run["threads_per_rank"]

@@ -48,7 +48,7 @@ from synkhronos.extensions.pymc import vectorized
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 
 _LINE = 8  # numbers in a cache line: no two ranks write to one
-_BLOCK = int(os.environ.get("BLOCK", 1 << 20))  # bytes of data that are evaluated at once
+_BLOCK = 1 << 20  # bytes of data that a rank evaluates at once: what a core has of a cache
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
