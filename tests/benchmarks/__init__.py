@@ -11,6 +11,7 @@ BENCHMARKS = {
     "collectives": "benchmarks.collectives",
     "compile": "benchmarks.compiling",
     "import": "benchmarks.imports",
+    "jax": "benchmarks.jax",
     "overlap": "benchmarks.overlap",
     "parameter_server": "benchmarks.parameter_server",
     "pymc": "benchmarks.pymc",

@@ -6,7 +6,10 @@ import pytest
 
 pytest.importorskip("pymc", minversion="6")
 
+from benchmarks import BENCHMARKS
+
 from synkhronos.__main__ import main
+from synkhronos.tools.bench import frame
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
@@ -27,6 +30,16 @@ def test_bench(capsys, tmp_path):
     assert pays["rows"] == 20
     assert pays["ranks_us"] > 0
     assert sampling["ranks_means"] == pytest.approx(sampling["plain_means"], rel=1e-3)
+
+
+def test_beside_jax(capsys, tmp_path):
+    pytest.importorskip("jax")
+    file = tmp_path / "figures.json"
+    arguments = ["--models", "negative_binomial", "--rows", "50", "--seconds", "0.1"]
+    assert frame.main("benchmarks", BENCHMARKS, "jax", [*arguments, "--json", str(file)]) == 0
+    assert "JAX / ranks" in capsys.readouterr().out
+    [found] = json.loads(file.read_text())["evaluations"]
+    assert min(found["plain_ms"], found["jax_ms"], found["ranks_ms"]) > 0
 
 
 def test_samplers(capsys, tmp_path):

@@ -39,7 +39,7 @@ from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
 __all__ = ["ParallelLikelihood", "likelihood", "row_wise"]
 
 _MOST_RANKS = 4096
-_PAYS = 1e-3  # seconds of an evaluation; below, two ranks gain little, or are slower
+_PAYS = 1e-4  # seconds of an evaluation; below, two ranks gain little, or are slower
 
 
 class ParallelLikelihood:

@@ -134,12 +134,12 @@ def _evaluation(name, model, data, args):
     """Return the microseconds of an evaluation: plain, of one rank, and of all ranks, in turns."""
     from synkhronos.extensions import pymc as parallel
 
-    plain = _compiled(model)
+    plain = compiled(model)
     result = {"model": name, "rows": data["n"]}
     for way, n_ranks in (("one", 1), ("ranks", args.ranks)):
         with parallel.likelihood(model, ranks=n_ranks):
             measured = turns.Turns(args.seconds / 2, _TURNS, most=100_000)
-            measured.add_calls({"plain": plain, "divided": _compiled(model)})
+            measured.add_calls({"plain": plain, "divided": compiled(model)})
             measured.take_all(f"{name}, {data['n']:,} rows: ranks={n_ranks}, turns")
         turn = {key: [np.median(each) for each in of] for key, of in measured.rounds_of.items()}
         plain_us, us = (1e6 * float(np.percentile(each, QUANTILE)) for each in turn.values())
@@ -148,7 +148,7 @@ def _evaluation(name, model, data, args):
     return result
 
 
-def _compiled(model):
+def compiled(model):
     """Return a function without arguments that evaluates value and gradient."""
     from pymc.blocking import DictToArrayBijection
 
