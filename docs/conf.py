@@ -29,7 +29,12 @@ html_static_path = ["static"]
 html_css_files = ["widths.css"]
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["llvmlite", "numba", "pymc", "pytensor"]  # which the environment of Theano lacks
+autodoc_mock_imports = [
+    "llvmlite",
+    "numba",
+    "pymc",
+    "pytensor",
+]  # which the environment of Theano lacks
 autodoc_typehints = "none"  # the docstrings say the types
 napoleon_google_docstring = False
 napoleon_use_ivar = True  # properties have entries of their own

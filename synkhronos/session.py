@@ -58,8 +58,8 @@ def fork(
     ----------
     n_parallel : int, optional
         The number of ranks, the master included; it may be 1, or more than there are cores. By
-        default one for each CUDA device, or without any, one for each core that this process may
-        use.
+        default what ``synkhronos run`` or ``launch`` was given, or else one for each CUDA device,
+        or without any, one for each core that this process may use.
     use_gpu : bool, optional
         True asks for CUDA devices, False for CPU cores.
     master_rank : int
@@ -136,11 +136,13 @@ def fork(
                 "fork() was called while a session is there: only fork once, or close() it before. "
                 "In a notebook write fork(restart=True)."
             )
-        if session is not None and session.of_run is not None:
+        given = _Current.of_run
+        if given is not None:
             if n_parallel is None and use_gpu is None and devices is None:
-                n_parallel, devices = session.of_run["n_parallel"], session.of_run["devices"]
+                n_parallel, devices = given["n_parallel"], given["devices"]
             if threads_per_rank is None:
-                threads_per_rank = session.of_run["threads_per_rank"]
+                threads_per_rank = given["threads_per_rank"]
+            follow, check = follow or given["follow"], given["check"] if check is None else check
         profile_file = profiling.file_of_environment()
         names = resolve(n_parallel, use_gpu, devices)
         _host.refuse_open_device()

@@ -167,9 +167,8 @@ def held(path, seconds):
                 try:
                     yield
                 finally:
-                    if (
-                        os.getpid() == process
-                    ):  # a child that the script forks leaves the block, too
+                    # A child that the script forks leaves the block, too.
+                    if os.getpid() == process:
                         with suppress(FileNotFoundError):
                             os.unlink(name)
                 return

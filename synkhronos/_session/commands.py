@@ -333,7 +333,7 @@ class GetObject:
 
 @dataclass(frozen=True)
 class Ignore:
-    """Let workers ignore a signal, which the script handles from now on, or end by it again."""
+    """Let workers ignore a signal that the script handles, or end by it again."""
 
     signum: int
     is_ignored: bool = True

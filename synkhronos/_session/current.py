@@ -14,6 +14,7 @@ class Current:
     parent: Optional[int] = None  # the process whose session this one left when it was forked
     closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
     report: Any = None  # what the last block of `parallel` counts
+    of_run: Any = None  # the options for fork() of `synkhronos run`, which a script's fork() takes
     link: Any = None  # the connection with other machines, in a job on several
     on_loss: Callable[[str], None] = staticmethod(lambda why: None)  # tells a launcher
     lock = threading.RLock()  # held while a session begins or ends

@@ -58,7 +58,7 @@ class Session:
         self.master_rank = master_rank
         self.lock = threading.RLock()  # held in a call; calls of other threads wait for it
         self.inside = threading.Lock()  # held in a call; shows a nested call of the same thread
-        self.of_run = None  # begun by `synkhronos run`, before the script: its options for fork()
+        self.is_of_run = False  # whether `synkhronos run` has begun it, before the script
         self._death = None
         self.on_loss = lambda why: None  # is told of a death
         self._processes = {}
@@ -113,8 +113,7 @@ class Session:
     @property
     def may_be_replaced(self):
         """Whether fork() may begin another session in place of this one, which is not used yet."""
-        is_used = self.registry.functions() or self.registry.data()
-        return self.of_run is not None and not is_used
+        return self.is_of_run and not self.registry.functions() and not self.registry.data()
 
     @property
     def worker_pids(self):

@@ -18,6 +18,7 @@ from synkhronos._machine.interrupts import raised_here
 _HEADER = struct.Struct("QQ")  # bytes that follow, descriptors
 _MOST_DESCRIPTORS = 64  # of one message
 _SEND_AT_ONCE = 1 << 20  # bytes
+_READS = 16  # of `receive`
 _READ_AT_ONCE = 1 << 16  # memory for more is mapped anew for each read
 
 
@@ -124,10 +125,10 @@ class Channel:
         self._beside.clear()
 
     def receive(self):
-        """Return a list of the messages that have come since."""
+        """Return a list of the messages that have come since, or of the first of them."""
         ended = False
         try:
-            while True:
+            for _ in range(_READS):  # a peer that fills the socket again must not hold the caller
                 data = self._receive_some()
                 if not data:
                     ended = True

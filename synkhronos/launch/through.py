@@ -38,7 +38,7 @@ _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULT
 # Pages about a process that was killed or has failed: exit statuses say it, or what it has printed.
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 _PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
-_BEGUN = rb"-{60,}\n(?:A daemon failed|PRTE has lost)(?:(?!-{60,}\n).){0,4000}"
+_BEGUN = rb"(?<!-)-{60,}\n(?:A daemon failed|PRTE has lost)(?:(?!-{60,}\n).){0,4000}"
 _PAGE_OF_LOSS = re.compile(
     _BEGUN + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?-{60,}\n\n?", re.DOTALL
 )

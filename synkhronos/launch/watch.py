@@ -217,7 +217,7 @@ class Watch:
             now = time.monotonic()
             # Slurm sends a SIGTERM to the launcher and to a job script, which passes it on.
             is_repeated = number == signal.SIGTERM and now - self._terminated_at < _AT_ONCE
-            if number == signal.SIGTERM:
+            if number == signal.SIGTERM and not is_repeated:
                 self._terminated_at = now
             if number != signal.SIGCHLD and not is_repeated:
                 self._interrupt(number)

@@ -125,26 +125,24 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
         _print(error)
         return 1
-    where_to_run = {
+    given = {
         "n_parallel": options.ranks,
         "devices": options.devices.split(",") if options.devices else None,
         "threads_per_rank": options.threads_per_rank,
+        "follow": options.follow or options.parallel,
+        "check": options.check or None,
     }
     try:
-        synk.fork(
-            **where_to_run,
-            follow=options.follow or options.parallel,
-            check=options.check or None,
-        )
+        synk.fork(**given)
     except (TypeError, ValueError, ImportError, synk.SessionError) as error:
         print(f"can't start the ranks: {error}", file=sys.stderr)
         return 2
-    if not options.parallel:
-        Current.session.of_run = where_to_run  # which the script's own fork() takes, too
+    Current.session.is_of_run, Current.of_run = not options.parallel, given
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             return _run(code, file, folder, options, tell)
     finally:
+        Current.of_run = None
         if options.parallel:
             _tell(synk.parallel_report(), options)
         if synk.status().state == "open":

@@ -15,6 +15,7 @@ import collections
 import contextlib
 import heapq
 import itertools
+import os
 import pickle
 import select
 import threading
@@ -167,6 +168,9 @@ class Machine(threading.Thread):
             pass
         except BaseException:
             self.network.problem = traceback.format_exc()
+        finally:
+            if hasattr(self, "carrier"):
+                os.close(self.carrier._spare)
         if not self.network.is_over:
             self.network.baton.release()
 

@@ -295,6 +295,12 @@ print(list(reductions._rounds))
         (1, "hear_sigterm(15, None)", [True, False], "[]"),
         (1, "from_machine_end(1, 'why') or carrier.hear_sigterm(15, None)", [False, False], "[]"),
         (0, "from_machine_end(1, 'why')", [True, False], "[(1, 'gone')]"),
+        (
+            0,
+            "lose(1) or carrier.from_rank_end(leader, None)",
+            [False],
+            "[(1, 'end', None), (1, 'gone')]",
+        ),
         (0, "from_rank_end(leader, 'why')", [False], "[(1, 'end', 'why'), (1, 'gone')]"),
     ],
 )

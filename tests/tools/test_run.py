@@ -55,13 +55,14 @@ def script(tmp_path):
 def test_a_script_that_forks_takes_the_options(tmp_path):
     (tmp_path / "script.py").write_text(
         "import synkhronos as synk, threadpoolctl\n"
-        "print(synk.fork(), threadpoolctl.threadpool_info()[0]['num_threads'])\n"
+        "print(synk.fork())\n"
+        "print({each['num_threads'] for each in threadpoolctl.threadpool_info()})\n"
         "synk.close()\n"
-        "print(synk.fork(2))\n"
+        "print(synk.fork(), synk.fork(restart=True), synk.fork(2, restart=True))\n"
     )
     options = ("-n", "3", "--threads-per-rank", "2")
     status, out, err = python(tmp_path, "-m", "synkhronos", "run", *options, "script.py")
-    assert (status, out.split(), err) == (0, ["3", "2", "2"], "")
+    assert (status, out.split(), err) == (0, ["3", "{2}", "3", "3", "2"], "")
 
 
 @pytest.mark.sample(1)

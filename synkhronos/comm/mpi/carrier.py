@@ -156,7 +156,7 @@ class Carrier(BaseCarrier):
 
     def each_second(self):
         """Kill processes of this machine that have been stopped for long, and say so."""
-        if self.machine == 0:
+        if self.machine == 0 or self._has_lost_job:  # then their numbers may be those of others
             return
         where, for_long = f"on {socket.gethostname()}", f"was stopped for {lost_seconds():g} s"
         leader = os.getppid()
@@ -231,14 +231,14 @@ class Carrier(BaseCarrier):
         self._settling = peer, id, session, sequence
 
     def from_rank_end(self, peer, reason):
-        """End the job: this carrier, and those of all other machines, which its `reason` tells.
+        """End the job: this carrier, and those of all other machines, which are told the `reason`.
 
         After a loss the first machine says when its script has ended: this carrier waits for that,
         because MPI ends all with the first.
         """
         if not self._has_lost_job:
             self.tell_all("end", reason)
-            self._has_lost_job = self.has_lost = reason is not None
+            self._has_lost_job = self.has_lost = self.has_lost or reason is not None
         if self.machine == 0 and self._has_lost_job:
             self.tell_all("gone")
         waits = self.machine > 0 and self._has_lost_job and not self._was_asked

@@ -243,7 +243,7 @@ class Link:
         reason, machine = self._end or (f"{_carrier_here()} has ended", self.machine)
         if self.machine != 0:
             return JobEnded(reason)
-        if self._loss is None:
+        if self._loss is None and reason is not None:
             self._loss = reason
             self.on_loss(reason)
         return WorkerDied(
@@ -274,6 +274,8 @@ class Link:
         end = time.monotonic() + seconds
         while self._carrier.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
+            if self._stop_watch.seconds(self._carrier.pid) > lost_seconds():
+                break
         if self._carrier.poll() is None:
             self._carrier.kill()
             self._carrier.wait()

@@ -1,5 +1,6 @@
 """Print the name, the CPU time and the memory of each process of this machine, after fork()."""
 
+import contextlib
 import json
 import os
 
@@ -21,9 +22,11 @@ def name_of(process):
 synk.fork(1)
 found = {}
 for each in psutil.process_iter():
-    if each.pid != 1:  # of the test host
-        name, times = name_of(each), each.cpu_times()
+    if each.pid == 1:  # of the test host
+        continue
+    with contextlib.suppress(psutil.NoSuchProcess):
+        name, times, own = name_of(each), each.cpu_times(), each.memory_full_info().pss
         cpu, pss = found.get(name, (0, 0))
-        found[name] = cpu + sum(times[:4]), pss + each.memory_full_info().pss
+        found[name] = cpu + sum(times[:4]), pss + own
 print(json.dumps([(name, *taken) for name, taken in found.items()]))
 synk.close()
