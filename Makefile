@@ -56,9 +56,9 @@ test-numba: $(ready_pytensor) ## run those that need PyTensor's default mode, wh
 	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" tests
 
 test-samplers: .venv-samplers/.ready ## run those that need nutpie, JAX, bambi or pymc-extras, with packages of their own
-	$(on_pytensor) .venv-samplers/bin/python -m pytest -m "" $(samplers)
+	PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-samplers/compiled SYNKHRONOS_HOST=pytensor .venv-samplers/bin/python -m pytest -m "" $(PYTEST_ARGS) $(samplers)
 
-.venv-samplers/.ready: setup.py synkhronos/_host/pythons.py .ci/python-for-pytensor
+.venv-samplers/.ready: setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor
 	test -x .venv-samplers/bin/python || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-samplers; }
 	.venv-samplers/bin/python -m pip install --quiet --editable '.[test-pytensor,test-samplers]'
 	@touch $@

@@ -1,12 +1,12 @@
 """Models that bambi builds, on ranks."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 pytest.importorskip("pymc", minversion="6")
 bambi = pytest.importorskip("bambi")
 
+import pandas as pd  # noqa: E402
 from support import pymc_models as models  # noqa: E402
 
 from synkhronos.extensions import pymc as parallel  # noqa: E402

@@ -9,7 +9,7 @@ from support import pymc_models as models  # noqa: E402
 
 from synkhronos.errors import SessionError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
-from synkhronos.extensions.pymc import checks  # noqa: E402
+from synkhronos.extensions.pymc import checks, evaluator  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
@@ -17,13 +17,53 @@ pytestmark = [
 ]
 
 
+COMPILED = {"logistic", "parameter_for_each_row"}  # with numba, too, in make test-numba
+
+
 @pytest.mark.every
-@pytest.mark.parametrize("name", models.DIVIDED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[pytest.mark.numba] if each in COMPILED else [])
+        for each in models.DIVIDED
+    ],
+)
 def test_equal_to_the_plain_model(name):
     model = models.make(models.DIVIDED[name])
     with models.equal_on_ranks(model) as ours:
         assert set(ours.left) <= {"alone"} and len(ours.worker_pids) == 1
+        divided = {each.replace("_observed", "") for each in ours.divided}
+        assert divided >= ({"y", "censored"} if name == "weighted" else {"y"})
     assert "logp" not in vars(model)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "name", ["hierarchical", "panel", "parameter_for_each_row", "discrete_parameter"]
+)
+def test_rows_in_blocks(name, ranks, monkeypatch):
+    monkeypatch.setattr(evaluator, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(evaluator, "_BYTES_PER_RESULT", 1)
+    with models.equal_on_ranks(models.make(models.DIVIDED[name]), ranks) as ours:
+        [runs, *_] = ours._evaluator._runs["gradients"]
+        assert len(runs) > len(ours.divided)
+
+
+def test_observed_variables_beside_a_potential():
+    """PyMC scales the likelihood without potentials, in SMC and variational inference."""
+    with pm.Model() as model:
+        mean = pm.math.dot(models.X, pm.Normal("weights", shape=3))
+        pm.Normal("y", mean, observed=models.Y)
+        pm.Potential("weighted", models.Y**2 * pm.logp(pm.Normal.dist(mean), models.Y))
+    [point] = models.points(model, 1)
+    expected = [model.compile_fn(each)(point) for each in (model.datalogp, model.observedlogp)]
+    with parallel.likelihood(model, ranks=2) as ours:
+        assert ours.divided == ["y", "weighted"]
+        found = [model.compile_fn(each)(point) for each in (model.datalogp, model.observedlogp)]
+        assert len(ours.worker_pids) == 1
+        models.evaluate(model, [point])
+        assert len(ours.worker_pids) == 2
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])

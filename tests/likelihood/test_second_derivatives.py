@@ -1,12 +1,12 @@
 """Second derivatives on ranks, compared with those of plain models."""
 
 import numpy as np
-import pytensor
-import pytensor.tensor as pt
 import pytest
 
 pm = pytest.importorskip("pymc", minversion="6")
 
+import pytensor  # noqa: E402
+import pytensor.tensor as pt  # noqa: E402
 from support import pymc_models as models  # noqa: E402
 
 from synkhronos.extensions import pymc as parallel  # noqa: E402

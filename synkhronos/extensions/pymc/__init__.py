@@ -57,6 +57,7 @@ class ParallelLikelihood:
 
     def __init__(self, model, evaluator, left):
         self._model, self._evaluator = model, evaluator
+        self._of_observed = None  # the evaluator of observed variables without potentials
         self.ranks = evaluator.n_ranks
         self.divided = [term.name for term in evaluator.terms]
         self.left = left
@@ -68,7 +69,28 @@ class ParallelLikelihood:
     @property
     def worker_pids(self) -> list[int]:
         """The process ids of this process's workers; none before the first evaluation."""
-        return self._evaluator.worker_pids
+        return [pid for each in self.evaluators for pid in each.worker_pids]
+
+    @property
+    def evaluators(self) -> list[Evaluator]:
+        """That of all that is divided, and that of observed variables alone if one is needed."""
+        return [self._evaluator, *([self._of_observed] if self._of_observed else ())]
+
+    def _evaluator_of(self, wanted):
+        """Return the evaluator of those of the variables that are divided, None if there is none.
+
+        Tempered posteriors scale the likelihood of observed variables alone.
+        """
+        if {self._model[name] for name in self.divided} <= wanted:
+            return self._evaluator
+        observed = {each.name for each in self._model.observed_RVs}
+        terms = [term for term in self._evaluator.terms if term.name in observed]
+        if not terms or not {self._model[term.name] for term in terms} <= wanted:
+            return None
+        if self._of_observed is None:
+            whole = self._evaluator
+            self._of_observed = Evaluator(terms, whole.n_ranks, whole.check_bounds)
+        return self._of_observed
 
     def logp(self, vars=None, jacobian=True, sum=True):
         """Return the graph of the model's log-probability, as ``pymc.Model.logp`` does."""
@@ -78,13 +100,13 @@ class ParallelLikelihood:
             vars = [*model.free_RVs, *model.observed_RVs, *model.potentials]
         wanted = vars if isinstance(vars, list | tuple) else [vars]
         wanted = [model.values_to_rvs.get(each, each) for each in wanted]
-        divided = [model[name] for name in self.divided]
         # The terms of single rows, for comparisons of models, are computed in the master.
-        if not sum or not set(divided) <= set(wanted):
+        evaluator = self._evaluator_of({*wanted}) if sum else None
+        if evaluator is None:
             return plain(vars)
-        terms = self._evaluator.terms
-        frontier = [each for term in terms for each in term.frontier]
-        total = Likelihood(self._evaluator)(*model.replace_rvs_by_values(frontier))[0]
+        divided = [model[term.name] for term in evaluator.terms]
+        frontier = [each for term in evaluator.terms for each in term.frontier]
+        total = Likelihood(evaluator)(*model.replace_rvs_by_values(frontier))[0]
         rest = [each for each in wanted if each not in divided]
         if rest:
             total = plain(rest) + total
@@ -186,16 +208,18 @@ def likelihood(
         try:
             yield parallel
         except Exception as error:
-            if evaluator.unheard in (None, error):
+            if not any(each.unheard not in (None, error) for each in parallel.evaluators):
                 raise
             # They hold the sampler of nutpie: chains that have not failed would go on without end.
             traceback.clear_frames(error.__traceback__)
         finally:
             vars(model).pop("logp", None)
-            evaluator.close()
-        if evaluator.unheard is not None:
-            raise evaluator.unheard
-        if not evaluator.is_used:
+            for each in parallel.evaluators:
+                each.close()
+        for each in parallel.evaluators:
+            if each.unheard is not None:
+                raise each.unheard
+        if not any(each.is_used for each in parallel.evaluators):
             log.warning(
                 "ranks have computed nothing in the likelihood() block. Frozen copies of the model "
                 "are not divided: give freeze_model=False to nutpie.compile_pymc_model (with JAX), "

@@ -48,7 +48,8 @@ from synkhronos.extensions.pymc import vectorized
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 
 _LINE = 8  # numbers in a cache line: no two ranks write to one
-_BLOCK = 1 << 20  # bytes of data that a rank evaluates at once: what a core has of a cache
+_BLOCK_BYTES = 1 << 20  # of data that a rank evaluates at once: what a core has of a cache
+_BYTES_PER_RESULT = 128  # so many bytes of data take as long as adding up one more number
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
@@ -127,14 +128,21 @@ class Evaluator:
     n_ranks : int
     check_bounds : bool
         As that of the model: whether parameters out of bounds give minus infinity.
-    functions : list
-        The compiled functions of the terms, with gradients.
+    functions : list, optional
+        The compiled functions of the terms, with gradients, which nothing else calls.
     """
 
-    def __init__(self, terms: Sequence[Term], n_ranks: int, check_bounds: bool, functions: list):
+    def __init__(
+        self,
+        terms: Sequence[Term],
+        n_ranks: int,
+        check_bounds: bool,
+        functions: list | None = None,
+    ):
         self.terms, self.n_ranks, self.check_bounds = tuple(terms), n_ranks, check_bounds
         self._open(secrets.randbits(62))  # a pickle of it may come from any process
-        self._functions["gradients"] = functions
+        if functions is not None:
+            self._functions["gradients"] = functions
 
     def _open(self, number):
         self.number = number
@@ -405,9 +413,9 @@ class Evaluator:
                 outs = self._outs_of(rank, begin, sizes, axes_of, chosen, block > 0)
                 yield _Run(function, arguments, copies, outs, n_blocks == 1)
 
-    def _outs_of(self, rank, begin, parameters, axes_of, chosen, adds):
+    def _outs_of(self, rank, start, parameters, axes_of, chosen, adds):
         """Return where a result belongs, as `_Run` takes it: what is summed, in few pieces."""
-        outs, at = [], begin + 1
+        outs, begin, at = [], start, start + 1
         for parameter, value in parameters:
             if not is_float(parameter):
                 continue
@@ -475,7 +483,7 @@ def _number_of_blocks(n_rows, arrays, length, width):
     if not n_rows:
         return 0
     nbytes = sum(array.nbytes for array in arrays) * n_rows / length
-    return max(1, min(n_rows, round(nbytes / max(_BLOCK, 128 * width))))
+    return max(1, min(n_rows, round(nbytes / max(_BLOCK_BYTES, _BYTES_PER_RESULT * width))))
 
 
 def _own(value, parameter, copies):
@@ -511,7 +519,8 @@ def along_direction(term: Term) -> tuple[Term, list[Variable]]:
     """
     directions = [each.type() for each in floats(term)]
     gradients = [each for each in term.gradients() if each is not None]
-    slope = pt.add(*((each * along).sum() for each, along in zip(gradients, directions)))
+    products = [(each * one).sum() for each, one in zip(gradients, directions)]
+    slope = sum(products, pt.zeros((), term.logp.dtype))
     along = replace(term, logp=slope)
     along.gradients()  # which raises where PyTensor has none
     return along, directions

@@ -37,8 +37,10 @@ def likelihood(evaluator, kind, values):
                     for point in points.reshape(-1, points.shape[-1])
                 ]
             except BaseException as error:
-                evaluator.unheard = error  # JAX raises another one, in which this is text
+                # JAX raises another one, in which this is text. The first has caused the others.
+                evaluator.unheard = evaluator.unheard or error
                 raise
+            evaluator.unheard = None  # whoever goes on has handled it
             return np.reshape(found, (*points.shape[:-1], -1)).astype(own)
 
         out = jax.ShapeDtypeStruct((1 + len(moving),), own)

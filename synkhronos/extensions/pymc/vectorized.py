@@ -30,7 +30,7 @@ from pytensor.scalar import basic as scalar
 from pytensor.scalar import math as scalar_math
 from pytensor.tensor.elemwise import Elemwise
 
-_VERSION = 1  # of the functions here: numba keeps their machine code on disk
+_VERSION = 1  # to be raised with each change of the functions: numba keeps their code on disk
 _NAME = "synkhronos_vectorized"
 
 _LOG2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # log(2) to 32 bits: exact times an integer
