@@ -217,7 +217,7 @@ UNPICKLED = {
     ("comm.shared.gate", "next_command"): "commands",
     ("comm.shared.gate", "_take_reply"): "answers",
     ("comm.mpi.leader_gate", "next_command"): "commands of another machine",
-    ("comm.mpi.link", "_sort"): "messages of another machine, which the carrier has checked",
+    ("comm.mpi.link", "_sort"): "messages of another machine",
     ("comm.reports", "raised_by_rank"): "answers",
     ("comm.channel", "receive"): "messages on a socket",
     ("comm.mpi.sealed", "allgather"): "messages of another machine",
