@@ -11,6 +11,8 @@ if importlib.util.find_spec("keras") is None:
     collect_ignore.append("extensions/keras")
 if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("extensions/pymc")
+if importlib.util.find_spec("jax") is None:
+    collect_ignore.append("extensions/pymc/in_jax.py")
 if not host_library.ON_PYTENSOR:
     collect_ignore.append("_host/pytensor")
 

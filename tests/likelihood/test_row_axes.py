@@ -178,12 +178,6 @@ def test_copies_of_a_model_are_plain():
         models.assert_equal(models.evaluate(copy, points), expected)
 
 
-def test_second_derivatives_are_refused():
-    model = models.make(models.logistic)
-    with parallel.likelihood(model, ranks=2), pytest.raises(NotImplementedError, match="second"):
-        model.d2logp()
-
-
 def test_matrices_in_products_alone_are_kept_by_columns():
     """A product with a vector takes less time so; an operation on elements would take more."""
 
