@@ -44,9 +44,13 @@ def test_equal_to_the_plain_model(name):
 def test_rows_in_blocks(name, ranks, monkeypatch):
     monkeypatch.setattr(evaluator, "_BLOCK_BYTES", 64)
     monkeypatch.setattr(evaluator, "_BYTES_PER_RESULT", 1)
-    with models.equal_on_ranks(models.make(models.DIVIDED[name]), ranks) as ours:
+    model = models.make(models.DIVIDED[name])
+    with models.equal_on_ranks(model, ranks) as ours:
         [runs, *_] = ours._evaluator._runs["gradients"]
         assert len(runs) > len(ours.divided)
+        model.compile_logp()(model.initial_point())
+        rows = [of[0][0]._arguments[-1] for of in ours._evaluator._runs.values()]
+        assert len(rows) == 2 and rows[0] is rows[1]  # they are kept once for all kinds
 
 
 def test_observed_variables_beside_a_potential():

@@ -311,10 +311,10 @@ class Evaluator:
         functions = {each: self._compile(each) for each in kinds}
         self._stop()
         data = self._read_data()
-        arguments = self._make_memory(values)
+        arguments, arranged = self._make_memory(values), {}
         for each in kinds:
             self._runs[each] = [
-                list(self._runs_of(rank, each, functions[each], arguments, data))
+                list(self._runs_of(rank, each, functions[each], arguments, data, arranged))
                 for rank in range(self.n_ranks)
             ]
             for run in self._runs[each][0]:
@@ -388,7 +388,8 @@ class Evaluator:
         directions = [[placed(each) for each in floats(term)] for term in self.terms]
         return list(zip(parameters, directions))
 
-    def _runs_of(self, rank, kind, functions, given, data):
+    def _runs_of(self, rank, kind, functions, given, data, arranged):
+        """Yield the runs of a rank; `arranged` keeps its rows for those of other kinds."""
         for term, function, (parameters, directions), (length, arrays), begin in zip(
             self.terms, functions, given, data, self._begins
         ):
@@ -408,7 +409,10 @@ class Evaluator:
                     own = along(value, axes_of[parameter], chosen)
                     arguments.append(_own(own, parameter, copies))
                 for rows, array in zip(term.rows, arrays):
-                    arguments.append(rows.arranged(along(array, rows.axis, chosen)))
+                    key = rows, chosen.start, chosen.stop
+                    if key not in arranged:
+                        arranged[key] = rows.arranged(along(array, rows.axis, chosen))
+                    arguments.append(arranged[key])
                 sizes = [] if kind == "value" else [*zip(term.parameters, parameters)]
                 outs = self._outs_of(rank, begin, sizes, axes_of, chosen, block > 0)
                 yield _Run(function, arguments, copies, outs, n_blocks == 1)
@@ -521,9 +525,9 @@ def along_direction(term: Term) -> tuple[Term, list[Variable]]:
     gradients = [each for each in term.gradients() if each is not None]
     products = [(each * one).sum() for each, one in zip(gradients, directions)]
     slope = sum(products, pt.zeros((), term.logp.dtype))
-    along = replace(term, logp=slope)
-    along.gradients()  # which raises where PyTensor has none
-    return along, directions
+    derived = replace(term, logp=slope)
+    derived.gradients()  # which raises where PyTensor has none
+    return derived, directions
 
 
 def _restored(number, terms, n_ranks, check_bounds):

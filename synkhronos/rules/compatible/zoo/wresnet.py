@@ -85,10 +85,12 @@ class Wide_ResNet(Model):
 
 
 def top5(labels, probabilities):
+    """Return whether each label is among the five that are most probable."""
     return keras.metrics.sparse_top_k_categorical_accuracy(labels, probabilities, k=5)
 
 
 def convolution(layer, width, size=3, stride=1):
+    """Return the convolution of a layer, padded to the same size."""
     return Conv2D(
         width,
         size,
@@ -101,4 +103,5 @@ def convolution(layer, width, size=3, stride=1):
 
 
 def activated(layer):
+    """Return a layer after batch normalization and a rectifier."""
     return Activation("relu")(BatchNormalization(axis=1)(layer))
