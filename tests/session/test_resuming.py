@@ -93,8 +93,11 @@ def test_a_run_that_is_killed_has_the_bits_of_one_that_is_not(tmp_path, script, 
     for attempt in itertools.count():
         done = run(attempt, killed)
         lines = done.stdout.split("\n")
-        assert lines[0] == f"begins {attempt > 0} {ticked if every == 0 else lines[0].split()[2]}"
-        ticked = sum(line.startswith("ticked") for line in lines) + int(lines[0].split()[2])
+        restored, begun = lines[0].split()[1:]
+        assert restored == str(int(begun) > 0)
+        if every == 0:  # a kill at any time (way 1) may come between saving and printing
+            assert int(begun) - ticked in ((0, 1) if attempt % 4 == 2 else (0,))
+        ticked = sum(line.startswith("ticked") for line in lines) + int(begun)
         if done.returncode == 0:
             break
         ways.add(done.returncode)
