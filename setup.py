@@ -106,7 +106,10 @@ EXTRAS = {
         *("pymc>=6,<7", PYTENSOR),
     ],
     # pymc-extras keeps PyMC back, and PyMC samples with nutpie where that is installed.
-    "test-samplers": ["nutpie", "numpyro", "blackjax", "bambi", "pymc-extras"],
+    "test-samplers": [
+        *("nutpie", "numpyro", "blackjax", "bambi", "pymc-extras"),
+        *("nbclient", "ipykernel"),  # for the notebook
+    ],
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
     "lint": [
         "ruff",
