@@ -18,8 +18,10 @@ pytestmark = [
 
 def test_bench(capsys, tmp_path):
     arguments = ["--models", "hierarchical", "--rows", "50", "--pays", "20", "--seconds", "0.1"]
-    file = tmp_path / "figures.json"
-    assert main(["bench", "pymc", *arguments, "--draws", "3", "--json", str(file)]) == 0
+    file, picture = tmp_path / "figures.json", tmp_path / "gains.png"
+    arguments += ["--draws", "3", "--json", str(file), "--plot", str(picture)]
+    assert main(["bench", "pymc", *arguments]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "one chain" in capsys.readouterr().out
     results = json.loads(file.read_text())
     [evaluation], [pays], [sampling] = (

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import multiprocessing
 
 import numpy as np
@@ -39,7 +40,7 @@ def add_arguments(parser):
     options.add(parser, "--ranks", options.count, 2, "ranks")
     options.add(parser, "--models", options.names(MODELS, "model"), list(MODELS), "models")
     options.add(parser, "--rows", options.count, None, "rows of each model, instead of its own")
-    what = "rows of the logistic regression, to find where ranks begin to pay"
+    what = "rows of each model, to find where ranks begin to pay"
     options.add(parser, "--pays", options.counts, _ROWS, what)
     options.add(parser, "--seconds", options.positive, 5.0, "to measure each evaluation")
     what = "draws of a chain, after as many to tune; 0: no sampling"
@@ -85,9 +86,9 @@ def measure_beside(peer, args, report):
             found["evaluations"].append(each)
             report.show(_line(table, each))
             each.update(peer(name, data))
-        report.show("Where ranks begin to pay: logistic regression; the last columns are gains")
-        for rows in args.pays:
-            each = _evaluation("logistic", *make_model("logistic", rows), args)
+        report.show("Where ranks begin to pay; the last columns are gains")
+        for name, rows in itertools.product(args.models, args.pays):
+            each = _evaluation(name, *make_model(name, rows), args)
             found["pays"].append(each)
             report.show(_line(table, each))
         fewest = min(found["pays"], key=lambda each: each["rows"])
@@ -97,6 +98,23 @@ def measure_beside(peer, args, report):
             each = _sampling(name, args.rows or MODELS[name], args)
             found["sampling"].append(each)
             report.show(_text_of_sampling(each))
+
+
+def plot(results, path):
+    """Draw rows against gains."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for model, measured in itertools.groupby(results["pays"], lambda each: each["model"]):
+        measured = list(measured)
+        gains = [each["gain_of_ranks"] for each in measured]
+        axes.semilogx([each["rows"] for each in measured], gains, "o-", label=model)
+    axes.axhline(1, color="0.5", linewidth=0.8)
+    axes.set(xlabel="rows", ylabel=f"speed of {results['ranks']} ranks / plain PyMC", ylim=(0, None))
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
 
 
 def make_model(name, rows):
