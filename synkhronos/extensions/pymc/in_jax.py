@@ -41,7 +41,7 @@ def likelihood(evaluator, kind, values):
                 evaluator.unheard = evaluator.unheard or error
                 raise
             evaluator.unheard = None  # whoever goes on has handled it
-            return np.reshape(found, (*points.shape[:-1], -1)).astype(own)
+            return np.reshape(found, (*points.shape[:-1], 1 + len(moving))).astype(own)
 
         out = jax.ShapeDtypeStruct((1 + len(moving),), own)
         return jax.pure_callback(evaluate, out, flat, vmap_method="broadcast_all")

@@ -111,7 +111,8 @@ def plot(results, path):
         gains = [each["gain_of_ranks"] for each in measured]
         axes.semilogx([each["rows"] for each in measured], gains, "o-", label=model)
     axes.axhline(1, color="0.5", linewidth=0.8)
-    axes.set(xlabel="rows", ylabel=f"speed of {results['ranks']} ranks / plain PyMC", ylim=(0, None))
+    speed = f"speed of {results['ranks']} ranks / plain PyMC"
+    axes.set(xlabel="rows", ylabel=speed, ylim=(0, None))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
