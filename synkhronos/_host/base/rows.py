@@ -10,7 +10,9 @@ from typing import Any, List, NamedTuple
 
 import numpy as np
 
-from synkhronos._host.base.graph import has_inside
+from synkhronos._arithmetic import partition
+from synkhronos._host.base.calls import rows_of_ranks
+from synkhronos._host.base.graph import RankOperation, has_inside
 from synkhronos._host.base.library import (
     Apply,
     CAReduce,
@@ -85,6 +87,72 @@ class Rows(Operation):
     def pullback(self, inputs, outputs, cotangents):
         """Return no gradients."""
         return [disconnected() for _ in inputs]
+
+
+def total_rows(mine):
+    """Return the number of rows of the running call; outside of a call, all are here."""
+    counts, _ = rows_of_ranks()
+    return mine if counts is None else sum(counts)
+
+
+class TotalRows(RankOperation):
+    """The number of rows of all ranks, where each rank has the number of its own."""
+
+    __props__ = ()
+
+    def make_node(self, mine):
+        """Return the node, for this rank's number of rows."""
+        return Apply(self, [tensor.as_tensor_variable(mine)], [tensor.lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store the number of all rows."""
+        output_storage[0][0] = np.asarray(total_rows(inputs[0]), np.int64)
+
+    def infer_shape(self, node, shapes):
+        """Return an empty shape: it has no axes."""
+        return [()]
+
+    def connection_pattern(self, node):
+        """Return that a number of rows has no gradient."""
+        return [[False]]
+
+
+def bounds_of_rank(start, stop, length):
+    """Return the bounds of this rank's part of a slice, and the number of all its rows: an array.
+
+    Outside of a call they are those of the slice.
+    """
+    start, stop, _ = slice(start, stop).indices(length)
+    n_rows = max(0, stop - start)
+    first, end = 0, n_rows
+    counts, rank = rows_of_ranks()
+    if counts is not None:
+        first, end = partition.share(n_rows, len(counts), rank)
+    return np.array([start + first, start + end, n_rows], np.int64)
+
+
+class RowsOfRank(RankOperation):
+    """The slice of an array that is this rank's part of a slice, and the number of all its rows."""
+
+    __props__ = ()
+
+    def make_node(self, start, stop, length):
+        """Return the node, for the bounds of the slice and the length of the array."""
+        inputs = [tensor.as_tensor_variable(each) for each in (start, stop, length)]
+        return Apply(self, inputs, [tensor.lscalar(), tensor.lscalar(), tensor.lscalar()])
+
+    def perform(self, node, inputs, output_storage):
+        """Store the bounds and the number."""
+        for storage, result in zip(output_storage, bounds_of_rank(*map(int, inputs))):
+            storage[0] = np.asarray(result)
+
+    def infer_shape(self, node, shapes):
+        """Return empty shapes: the outputs have no axes."""
+        return [(), (), ()]
+
+    def connection_pattern(self, node):
+        """Return that numbers of rows have no gradients."""
+        return [[False] * 3 for _ in node.inputs]
 
 
 def row_numbers(*operands):

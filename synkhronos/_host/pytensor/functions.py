@@ -37,7 +37,7 @@ def compile_function(inputs, outputs, **kwargs):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The no_default_updates parameter", DeprecationWarning)
         function = compiling_deep(pytensor.function, computed)(inputs, outputs, **kwargs)
-    function.trust_input = True
+    function.trust_input = function.maker.is_of_synkhronos = True
     return function
 
 

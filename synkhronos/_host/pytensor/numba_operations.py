@@ -37,9 +37,13 @@ class AllReduce(graph.AllReduce):
 
 _OF_CLASSES = {
     each: type(each.__name__, (each,), {"__module__": __name__})
-    for each in (base_graph.RankWeight, rows.Rows, serial_random.WholeSize, serial_random.OwnRows)
+    for each in (
+        *(base_graph.RankWeight, serial_random.WholeSize, serial_random.OwnRows),
+        *(rows.Rows, rows.TotalRows, rows.RowsOfRank),
+    )
 }
-RankWeight, Rows, WholeSize, OwnRows = _OF_CLASSES.values()  # pickles find them by these names
+# Pickles find them by these names.
+RankWeight, WholeSize, OwnRows, Rows, TotalRows, RowsOfRank = _OF_CLASSES.values()
 
 
 def for_numba(op):
@@ -85,6 +89,28 @@ def _rows(op, node, **kwargs):
         "    return found\n"
     )
     return calling_python("numbers", source, numbers_of_rows)
+
+
+@register_funcify_and_cache_key(TotalRows)
+def _total_rows(op, node, **kwargs):
+    source = (
+        "def total(mine):\n"
+        "    with objmode(found='int64'):\n"
+        "        found = int(total_rows(int(mine)))\n"
+        "    return np.asarray(found)\n"
+    )
+    return calling_python("total", source, rows.total_rows)
+
+
+@register_funcify_and_cache_key(RowsOfRank)
+def _rows_of_rank(op, node, **kwargs):
+    source = (
+        "def bounds(start, stop, length):\n"
+        "    with objmode(found='int64[::1]'):\n"
+        "        found = bounds_of_rank(int(start), int(stop), int(length))\n"
+        "    return np.asarray(found[0]), np.asarray(found[1]), np.asarray(found[2])\n"
+    )
+    return calling_python("bounds", source, rows.bounds_of_rank)
 
 
 @register_funcify_and_cache_key(WholeSize)

@@ -20,7 +20,7 @@ def compile_function(inputs, outputs, **kwargs):
     computed = computed_by(outputs, **kwargs)
     kwargs["mode"] = mode_for(computed, kwargs.get("mode"))
     function = compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
-    function.trust_input = function.is_of_synkhronos = True
+    function.trust_input = function.maker.is_of_synkhronos = True
     return function
 
 

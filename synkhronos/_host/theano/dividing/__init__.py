@@ -1,17 +1,7 @@
-"""Divide serial functions over the ranks; the rules are in the modules beside `division`."""
+"""Divide serial functions over the ranks: rules of Theano's own operations, and `intercept`."""
 
-from synkhronos._host.theano.dividing import draws, elementwise, indices, networks, scans, shapes
-from synkhronos._host.theano.dividing.division import CannotDivide, divide
+from synkhronos._host.base.dividing import CannotDivide, divide
+from synkhronos._host.theano.dividing import draws, networks, operations
 from synkhronos._host.theano.dividing.intercepting import intercept
 
-__all__ = [
-    "CannotDivide",
-    "divide",
-    "draws",
-    "elementwise",
-    "indices",
-    "intercept",
-    "networks",
-    "scans",
-    "shapes",
-]
+__all__ = ["CannotDivide", "divide", "draws", "intercept", "networks", "operations"]

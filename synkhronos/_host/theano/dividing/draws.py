@@ -7,19 +7,17 @@ from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic, raw_random
 from theano.tensor.subtensor import Subtensor
 
-from synkhronos._host.theano.dividing.division import (
+from synkhronos._host.base.dividing.division import (
+    NOT_FOR_ROWS,
     ROWS,
     SHAPE,
     STREAM,
-    UNKNOWN,
     CannotDivide,
     Value,
     copied,
     ending,
     rule,
 )
-
-_NOT_FOR_ROWS = Value(None, UNKNOWN, reason="draws random numbers that are not for each row")
 
 
 @rule(raw_random.RandomFunction, mrg_uniform_base)
@@ -43,7 +41,7 @@ def _random(division, node):
         inputs[1] = division.same(shape)
     stream, numbers = division.apply(node, inputs)
     if not is_each_row:
-        return [stream._replace(kind=STREAM), _NOT_FOR_ROWS]
+        return [stream._replace(kind=STREAM), NOT_FOR_ROWS]
     return [
         stream._replace(kind=STREAM),
         numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact),

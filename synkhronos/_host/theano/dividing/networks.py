@@ -5,7 +5,7 @@ import copy
 from theano.tensor.nnet import abstract_conv, blocksparse, bn, conv, neighbours, nnet
 from theano.tensor.signal import pool
 
-from synkhronos._host.theano.dividing.division import (
+from synkhronos._host.base.dividing.division import (
     PART,
     ROWS,
     SAME,

@@ -4,18 +4,8 @@ import functools
 import operator
 
 import numpy as np
-from theano import scalar
-from theano.compile.mode import optdb
-from theano.compile.ops import Shape, Shape_i
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Constant, FunctionGraph, Query
-from theano.gof.graph import ancestors
-from theano.scan_module.scan_utils import equal_computations
-from theano.tensor import basic, opt
-from theano.tensor.elemwise import DimShuffle, Elemwise, Prod
-from theano.tensor.subtensor import Subtensor, get_idx_list
 
-from synkhronos._host.theano.dividing.division import (
+from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
     POSITIONS,
@@ -32,6 +22,37 @@ from synkhronos._host.theano.dividing.division import (
     rule,
     vector_length,
 )
+from synkhronos._host.base.dividing.library import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    FunctionGraph,
+    Join,
+    Prod,
+    Split,
+    integer_dtypes,
+    joined,
+    scalar,
+    simplify,
+    split_axis,
+)
+from synkhronos._host.base.library import (
+    Constant,
+    DimShuffle,
+    Elemwise,
+    MakeVector,
+    Reshape,
+    ScalarFromTensor,
+    Shape,
+    Shape_i,
+    SharedVariable,
+    Subtensor,
+    TensorFromScalar,
+    ancestors,
+    equal_computations,
+    indices_of,
+    tensor,
+)
 
 
 @rule(Shape)
@@ -42,7 +63,7 @@ def _shape(division, node):
     [mine] = division.apply(node, [value.variable])
     length, axis = division.length(value), value.axis
     items = [length.total if i == axis else mine.variable[i] for i in range(node.inputs[0].ndim)]
-    return [Value(mine.variable, SHAPE, axis, length.exact, opt.MakeVector("int64")(*items))]
+    return [Value(mine.variable, SHAPE, axis, length.exact, MakeVector("int64")(*items))]
 
 
 @rule(Shape_i)
@@ -61,7 +82,7 @@ def _any_value(division, node):
     return value.variable
 
 
-@rule(opt.MakeVector)
+@rule(MakeVector)
 def _make_vector(division, node):
     values = [division.of(each) for each in node.inputs]
     at = [i for i, value in enumerate(values) if value.kind == LENGTH]
@@ -71,7 +92,7 @@ def _make_vector(division, node):
     return [new._replace(kind=SHAPE, axis=at[0], exact=values[at[0]].exact)]
 
 
-@rule(basic.Reshape, knows_times=True)
+@rule(Reshape, knows_times=True)
 def _reshape(division, node):
     """Reshape rows that stay whole: as many items lie before their axis as did.
 
@@ -146,9 +167,9 @@ def _keep_whole(division, node, value, items, axis):
     if not value.exact:
         times = value.times[0] if value.times else 1
         n_rows = division.serial_rows() * times
-        items *= Shape_i(value.axis)(array) // basic.maximum(n_rows, 1)
+        items *= Shape_i(value.axis)(array) // tensor.maximum(n_rows, 1)
     new = _product([Shape_i(i)(result) for i in range(axis + 1, result.ndim)])
-    division.remainders.append(items % basic.maximum(new, 1))
+    division.remainders.append(items % tensor.maximum(new, 1))
 
 
 def _reshape_to_number(division, node, value, numbers):
@@ -156,7 +177,7 @@ def _reshape_to_number(division, node, value, numbers):
     division.require(numbers[0])
     shape = division.same(node.inputs[1])
     rest = [shape[i] for i in range(1, len(numbers))]
-    mine = opt.MakeVector("int64")(Shape_i(0)(value.variable), *rest)
+    mine = MakeVector("int64")(Shape_i(0)(value.variable), *rest)
     return division.apply(node, [value.variable, mine], ROWS, 0, True)
 
 
@@ -164,19 +185,19 @@ def _lengths(shape, ndim):
     """Return the items of a shape, as the graph says them if it does."""
     node = shape.owner
     if isinstance(shape, Constant):
-        return [basic.constant(each) for each in shape.data]
-    if node is not None and isinstance(node.op, opt.MakeVector):
+        return [tensor.constant(each) for each in shape.data]
+    if node is not None and isinstance(node.op, MakeVector):
         return list(node.inputs)
     if node is not None and isinstance(node.op, Shape):
         return [Shape_i(i)(node.inputs[0]) for i in range(ndim)]
     if node is not None and isinstance(getattr(node.op, "scalar_op", None), scalar.Cast):
         return _lengths(node.inputs[0], ndim)
-    if node is not None and isinstance(node.op, basic.Join) and number(node.inputs[0]) == 0:
-        parts = [(each, vector_length(each)) for each in node.inputs[1:]]
+    if node is not None and isinstance(node.op, Join) and number(joined(node)[0]) == 0:
+        parts = [(each, vector_length(each)) for each in joined(node)[1]]
         if all(length is not None for _, length in parts):
             return [item for each, length in parts for item in _lengths(each, length)]
     if node is not None and isinstance(node.op, Subtensor):
-        [index] = get_idx_list(node.inputs, node.op.idx_list)
+        [index] = indices_of(node)
         length = vector_length(node.inputs[0])
         bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
         bounds = [each if each is None else number(each) for each in bounds]
@@ -188,8 +209,8 @@ def _lengths(shape, ndim):
 
 def _n_items(vector):
     node = vector.owner
-    if node is not None and isinstance(node.op, basic.Join):
-        items = [vector_length(each) for each in node.inputs[1:]]
+    if node is not None and isinstance(node.op, Join):
+        items = [vector_length(each) for each in joined(node)[1]]
         return None if None in items else sum(items)
     return vector_length(vector)
 
@@ -199,8 +220,8 @@ def _length_of(array, axis):
     node = array.owner
     if node is not None and isinstance(node.op, DimShuffle):
         source = node.op.new_order[axis]
-        return basic.constant(1) if source == "x" else _length_of(node.inputs[0], source)
-    if node is not None and isinstance(node.op, basic.Alloc):
+        return tensor.constant(1) if source == "x" else _length_of(node.inputs[0], source)
+    if node is not None and isinstance(node.op, Alloc):
         return node.inputs[1 + axis]
     return Shape_i(axis)(array)
 
@@ -210,12 +231,12 @@ def _factors(length):
     node = length.owner
     if node is None:
         return [length]
-    if isinstance(node.op, (basic.TensorFromScalar, basic.ScalarFromTensor)):
+    if isinstance(node.op, (TensorFromScalar, ScalarFromTensor)):
         return _factors(node.inputs[0])
     is_product = isinstance(node.op, Elemwise)
     is_product = is_product and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Mul))
     # A float that is cast to a length loses what is behind its point.
-    if is_product and all(each.dtype in basic.integer_dtypes for each in node.inputs):
+    if is_product and all(each.dtype in integer_dtypes for each in node.inputs):
         return [factor for each in node.inputs for factor in _factors(each)]
     if isinstance(node.op, DimShuffle) and length.ndim == 0:
         return _factors(node.inputs[0])
@@ -226,7 +247,7 @@ def _factors(length):
         vector = node.inputs[0]
         return [f for each in _lengths(vector, vector_length(vector)) for f in _factors(each)]
     if isinstance(node.op, Subtensor) and length.ndim == 0:
-        vector, index = node.inputs[0], number(*get_idx_list(node.inputs, node.op.idx_list))
+        vector, index = node.inputs[0], number(*indices_of(node))
         n_items = _n_items(vector)
         if None not in (index, n_items) and -n_items <= index < n_items:
             item = _lengths(vector, n_items)[int(index)]
@@ -272,7 +293,7 @@ def _are_equal(lengths, others):
 
 
 def _product(lengths):
-    return functools.reduce(operator.mul, lengths, basic.constant(1, dtype="int64"))
+    return functools.reduce(operator.mul, lengths, tensor.constant(1, dtype="int64"))
 
 
 def _constant(length):
@@ -288,20 +309,18 @@ def _simplified(length):
     """Return a number by what Theano makes of its graph, up to the arrays that it measures."""
     nodes = [each.owner for each in ancestors([length]) if each.owner]
     measured = [node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))]
-    measured = [
-        each for each in measured if not isinstance(each.owner and each.owner.op, basic.Join)
-    ]
+    measured = [each for each in measured if not isinstance(each.owner and each.owner.op, Join)]
     inputs = list(dict.fromkeys(each for each in measured if not isinstance(each, Constant)))
     blocked = ancestors([length], blockers=inputs)
     leaves = [each for each in blocked if each.owner is None and not isinstance(each, Constant)]
     graph = FunctionGraph([*inputs, *(each for each in leaves if each not in inputs)], [length])
-    optdb.query(Query(["canonicalize", "ShapeOpt", "fast_compile"])).optimize(graph)
+    simplify(graph)
     return graph.outputs[0]
 
 
-@rule(basic.Alloc, basic.AllocEmpty)
+@rule(Alloc, AllocEmpty)
 def _alloc(division, node):
-    first = 1 if isinstance(node.op, basic.Alloc) else 0
+    first = 1 if isinstance(node.op, Alloc) else 0
     values = [division.of(each) for each in node.inputs]
     at = [i for i, value in enumerate(values[first:]) if value.kind == LENGTH]
     if any(value.kind == ROWS for value in values):
@@ -325,7 +344,7 @@ def _alloc_rows(division, node, values, at):
     return division.apply(node, new, ROWS, axis, filling.exact)
 
 
-@rule(basic.ARange)
+@rule(ARange)
 def _arange(division, node):
     start, stop, step = map(division.of, node.inputs)
     constants = [number(node.inputs[0]), number(node.inputs[2])]
@@ -336,17 +355,17 @@ def _arange(division, node):
     return division.unruled(node)
 
 
-@rule(basic.Join)
+@rule(Join)
 def _join(division, node):
-    axis, arrays = number(node.inputs[0]), node.inputs[1:]
+    axis, arrays = joined(node)
+    axis, before = number(axis), node.inputs[: -len(arrays)]
     values = [division.of(each) for each in arrays]
     kinds = {value.kind for value in values}
-    join = node.inputs[0]
     if SHAPE in kinds and kinds <= {SHAPE, SAME} and [v.kind for v in values].count(SHAPE) == 1:
         return [_join_shapes(division, node, values)]
     dtype = node.outputs[0].dtype
     if kinds == {PART} and all(keeps_sums(value.variable, dtype) for value in values):
-        return division.apply(node, [join, *(value.variable for value in values)], PART)
+        return division.apply(node, [*before, *(value.variable for value in values)], PART)
     if ROWS not in kinds:
         return division.unruled(node)
     axes = {value.axis for value in values}
@@ -355,25 +374,26 @@ def _join(division, node):
     if int(axis) % node.outputs[0].ndim in axes:
         division.refuse(node, "rows, one after the other")
     exact = any(value.exact for value in values)
-    return division.apply(node, [join, *(v.variable for v in values)], ROWS, axes.pop(), exact)
+    return division.apply(node, [*before, *(v.variable for v in values)], ROWS, axes.pop(), exact)
 
 
 def _join_shapes(division, node, values):
-    before = 0
-    for each, value in zip(node.inputs[1:], values):
+    before, (_, arrays) = 0, joined(node)
+    for each, value in zip(arrays, values):
         if value.kind == SHAPE:
             break
         length = vector_length(each)
         if length is None:
             division.refuse(node, "shapes of unknown length")
         before += length
-    [new] = of_length(division, node, [division.of(node.inputs[0]), *values])
+    axis = map(division.of, node.inputs[: -len(arrays)])
+    [new] = of_length(division, node, [*axis, *values])
     return new._replace(axis=before + value.axis, exact=value.exact)
 
 
-@rule(basic.Split)
+@rule(Split)
 def _split(division, node):
-    value, axis = division.of(node.inputs[0]), number(node.inputs[1])
+    value, axis = division.of(node.inputs[0]), number(split_axis(node))
     if value.kind not in (ROWS, PART):
         return division.unruled(node)
     if value.kind == ROWS and (axis is None or int(axis) % node.inputs[0].ndim == value.axis):

@@ -11,23 +11,32 @@ what is the same on all ranks, and can't take rows: then the function can't be d
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-from theano import gof, scalar
-from theano.compile.ops import Shape_i
-from theano.compile.pfunc import rebuild_collect_shared
-from theano.gof import Constant, Variable
-from theano.gof.graph import io_toposort
-from theano.scan_module.scan_op import Scan
-from theano.scan_module.scan_utils import equal_computations
-from theano.tensor import basic
-from theano.tensor.elemwise import CAReduce, Elemwise
-from theano.tensor.subtensor import Subtensor
 
-from synkhronos._arithmetic import partition
-from synkhronos._host.base.calls import rows_of_ranks
+from synkhronos._host.base.dividing.library import (
+    NotScalarConstantError,
+    all_reduce,
+    get_scalar_constant_value,
+    get_vector_length,
+    is_array_variable,
+    is_random_state,
+    lengths,
+    rebuild_collect_shared,
+    scalar,
+)
 from synkhronos._host.base.graph import RankOperation
-from synkhronos._host.base.rows import Rows
-from synkhronos._host.theano.graph import all_reduce
-from synkhronos._host.theano.variables import is_array_variable, is_random_state
+from synkhronos._host.base.library import (
+    CAReduce,
+    Constant,
+    Elemwise,
+    Scan,
+    Shape_i,
+    Subtensor,
+    Variable,
+    equal_computations,
+    io_toposort,
+    tensor,
+)
+from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
 from synkhronos._machine.deep_recursion import recurses_deep
 
 # The kinds of values that a variable has on the ranks.
@@ -91,61 +100,6 @@ class Divided(NamedTuple):
     draws: bool  # whether it computes with random states, updated or not
 
 
-class TotalRows(RankOperation):
-    """The number of rows of all ranks, where each rank has the number of its own."""
-
-    __props__ = ()
-
-    def make_node(self, mine):
-        """Return the node, for this rank's number of rows."""
-        return gof.Apply(self, [basic.as_tensor_variable(mine)], [basic.lscalar()])
-
-    def perform(self, node, inputs, output_storage):
-        """Store the number of all rows of the running call; outside of a call, all are here."""
-        counts, _ = rows_of_ranks()
-        n_rows = inputs[0] if counts is None else sum(counts)
-        output_storage[0][0] = np.asarray(n_rows, np.int64)
-
-    def infer_shape(self, node, shapes):
-        """Return an empty shape: it has no axes."""
-        return [()]
-
-    def connection_pattern(self, node):
-        """Return that a number of rows has no gradient."""
-        return [[False]]
-
-
-class RowsOfRank(RankOperation):
-    """The slice of an array that is this rank's part of a slice, and the number of all its rows."""
-
-    __props__ = ()
-
-    def make_node(self, start, stop, length):
-        """Return the node, for the bounds of the slice and the length of the array."""
-        inputs = [basic.as_tensor_variable(each) for each in (start, stop, length)]
-        return gof.Apply(self, inputs, [basic.lscalar(), basic.lscalar(), basic.lscalar()])
-
-    def perform(self, node, inputs, output_storage):
-        """Store the bounds of the running call's rank; outside of a call, those of the slice."""
-        start, stop, length = map(int, inputs)
-        start, stop, _ = slice(start, stop).indices(length)
-        n_rows = max(0, stop - start)
-        first, end = 0, n_rows
-        counts, rank = rows_of_ranks()
-        if counts is not None:
-            first, end = partition.share(n_rows, len(counts), rank)
-        for storage, result in zip(output_storage, (start + first, start + end, n_rows)):
-            storage[0] = np.asarray(result, np.int64)
-
-    def infer_shape(self, node, shapes):
-        """Return empty shapes: the outputs have no axes."""
-        return [(), (), ()]
-
-    def connection_pattern(self, node):
-        """Return that numbers of rows have no gradients."""
-        return [[False] * 3 for _ in node.inputs]
-
-
 @recurses_deep
 def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) -> Divided:
     """Divide a function, given by arguments of ``theano.function``; its updates become all updates.
@@ -189,11 +143,12 @@ def _axes_of_inputs(inputs, wanted, optional):
 
 
 def _as_array(variable):
-    return variable if is_array_variable(variable) else basic.constant(0)
+    return variable if is_array_variable(variable) else tensor.constant(0)
 
 
 def _may_have_rows(variable, axis):
-    return is_array_variable(variable) and variable.ndim > axis and not variable.broadcastable[axis]
+    # An array of a fixed length can't be scattered.
+    return is_array_variable(variable) and variable.ndim > axis and lengths(variable)[axis] is None
 
 
 def _divide(inputs, axes, wanted, n_outputs, targets):
@@ -218,6 +173,7 @@ def _divide(inputs, axes, wanted, n_outputs, targets):
         needed = needed | division.needed
 
 
+NOT_FOR_ROWS = Value(None, UNKNOWN, reason="draws random numbers that are not for each row")
 _HELD = Value(None, UNKNOWN, reason="uses a part of what operations compute together")
 
 
@@ -350,7 +306,7 @@ class Division:
         value = self.of(variable)
         if value.kind == PART:
             self.needed.add(self._before_scaling(variable))
-            whole = basic.cast(all_reduce(value.variable, "sum"), variable.dtype)
+            whole = tensor.cast(all_reduce(value.variable, "sum"), variable.dtype)
             value = self.values[variable] = Value(whole)
         if value.kind == SAME:
             return value.variable
@@ -405,7 +361,7 @@ class Division:
 
     def refuse_length(self, node, variable, axis):
         """Refuse a variable that is given with rows, and has any length along their axis but 1."""
-        if axis >= 0 and not variable.broadcastable[axis]:
+        if axis >= 0 and not variable.type.broadcastable[axis]:
             self.refuse(node, f"rows and {variable}, which has a fixed number of rows")
 
     def length(self, value):
@@ -418,7 +374,7 @@ class Division:
         elif value.times is None:
             total = TotalRows()(mine)
         else:
-            total = TotalRows()(mine // basic.maximum(value.times[1], 1))
+            total = TotalRows()(mine // tensor.maximum(value.times[1], 1))
         if exact and value.times is not None:
             total = total * value.times[1]
         return Value(mine, LENGTH, exact=exact, total=total, times=value.times)
@@ -473,7 +429,7 @@ class Division:
             if is_merged:
                 shape = [mine.shape[i] for i in range(mine.ndim)]
                 times = value.times[1]
-                shape[axis : axis + 1] = times, shape[axis] // basic.maximum(times, 1)
+                shape[axis : axis + 1] = times, shape[axis] // tensor.maximum(times, 1)
                 mine, axis = mine.reshape(shape), axis + 1
             axes = [axis, *(i for i in range(mine.ndim) if i != axis)]
             return (mine.dimshuffle(axes) if axis else mine, "gather"), axis, is_merged
@@ -498,7 +454,7 @@ def _loops_over(nodes):
     found = {}
     for node in nodes:
         if isinstance(node.op, Scan):
-            for each in node.inputs[1 : 1 + node.op.n_seqs]:
+            for each in node.op.outer_seqs(node.inputs):
                 while each is not None:
                     found[each] = node
                     is_slice = each.owner is not None and isinstance(each.owner.op, Subtensor)
@@ -631,14 +587,14 @@ def fits(dtype, within):
 def number(variable):
     """Return the number that a variable always is, if the graph says it, else None."""
     try:
-        return basic.get_scalar_constant_value(variable)
-    except basic.NotScalarConstantError:
+        return get_scalar_constant_value(variable)
+    except NotScalarConstantError:
         return None
 
 
 def vector_length(variable):
     """Return the length of a vector if the graph says it, else None."""
     try:
-        return basic.get_vector_length(variable)
+        return get_vector_length(variable)
     except ValueError:
         return None

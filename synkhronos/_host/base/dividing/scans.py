@@ -9,16 +9,8 @@ as long as no step says otherwise. Where a step needs the sum of all rows, the r
 """
 
 import numpy as np
-from theano import tensor
-from theano.compile.mode import get_mode
-from theano.compile.ops import Rebroadcast
-from theano.gof.graph import ancestors
-from theano.scan_module.scan_op import Scan
-from theano.tensor import basic, elemwise, subtensor
 
-from synkhronos._host.base.graph import AllReduce, has_inside
-from synkhronos._host.base.rewriting import IN_STEPS, Fuse, including
-from synkhronos._host.theano.dividing.division import (
+from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
     ROWS,
@@ -33,6 +25,17 @@ from synkhronos._host.theano.dividing.division import (
     number,
     rule,
 )
+from synkhronos._host.base.dividing.library import (
+    STEPS_REDUCE,
+    AllocEmpty,
+    IncSubtensor,
+    Retype,
+    loop_of,
+    of_type,
+    scan_like,
+)
+from synkhronos._host.base.graph import AllReduce, has_inside
+from synkhronos._host.base.library import DimShuffle, Scan, ancestors, tensor
 
 
 @rule(Scan, knows_times=True)
@@ -47,7 +50,7 @@ class _Loop:
     """A scan on the ranks: values of its inputs, and of the variables of its step."""
 
     def __init__(self, division, node):
-        self.outer, self.node, self.op = division, node, node.op
+        self.outer, self.node, self.op = division, node, loop_of(node.op)
         self.inner_of = self.op.var_mappings["inner_inp_from_outer_inp"]
         self.results_of = self.op.var_mappings["inner_out_from_outer_inp"]
         n_timed = 1 + self.op.n_seqs + self.op.n_outs
@@ -64,7 +67,7 @@ class _Loop:
         division.keep_equal(rows)
         rows.sort(key=lambda each: not division.of(each).exact)
         self.rows = division.of(rows[0]) if rows else None
-        self.total = basic.lscalar("n_rows")
+        self.total = tensor.lscalar("n_rows")
         self.needed = set()  # variables of a step that are reduced there
 
     def _value(self, place):
@@ -126,7 +129,7 @@ class _Loop:
             self.outer.refuse(self.node, f"rows that change their axis in {name}")
         if kinds == (PART, PART):
             dtype = np.promote_types(state.variable.dtype, result.variable.dtype).name
-            return Value(basic.cast(state.variable, dtype), PART)
+            return Value(tensor.cast(state.variable, dtype), PART)
         if state.kind == PART:
             return self._joined_whole(place, result)
         if kinds == (SAME, ROWS):
@@ -151,21 +154,23 @@ class _Loop:
             if not self.rows.exact or self.times is not None:
                 self.outer.refuse(self.node, "rows, to a fixed number of rows")
             self.outer.require(self.step.n_rows)
-        found, info = ancestors(results), dict(self.op.info)
+        found = ancestors(results)
         nodes = {each.owner for each in found if each.owner is not None}
         if any(isinstance(node.op, RowsOfRank) for node in nodes):
             self.outer.refuse(self.node, "minibatches that its steps slice")
-        if any(isinstance(node.op, AllReduce) or has_inside(node.op, AllReduce) for node in nodes):
-            if self.op.as_while:
-                what = "sums over all rows in each step, until a condition: give it n_steps"
-                self.outer.refuse(self.node, what)
-            mode = get_mode(info["mode"])
-            info.update(mode=including(mode, IN_STEPS, Fuse()), reduces_in_steps=True)
+        reduces = any(
+            isinstance(node.op, AllReduce) or has_inside(node.op, AllReduce) for node in nodes
+        )
+        if reduces and not STEPS_REDUCE:
+            self.outer.refuse(self.node, "sums over all rows in each step")
+        if reduces and self.op.as_while:
+            what = "sums over all rows in each step, until a condition: give it n_steps"
+            self.outer.refuse(self.node, what)
         inputs, mine = self.inputs, [self.values[i].variable for i in range(len(self.node.inputs))]
         if self.total in found:
             inputs = [*inputs, self.total]
             mine.append(self.outer.length(self.rows).total)
-        new = Scan(inputs, results, info).make_node(*mine).outputs
+        new = scan_like(self.node.op, inputs, results, reduces).make_node(*mine).outputs
         return [self._output(i, each) for i, each in enumerate(new)]
 
     def _results(self):
@@ -180,10 +185,8 @@ class _Loop:
             is_mine = value.kind in (ROWS, PART, STREAM)
             is_condition = self.op.as_while and each is self.op.outputs[-1]
             mine = value.variable if is_mine and not is_condition else self.step.same(each)
-            if i in types and mine.type != types[i] and hasattr(mine, "broadcastable"):
-                mine = tensor.patternbroadcast(
-                    basic.cast(mine, types[i].dtype), types[i].broadcastable
-                )
+            if i in types and mine.type != types[i] and hasattr(mine.type, "broadcastable"):
+                mine = of_type(mine, types[i])
             results.append(mine)
         return results
 
@@ -213,11 +216,11 @@ def _is_as(value, other):
 def _starts_with_zeros(variable):
     """Return whether all initial values of a state are 0, in memory for all steps."""
     node = variable.owner
-    if node is not None and isinstance(node.op, subtensor.IncSubtensor):
-        is_new = node.inputs[0].owner and isinstance(node.inputs[0].owner.op, basic.AllocEmpty)
+    if node is not None and isinstance(node.op, IncSubtensor):
+        is_new = node.inputs[0].owner and isinstance(node.inputs[0].owner.op, AllocEmpty)
         is_new = is_new and node.op.set_instead_of_inc and node.op.idx_list[0].start is None
         return bool(is_new) and _starts_with_zeros(node.inputs[1])
-    if node is not None and isinstance(node.op, (elemwise.DimShuffle, Rebroadcast)):
+    if node is not None and isinstance(node.op, (DimShuffle, Retype)):
         return _starts_with_zeros(node.inputs[0])
     kind = np.dtype(variable.dtype).kind
     return kind in "fciu" and variable.dtype != "float16" and number(variable) == 0

@@ -1,15 +1,6 @@
 """Rules of indexing: rows are selected from what all ranks have, and never by their number."""
 
-import theano
-from theano import scalar, tensor
-from theano.gof import Constant, Variable
-from theano.gof.graph import io_toposort
-from theano.scan_module.scan_utils import equal_computations
-from theano.tensor import subtensor
-from theano.tensor.sort import ArgSortOp, SortOp
-
-from synkhronos._host.base.rows import sliced_minibatch
-from synkhronos._host.theano.dividing.division import (
+from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
     POSITIONS,
@@ -18,16 +9,20 @@ from synkhronos._host.theano.dividing.division import (
     SHAPE,
     STREAM,
     Value,
-    copied,
-    ending,
     number,
     rule,
     vector_length,
 )
-from synkhronos._host.theano.graph import all_reduce
-from synkhronos._host.theano.variables import is_array_variable
+from synkhronos._host.base.dividing.library import (
+    IncSubtensor,
+    all_reduce,
+    is_array_variable,
+    scalar,
+)
+from synkhronos._host.base.library import Subtensor, Variable, indices_of, tensor
+from synkhronos._host.base.rows import sliced_minibatch
 
-_SELECT = "Select them before the call, or with synkhronos.function and its argument batch."
+SELECT = "Select them before the call, or with synkhronos.function and its argument batch."
 
 
 def _axis_after(division, node, axis):
@@ -36,11 +31,11 @@ def _axis_after(division, node, axis):
     if axis < len(indices) and indices[axis] != slice(None, None, None):
         if axis == 0 and node.outputs[0] in division.loops:
             division.refuse_steps(division.loops[node.outputs[0]])
-        division.refuse(node, "rows that are selected by their number", _SELECT)
+        division.refuse(node, "rows that are selected by their number", SELECT)
     return axis - sum(not isinstance(each, slice) for each in indices[:axis])
 
 
-@rule(subtensor.Subtensor)
+@rule(Subtensor)
 def _subtensor(division, node):
     value = division.of(node.inputs[0])
     if value.kind == SHAPE:
@@ -60,14 +55,14 @@ def _subtensor(division, node):
 
 def _bounds_of_minibatch(division, node):
     """Return the bounds of ``data[i * n : (i + 1) * n]``, for shared data and an input i."""
-    first, *others = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    first, *others = indices_of(node)
     bounds, _ = sliced_minibatch(node, set(division.inputs))
     is_plain = bounds and first.step is None and all(each == slice(None) for each in others)
     return bounds if is_plain else None
 
 
 def _subtensor_of_shape(division, node, value):
-    [index] = subtensor.get_idx_list(node.inputs, node.op.idx_list)
+    [index] = indices_of(node)
     bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
     numbers = [each if each is None else number(each) for each in bounds]
     numbers = [each if each is None else int(each) for each in numbers]
@@ -86,26 +81,26 @@ def _subtensor_of_shape(division, node, value):
     return [value._replace(variable=mine.variable, kind=kind, axis=axis, total=total.variable)]
 
 
-@rule(subtensor.IncSubtensor)
+@rule(IncSubtensor)
 def _inc_subtensor(division, node):
     x, y = map(division.of, node.inputs[:2])
     if y.kind == STREAM and x.kind == SAME:  # into the memory for the states of all steps
         new = [x.variable, y.variable, *map(division.same, node.inputs[2:])]
         return division.apply(node, new, STREAM)
     if ROWS not in (x.kind, y.kind):
-        return _add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
+        return add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
     if x.kind != ROWS:
         division.refuse(node, f"rows and {node.inputs[0]}, which has a fixed number of rows")
     axis = _axis_after(division, node, x.axis)
     n_ints = sum(not isinstance(each, slice) for each in node.op.idx_list)
     place = axis - (node.inputs[0].ndim - n_ints - node.inputs[1].ndim)
-    new = _placed(division, node, y, place)
+    new = placed(division, node, y, place)
     division.keep_equal(node.inputs[:2])
     rest = [division.same(each) for each in node.inputs[2:]]
     return division.apply(node, [x.variable, new, *rest], ROWS, x.axis, x.exact)
 
 
-def _placed(division, node, y, place):
+def placed(division, node, y, place):
     """Return what is written to an array with rows, if its own axis of rows is `place`."""
     new = division.given(node.inputs[1], ROWS)
     if y.kind != ROWS:
@@ -115,7 +110,7 @@ def _placed(division, node, y, place):
     return new
 
 
-def _add_to(division, node, x, y, is_linear):
+def add_to(division, node, x, y, is_linear):
     """Add parts, or values that are the same, to items of an array that has no rows."""
     if y.kind == PART and node.inputs[1].dtype == node.outputs[0].dtype:
         rest = [division.same(each) for each in node.inputs[2:]]
@@ -126,8 +121,8 @@ def _add_to(division, node, x, y, is_linear):
     return division.unruled(node)
 
 
-@rule(subtensor.AdvancedSubtensor1)
-def _take(division, node):
+def take(division, node):
+    """Take rows, or items along axis 0, by a vector of numbers."""
     x, indices = map(division.of, node.inputs)
     if x.kind == ROWS and x.axis > 0:
         rest = division.same(node.inputs[1])
@@ -143,8 +138,8 @@ def _take(division, node):
     return division.unruled(node)
 
 
-@rule(subtensor.AdvancedSubtensor)
-def _take_items(division, node):
+def take_items(division, node):
+    """Take items by arrays of numbers, one array for each of the first axes."""
     x, indices = division.of(node.inputs[0]), node.inputs[1:]
     values = [division.of(each) for each in indices]
     if {x.kind, *(value.kind for value in values)} <= {SAME, PART, LENGTH, SHAPE}:
@@ -155,41 +150,6 @@ def _take_items(division, node):
     whole = division.given(node.inputs[0], ROWS)
     exact = x.exact or any(value.exact for value in values)
     return division.apply(node, [whole, *new], ROWS, axis, exact)
-
-
-@ending(subtensor.AdvancedSubtensor)
-def _gradient_of_sort(node):
-    """Find the gradient of a sort: what was sorted by numbers is put back where it was."""
-    gradient, *indices = node.inputs
-    if len(indices) != gradient.ndim or not all(isinstance(each, Variable) for each in indices):
-        return None
-    sorts = [n for n in io_toposort([gradient], indices) if isinstance(n.op, ArgSortOp)]
-    first = [n.inputs[0].owner for n in sorts if n.inputs[0].owner in sorts]
-    if not first:
-        return None
-    (array, axis), op = first[-1].inputs, first[-1].op
-    given = [array, gradient]
-    if not isinstance(axis, Constant) or array.ndim != gradient.ndim:
-        return None
-    # The same by Theano itself.
-    with theano.change_flags(compute_test_value="off"):
-        expected, _ = SortOp(op.kind, op.order).grad([array, axis], [gradient])
-    if not equal_computations(node.outputs, [expected], given, given):
-        return None
-    others = [each for each in io_toposort(given, node.outputs) if each is not node]
-    return others, lambda division: _sort_back(division, node, given, int(axis.data))
-
-
-def _sort_back(division, node, given, axis):
-    """Sort rows back by their own numbers; None where they are sorted along their axis."""
-    values = [division.of(each) for each in given]
-    axes = {value.axis if value.kind == ROWS else None for value in values}
-    if len(axes) > 1 or axes & {None, axis % node.outputs[0].ndim}:
-        return None
-    division.keep_equal(given)
-    [new] = copied(node.outputs, {each: v.variable for each, v in zip(given, values)})
-    exact, times = any(value.exact for value in values), division.times_of(node, given)
-    return {node.outputs[0]: Value(new, ROWS, *axes, exact, times=times)}
 
 
 def _axis_of_indices(division, node, x, indices, values):
@@ -215,18 +175,18 @@ def _axis_of_indices(division, node, x, indices, values):
     return axis
 
 
-@rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)
-def _add_to_items(division, node):
+def add_to_items(division, node):
+    """Add to items, or set them, by arrays of numbers, one for each of the first axes."""
     x, y, *values = map(division.of, node.inputs)
     if ROWS not in {x.kind, y.kind, *(value.kind for value in values)}:
-        return _add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
+        return add_to(division, node, x, y, is_linear=not node.op.set_instead_of_inc)
     indices = node.inputs[2:]
     axis = _axis_of_indices(division, node, x, indices, values)
     division.keep_equal(node.inputs)
     new = [division.given(each, ROWS, POSITIONS) for each in indices]
     ndim = max(each.ndim for each in indices) + node.inputs[0].ndim - len(indices)
     place = axis - (ndim - node.inputs[1].ndim)
-    added = _placed(division, node, y, place)
+    added = placed(division, node, y, place)
     if x.kind == ROWS:
         return division.apply(node, [x.variable, added, *new], ROWS, 0, x.exact)
     if node.op.set_instead_of_inc:

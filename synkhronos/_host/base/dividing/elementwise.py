@@ -1,15 +1,8 @@
 """Rules of operations item by item, and over axes: which values are rows, which are parts."""
 
 import numpy as np
-from theano import scalar, tensor
-from theano.compile.ops import DeepCopyOp, Rebroadcast, Shape, Shape_i, ViewOp
-from theano.gof import Constant
-from theano.gof.graph import ancestors
-from theano.ifelse import IfElse
-from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
-from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
-from synkhronos._host.theano.dividing.division import (
+from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
     POSITIONS,
@@ -27,11 +20,42 @@ from synkhronos._host.theano.dividing.division import (
     rule,
     vector_length,
 )
-from synkhronos._host.theano.dividing.shapes import quotient
-from synkhronos._host.theano.graph import all_reduce
+from synkhronos._host.base.dividing.library import (
+    Argmax,
+    ArgSortOp,
+    Assert,
+    CpuContiguous,
+    CumOp,
+    IfElse,
+    Prod,
+    RepeatOp,
+    SortOp,
+    all_reduce,
+    as_row,
+    of_type,
+    scalar,
+)
+from synkhronos._host.base.dividing.shapes import quotient
+from synkhronos._host.base.library import (
+    CAReduce,
+    Constant,
+    DeepCopyOp,
+    DimShuffle,
+    Dot,
+    Elemwise,
+    MakeVector,
+    ScalarFromTensor,
+    Shape,
+    Shape_i,
+    Subtensor,
+    TensorFromScalar,
+    ViewOp,
+    ancestors,
+    tensor,
+)
 
 
-@rule(elemwise.Elemwise)
+@rule(Elemwise)
 def _elemwise(division, node):
     op, values = node.op.scalar_op, [division.of(each) for each in node.inputs]
     if isinstance(op, scalar.Second) and values[0].kind == PART:
@@ -100,7 +124,7 @@ def _divided_length(division, node, values):
     if factors is None:
         if values[0].exact or not number(divisor):
             return None
-        division.remainders.append(length // basic.maximum(division.serial_rows(), 1) % divisor)
+        division.remainders.append(length // tensor.maximum(division.serial_rows(), 1) % divisor)
     [new] = of_length(division, node, values)
     return new._replace(exact=factors is not None and _is_number_of_rows(division, factors))
 
@@ -146,14 +170,14 @@ def _is_safe_factor(variable):
     op, inputs = variable.owner.op, variable.owner.inputs
     if isinstance(op, (Shape, Shape_i)):
         return True
-    if isinstance(op, elemwise.Elemwise):
+    if isinstance(op, Elemwise):
         return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(
             map(_is_safe_factor, inputs)
         )
-    if isinstance(op, opt.MakeVector):
+    if isinstance(op, MakeVector):
         return all(map(_is_safe_factor, inputs))
-    is_same = isinstance(op, (elemwise.DimShuffle, elemwise.Prod, subtensor.Subtensor))
-    is_same = is_same or isinstance(op, (basic.TensorFromScalar, basic.ScalarFromTensor))
+    is_same = isinstance(op, (DimShuffle, Prod, Subtensor))
+    is_same = is_same or isinstance(op, (TensorFromScalar, ScalarFromTensor))
     return is_same and _is_safe_factor(inputs[0])
 
 
@@ -173,16 +197,14 @@ def _is_shape(node):
 @rule(
     ViewOp,
     DeepCopyOp,
-    Rebroadcast,
-    extra_ops.CpuContiguous,
-    opt.Assert,
-    basic.TensorFromScalar,
-    basic.ScalarFromTensor,
+    CpuContiguous,
+    Assert,
+    TensorFromScalar,
+    ScalarFromTensor,
 )
-def _first_as_it_is(division, node):
+def as_it_is(division, node):
+    """Pass the first input on."""
     value = division.of(node.inputs[0])
-    if isinstance(node.op, Rebroadcast) and node.op.axis.get(value.axis) and value.kind == ROWS:
-        division.refuse(node)
     rest = [division.given(each, ROWS, POSITIONS) for each in node.inputs[1:]]
     [new] = division.apply(node, [value.variable, *rest])
     total = None
@@ -227,13 +249,10 @@ def _alike(division, node, variables):
 def _of_one_type(serial, values):
     dtype = scalar.upcast(*(value.variable.dtype for value in values))
     pairs = zip(serial, values)
-    return [
-        tensor.patternbroadcast(tensor.cast(value.variable, dtype), each.broadcastable)
-        for each, value in pairs
-    ]
+    return [of_type(value.variable, each.type.clone(dtype=dtype)) for each, value in pairs]
 
 
-@rule(elemwise.DimShuffle)
+@rule(DimShuffle)
 def _dimshuffle(division, node):
     value, order = division.of(node.inputs[0]), node.op.new_order
     if value.kind == ROWS and value.axis in order:
@@ -244,7 +263,7 @@ def _dimshuffle(division, node):
     return division.unruled(node)
 
 
-@rule(elemwise.CAReduce)
+@rule(CAReduce)
 def _reduce(division, node):
     value, op = division.of(node.inputs[0]), node.op.scalar_op
     axes = range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
@@ -253,8 +272,6 @@ def _reduce(division, node):
         [new] = of_length(division, node, [value])
         exact = value.exact and vector_length(node.inputs[0]) == 1
         return [new._replace(kind=LENGTH, exact=exact)]
-    if isinstance(node.op, basic.Mean):
-        return division.unruled(node)
     if value.kind == PART and isinstance(op, scalar.Add):
         is_half = node.outputs[0].dtype in ("float16", "bool")
         if is_half or not keeps_sums(value.variable, _accumulator(node)):
@@ -314,7 +331,7 @@ def _add_up(division, node, value):
         return Value(whole)
     # As serially: a cast of its own may raise where this one does not, such as of NaN.
     narrow = type(node.op)(axis=[0], dtype=after, acc_dtype=within)
-    return Value(narrow(tensor.unbroadcast(tensor.shape_padleft(whole), 0)))
+    return Value(narrow(as_row(whole)))
 
 
 def _kind(dtype):
@@ -335,21 +352,22 @@ def _all_reduce(variable, how):
     return tensor.cast(all_reduce(tensor.cast(variable, "int8"), how), "bool")
 
 
-@rule(extra_ops.CumOp, extra_ops.DiffOp, extra_ops.RepeatOp, SortOp, ArgSortOp, TopKOp)
-def _along_an_axis(division, node):
+@rule(CumOp, RepeatOp, SortOp, ArgSortOp)
+def along_an_axis(division, node):
     """Accumulate, sort or repeat along another axis than that of the rows."""
-    value, is_sort = division.of(node.inputs[0]), isinstance(node.op, (SortOp, ArgSortOp))
+    value = division.of(node.inputs[0])
     if value.kind != ROWS:
         return division.unruled(node)
-    axis = number(node.inputs[1]) if is_sort else node.op.axis
+    axis = node.op.axis if hasattr(node.op, "axis") else number(node.inputs[1])
     if axis is None or int(axis) % node.inputs[0].ndim == value.axis:
         division.refuse(node, "rows of its inputs along their axis, where each depends on others")
     rest = [division.same(each) for each in node.inputs[1:]]
     return division.apply(node, [value.variable, *rest], ROWS, value.axis, value.exact)
 
 
-@rule(basic.MaxAndArgmax, basic.Argmax)
-def _argmax(division, node):
+@rule(Argmax)
+def argmax(division, node):
+    """Find the largest values, and where they are, but not the row that has one."""
     value = division.of(node.inputs[0])
     if value.kind != ROWS or len(node.inputs) > 1:
         return division.unruled(node)
@@ -366,9 +384,10 @@ def _argmax(division, node):
     return [Value(_all_reduce(new[0].variable, "max")), unknown]
 
 
-@rule(basic.Dot, blas.BatchedDot)
-def _dot(division, node):
-    (x, y), n_batch = map(division.of, node.inputs), int(isinstance(node.op, blas.BatchedDot))
+@rule(Dot)
+def dot(division, node, n_batch=0):
+    """Multiply matrices, `n_batch` axes of which go over pairs of them."""
+    x, y = map(division.of, node.inputs)
     x_ndim, y_ndim = (each.ndim for each in node.inputs)
     inner_x, inner_y = x_ndim - 1, n_batch if y_ndim == n_batch + 1 else y_ndim - 2
     kinds = x.kind, y.kind

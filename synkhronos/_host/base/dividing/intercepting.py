@@ -1,0 +1,101 @@
+"""Functions of the host library that tell of their calls, and of what they update in the master."""
+
+import contextvars
+import copyreg
+import functools
+import gc
+import sys
+from time import perf_counter
+
+from synkhronos._host.base.cells import tell
+from synkhronos._host.base.dividing.library import is_random_state, pickle_function
+from synkhronos._host.base.library import CompiledFunction, library
+
+_make = contextvars.ContextVar("synkhronos parallel", default=None)
+
+
+def make_instead(compile_function, arguments, *args, **kwargs):
+    """Return what the block makes of a call of a function that compiles, as serially elsewhere.
+
+    `arguments` is a function that returns what the block's function is given.
+    """
+    make = _make.get()
+    compile_serially = functools.partial(_compile_serially, compile_function, args, kwargs)
+    if make is None:  # after the block, or in another thread
+        return compile_serially()
+    return make(compile_serially, arguments())
+
+
+def begin(make):
+    """Let `make` make the functions of this context; return the token for `end`."""
+    for each in gc.get_objects():
+        if type(each) is CompiledFunction:
+            _let_tell(each)
+    return _make.set(make)
+
+
+end = _make.reset
+
+
+def is_called_inside(modules):
+    """Return whether the library's modules or this package have called what called this.
+
+    `modules` are those that lie between.
+    """
+    frame = sys._getframe(2)
+    while any(frame.f_globals is vars(module) for module in modules):
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__", "").split(".")[0]
+    return name in (library.__name__, "synkhronos")
+
+
+def _compile_serially(compile_function, args, kwargs, note=None):
+    function = compile_function(*args, **kwargs)
+    _let_tell(function)
+    if note is not None:
+        function.maker.synkhronos_note = note
+        function.__class__ = _Telling
+    return function
+
+
+def _let_tell(function):
+    """Let a function tell of what it updates, but for those that this package has compiled."""
+    if getattr(function.maker, "is_of_synkhronos", False):
+        return
+    updated = [
+        each.variable
+        for each in function.maker.inputs
+        if each.shared and each.update is not None and not is_random_state(each.variable)
+    ]
+    if updated:
+        function.maker.synkhronos_updated = updated
+        function.__class__ = _Telling
+
+
+class _Telling(CompiledFunction):
+    """A function that tells of its calls, and of what it updates in the master.
+
+    Its maker says what: PyTensor's functions have no room for other attributes.
+    """
+
+    __slots__ = ()
+
+    def copy(self, *args, **kwargs):
+        """Return a copy, as the library does, that tells of what it updates."""
+        function = super().copy(*args, **kwargs)
+        _let_tell(function)
+        return function
+
+    def __call__(self, *args, **kwargs):
+        begin = perf_counter()
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:  # one that raises may have written to the values of variables
+            for variable in getattr(self.maker, "synkhronos_updated", ()):
+                tell(variable)
+            note = getattr(self.maker, "synkhronos_note", None)
+            if note is not None:
+                note(perf_counter() - begin)
+
+
+copyreg.pickle(_Telling, pickle_function)

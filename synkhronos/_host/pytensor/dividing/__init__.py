@@ -1,0 +1,7 @@
+"""Divide serial functions over the ranks: rules of PyTensor's own operations, and `intercept`."""
+
+from synkhronos._host.base.dividing import CannotDivide, divide
+from synkhronos._host.pytensor.dividing import operations
+from synkhronos._host.pytensor.dividing.intercepting import intercept
+
+__all__ = ["CannotDivide", "divide", "intercept", "operations"]

@@ -1,0 +1,66 @@
+"""Make something else of the calls of ``pytensor.function`` in a with block, also inside libraries.
+
+    pytensor.function(...) ──▶ the function that the block was given ──▶ any callable
+
+Libraries keep ``pytensor.function`` under names of their own, so its code is replaced, not its
+name. Calls from PyTensor's modules (``eval``) and from this package go on as before, and so do
+those of other threads.
+"""
+
+import contextlib
+import inspect
+import types
+
+import pytensor
+from pytensor.compile import maker
+
+from synkhronos._host.base.dividing import intercepting
+
+_PARAMETERS = inspect.signature(pytensor.function)
+_compile = types.FunctionType(
+    pytensor.function.__code__, vars(maker), "function", pytensor.function.__defaults__
+)
+
+
+def _forward(*args, **kwargs):
+    return synkhronos_intercepted(*args, **kwargs)  # noqa: F821 - a name in PyTensor's module
+
+
+@contextlib.contextmanager
+def intercept(make):
+    """Call ``make(compile_serially, arguments)`` for each ``pytensor.function`` in a with block.
+
+    `arguments` are those of ``theano.function``, by name; ``compile_serially(note)`` compiles them
+    as PyTensor does; if ``note(seconds)`` is given, it is called after each call of the function.
+    Such functions, and those that the script has compiled before, tell of the shared variables
+    that they update.
+    """
+    token = intercepting.begin(make)
+    maker.synkhronos_intercepted = _intercepted
+    pytensor.function.__signature__ = _PARAMETERS
+    pytensor.function.__code__ = _forward.__code__
+    try:
+        yield
+    finally:
+        intercepting.end(token)
+
+
+def _intercepted(*args, **kwargs):
+    if intercepting.is_called_inside([maker]):
+        return _compile(*args, **kwargs)
+    return intercepting.make_instead(_compile, lambda: _arguments(args, kwargs), *args, **kwargs)
+
+
+def _arguments(args, kwargs):
+    """Return the arguments under the names that Theano's have."""
+    bound = _PARAMETERS.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    no_default_updates = bool(arguments.pop("no_default_updates"))
+    params = arguments.pop("inputs")
+    return {
+        **arguments,
+        "params": params,
+        "no_default_updates": no_default_updates,
+        "output_keys": None,
+    }

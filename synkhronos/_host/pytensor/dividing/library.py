@@ -1,0 +1,145 @@
+"""PyTensor for `_host/base/dividing`: its classes and functions, under names Theano's have too."""
+
+from dataclasses import replace
+from typing import Any, Dict, List, NamedTuple
+
+from pytensor import scalar, tensor
+from pytensor.compile.executor import _pickle_Function as pickle_function
+from pytensor.compile.mode import optdb
+from pytensor.compile.rebuild import rebuild_collect_shared
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.ifelse import IfElse
+from pytensor.raise_op import CheckAndRaise as Assert
+from pytensor.scan.op import Scan
+from pytensor.tensor import get_vector_length
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Join,
+    Split,
+)
+from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.extra_ops import CpuContiguous, CumOp
+from pytensor.tensor.extra_ops import Repeat as RepeatOp
+from pytensor.tensor.math import Argmax, Prod
+from pytensor.tensor.shape import SpecifyShape as Retype  # it says which lengths an array has
+from pytensor.tensor.sort import ArgSortOp, SortOp
+from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.type import integer_dtypes
+
+from synkhronos._host.pytensor.graph import all_reduce
+from synkhronos._host.pytensor.variables import is_array_variable, is_random_state, lengths
+
+__all__ = [
+    "STEPS_REDUCE",
+    "ARange",
+    "Alloc",
+    "AllocEmpty",
+    "ArgSortOp",
+    "Argmax",
+    "Assert",
+    "CpuContiguous",
+    "CumOp",
+    "FunctionGraph",
+    "IfElse",
+    "IncSubtensor",
+    "Join",
+    "NotScalarConstantError",
+    "Prod",
+    "RepeatOp",
+    "Retype",
+    "SortOp",
+    "Split",
+    "all_reduce",
+    "as_row",
+    "get_scalar_constant_value",
+    "get_vector_length",
+    "integer_dtypes",
+    "is_array_variable",
+    "is_random_state",
+    "joined",
+    "lengths",
+    "loop_of",
+    "of_type",
+    "pickle_function",
+    "rebuild_collect_shared",
+    "scalar",
+    "scan_like",
+    "simplify",
+    "split_axis",
+]
+
+STEPS_REDUCE = False  # whether ranks may reduce in a step of a scan
+
+
+def as_row(x):
+    """Return an array as the only row of one that may have any number of rows."""
+    return tensor.shape_padleft(x)
+
+
+def joined(node):
+    """Return the axis of a Join, a number, and its arrays."""
+    return node.op.axis, node.inputs
+
+
+def split_axis(node):
+    """Return the axis of a Split."""
+    return node.op.axis if hasattr(node.op, "axis") else node.inputs[1]
+
+
+def of_type(expression, kind):
+    """Return an expression as a variable of a type: cast, and with its fixed lengths."""
+    return kind.filter_variable(tensor.cast(expression, kind.dtype))
+
+
+def simplify(graph):
+    """Simplify a FunctionGraph of lengths."""
+    query = RewriteDatabaseQuery(include=["canonicalize", "ShapeOpt", "fast_compile"])
+    optdb.query(query).rewrite(graph)
+
+
+class Loop(NamedTuple):
+    """What a scan does, under the names that Theano's has."""
+
+    name: str
+    inputs: List[Any]
+    outputs: List[Any]
+    n_seqs: int
+    n_outs: int  # of states that are kept for several steps
+    n_shared_outs: int
+    as_while: bool
+    var_mappings: Dict[str, Any]
+
+
+def loop_of(op):
+    """Return what a scan does."""
+    info = op.info
+    step = op.fgraph.unfreeze()
+    return Loop(
+        op.name or "scan",
+        step.inputs,
+        step.outputs,
+        info.n_seqs,
+        info.n_mit_mot + info.n_mit_sot + info.n_sit_sot,
+        info.n_untraced_sit_sot,
+        info.as_while,
+        op.get_oinp_iinp_iout_oout_mappings(),
+    )
+
+
+def scan_like(op, inputs, outputs, reduces):
+    """Return a scan with another graph of its step, and perhaps with more inputs at the end."""
+    more = len(inputs) - op.info.n_inner_inputs
+    return Scan(
+        inputs,
+        outputs,
+        replace(op.info, n_non_seqs=op.info.n_non_seqs + more),
+        mode=op.mode,
+        truncate_gradient=op.truncate_gradient,
+        name=op.name,
+        allow_gc=op.allow_gc,
+        strict=op.strict,
+    )
