@@ -145,7 +145,8 @@ def without_folder(name) -> str:
 def line_of_user():
     """Return the file, the line and the module's name of the user's call into the package."""
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("synkhronos."):
+    inside = ("synkhronos.", "theano.", "pytensor.")
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
 

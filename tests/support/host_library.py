@@ -52,9 +52,6 @@ OF_PYTENSOR = ["docs/pytensor.rst", "docs/pymc.rst"]
 
 # Parts of the names of tests, and the reasons why they can't run on PyTensor.
 LEFT_OUT = {
-    "calls/test_parallel.py": "synk.parallel divides the graphs of Theano only",
-    "calls/test_parallel_report.py": "synk.parallel divides the graphs of Theano only",
-    "calls/test_parallel_scans.py": "synk.parallel divides the graphs of Theano only",
     "collectives/test_overlapping.py": "reductions between machines overlap on Theano alone",
     "test_lending.py::test_what_outlives_a_call_is_not_lent": "products into shared memory",
     "test_lending.py::test_arrays_that_change_their_shapes": "products into shared memory",

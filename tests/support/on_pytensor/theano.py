@@ -22,9 +22,12 @@ from pytensor.gradient import grad, pushforward
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
 from pytensor.link.c.type import generic
 from pytensor.link.vm import VMLinker
 from pytensor.raise_op import Assert
+from pytensor.scan.op import Scan
+from pytensor.scan.utils import until
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.type import random_generator_type
 from pytensor.tensor.special import log_softmax, softmax
@@ -204,13 +207,14 @@ _module(
     "tensor.nnet.bn",
     batch_normalization_train=lambda *args, **kwargs: _skip("theano.tensor.nnet.bn"),
 )
+_module("tensor.nnet.conv", conv2d=lambda *args, **kwargs: _skip("conv2d"))
 _module("tensor.nnet.abstract_conv", get_conv_output_shape=lambda *args: _skip("conv2d"))
 _module("tensor.signal")
 _module("tensor.signal.pool", pool_2d=lambda *args, **kwargs: _skip("pool_2d"))
 _module("tensor.elemwise", inner=pt.elemwise)
 _module("tensor.extra_ops", inner=pt.extra_ops)
 _module("sandbox")
-_module("sandbox.rng_mrg", MRG_RandomStreams=MRG_RandomStreams)
+_module("sandbox.rng_mrg", MRG_RandomStreams=MRG_RandomStreams, mrg_uniform=None)
 _module("sparse", inner=pytensor.sparse)
 _module("scalar", inner=ps)
 _module("ifelse", ifelse=pytensor.ifelse)
@@ -220,8 +224,13 @@ _module("configparser", change_flags=change_flags)
 _module("compile", inner=pytensor.compile)
 _module("compile.mode", inner=mode)
 _module("compile.ops", inner=pytensor.compile.ops)
+_module("compile.pfunc", pfunc=lambda *args, **kwargs: _skip("pfunc"))
 _module("compile.nanguardmode", inner=pytensor.compile.debug.nanguardmode)
 _module("compile.function_module", Function=executor.Function, FunctionMaker=maker.FunctionMaker)
 _module("gof", generic=generic, Op=Op, Apply=Apply, Constant=Constant, Variable=Variable)
 _module("gof.op", Op=Op)
+_module("gof.graph", ancestors=lambda variables: list(ancestors(variables)))
+_module("scan_module")
+_module("scan_module.scan_op", Scan=Scan)
+_module("scan_module.scan_utils", until=until)
 _module("gof.vm", VM_Linker=VMLinker)

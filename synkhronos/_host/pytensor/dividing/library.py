@@ -9,7 +9,6 @@ from pytensor.compile.mode import optdb
 from pytensor.compile.rebuild import rebuild_collect_shared
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.ifelse import IfElse
 from pytensor.raise_op import CheckAndRaise as Assert
 from pytensor.scan.op import Scan
 from pytensor.tensor import get_vector_length
@@ -32,6 +31,11 @@ from pytensor.tensor.type import integer_dtypes
 
 from synkhronos._host.pytensor.graph import all_reduce
 from synkhronos._host.pytensor.variables import is_array_variable, is_random_state, lengths
+
+try:
+    from pytensor.conditional.op import IfElse
+except ImportError:  # PyTensor 3.2 and older
+    from pytensor.ifelse import IfElse
 
 __all__ = [
     "STEPS_REDUCE",
