@@ -11,10 +11,14 @@ ready := .venv/.ready
 # the one with which it is made.
 export PYTENSOR_PYTHON
 its_version := -c 'import sys; print(sys.version)'
-py_pytensor := .venv-pytensor/bin/python
-ready_pytensor := .venv-pytensor/.ready
+# PYTENSOR=3.1 and PYMC=6.1 name minor versions: each choice has an environment of its own.
+PYTENSOR ?=
+PYMC ?=
+venv_pytensor := .venv-pytensor$(PYTENSOR:%=-%)$(PYMC:%=-pymc-%)
+py_pytensor := $(venv_pytensor)/bin/python
+ready_pytensor := $(venv_pytensor)/.ready
 # Compiled functions stay there, so a second run is faster.
-on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-pytensor/compiled SYNKHRONOS_HOST=pytensor
+on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/$(venv_pytensor)/compiled SYNKHRONOS_HOST=pytensor
 
 samplers := $(patsubst %,tests/likelihood/test_%.py,nutpie jax bambi second_derivatives bench_pymc pymc_demo)
 
@@ -47,9 +51,9 @@ bench: venv ## run a benchmark of tests/benchmarks (BENCH="collectives --sizes 1
 test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
-test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor, with Python 3.12 to 3.14
+test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor (PYTENSOR=3.1 PYMC=6.1 PYTENSOR_PYTHON=python3.12)
 	@test -z "$$PYTENSOR_PYTHON" || test "$$("$$PYTENSOR_PYTHON" $(its_version))" = "$$($(py_pytensor) $(its_version))" \
-	|| { echo ".venv-pytensor has another Python than $$PYTENSOR_PYTHON: remove it first" >&2; exit 1; }
+	|| { echo "$(venv_pytensor) has another Python than $$PYTENSOR_PYTHON: remove it first" >&2; exit 1; }
 	$(on_pytensor) $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 test-numba: $(ready_pytensor) ## run those that need PyTensor's default mode, which compiles for seconds
@@ -64,8 +68,8 @@ test-samplers: .venv-samplers/.ready ## run those that need nutpie, JAX, bambi o
 	@touch $@
 
 $(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor
-	test -x $(py_pytensor) || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-pytensor; }
-	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]'
+	test -x $(py_pytensor) || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv $(venv_pytensor); }
+	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]' $(PYTENSOR:%='pytensor==%.*') $(PYMC:%='pymc==%.*')
 	@touch $@
 
 # The environment first: without a Python for PyTensor it fails before the tests, which take long.
@@ -94,4 +98,4 @@ clean: ## remove what was built, but for environments
 	find . -path './.venv*' -prune -o -name __pycache__ -exec rm -rf {} +
 
 distclean: clean ## remove the environments too
-	rm -rf .venv .venv-pytensor .venv-samplers
+	rm -rf .venv .venv-pytensor* .venv-samplers

@@ -10,7 +10,8 @@ import sys
 THEANO = ((3, 8), (3, 11))
 PYTENSOR = ((3, 12), (3, 14))
 
-# Of PyTensor: it changes what Synkhronos calls in minor ones. The tests ran with 3.3.
+# Of PyTensor: it changes what Synkhronos calls in minor ones. `make test-pytensor PYTENSOR=3.1` tests
+# with one of them.
 RELEASES = ((3, 1), (3, 3))
 
 
@@ -44,6 +45,18 @@ def after(versions):
 
 # The requirement of pip for PyTensor.
 REQUIREMENT = f"pytensor>={numbers(RELEASES[0])},<{after(RELEASES)}"
+
+
+def advice_of_release(version):
+    """Return what to install in place of another release of PyTensor; "" for those that are known.
+
+    >>> print(advice_of_release("2.38.1"))
+    Synkhronos needs PyTensor 3.1 to 3.3, and this is 2.38.1: pip install 'pytensor>=3.1,<3.4'
+    """
+    if RELEASES[0] <= tuple(int(each) for each in version.split(".")[:2]) <= RELEASES[1]:
+        return ""
+    needed = f"Synkhronos needs PyTensor {span(RELEASES)}, and this is {version}"
+    return f"{needed}: pip install '{REQUIREMENT}'"
 
 
 def install(extra):

@@ -640,6 +640,14 @@ def test_slices_that_have_no_rule_stay_theanos(ranks):
     assert [float(each) for each in f(1, 2)] == [3, 9] and g(3) == 3
 
 
+def test_outputs_by_name(ranks):
+    x, a = T.dmatrix("x"), T.dscalar("a")
+    with synk.parallel():
+        f = theano.function([x, a], {"total": (x * a).sum(), "a": a})
+    results = f(np.arange(15.0).reshape(5, 3), 2)
+    assert {name: float(each) for name, each in results.items()} == {"a": 2, "total": 210}
+
+
 def test_the_ways_of_outputs_and_inputs(ranks):
     x, a, weights = T.dmatrix("x"), T.dscalar("a"), T.dvector("weights")
     total, rows = (x * a).sum(), x.dot(weights)
@@ -649,16 +657,14 @@ def test_the_ways_of_outputs_and_inputs(ranks):
             theano.function([a, x], [total]),
             theano.function([x, theano.In(a)], theano.Out(total, borrow=True)),
             theano.function([x, a], (total,)),
-            theano.function([x, a], {"total": total, "a": a}),
             theano.function([x, a, weights], [rows, total]),
             theano.function([x, a], None, updates=[], on_unused_input="ignore"),
         ]
     value = np.arange(15.0).reshape(5, 3)
-    one, listed, out, of_tuple, keyed, several, nothing = functions
+    one, listed, out, of_tuple, several, nothing = functions
     assert one(value, 2) == 210 and one(a=2, x=value.tolist()) == 210 and one(value, a=2) == 210
     assert [float(each) for each in listed(2, value)] == [210]
     assert out(value, 2) == 210 and of_tuple(value, 2) == [210]
-    assert {name: float(each) for name, each in keyed(value, 2).items()} == {"a": 2, "total": 210}
     joined, added = several(value, 2, [1, 0, 0])  # not as many weights as rows
     np.testing.assert_array_equal(joined, value[:, 0])
     assert added == 210 and several._theano is None
@@ -1006,6 +1012,15 @@ def test_errors_are_serial_theanos_and_no_update_is_applied(ranks, row):
         calls.set_value(0)
 
 
+@pytest.mark.layouts(Layout(2))
+def test_the_exceptions_of_a_mode(ranks):
+    x = T.dvector("x")
+    with synk.parallel(check=False):
+        f = theano.function([x], T.log(x).sum(), mode=NanGuardMode(True, True, True))
+    with pytest.raises(AssertionError, match="NanGuardMode"):
+        f([1, 2, 3, -1])
+
+
 @pytest.mark.layouts(Layout(2), Layout(2, master=1))
 def test_exceptions_have_the_class_that_serial_theano_raises(ranks):
     x = T.dvector("x")
@@ -1023,11 +1038,8 @@ def test_exceptions_have_the_class_that_serial_theano_raises(ranks):
     with synk.parallel(check=False):
         f = theano.function([x], T.opt.Assert("not positive")(x, T.all(x > 0)).sum())
         g = theano.function([x], Limited(Local)(x.max()))
-        h = theano.function([x], T.log(x).sum(), mode=NanGuardMode(True, True, True))
     with pytest.raises(AssertionError, match="not positive"):
         f([1, 2, 3, -1])
-    with pytest.raises(AssertionError, match="NanGuardMode"):
-        h([1, 2, 3, -1])
     # A class that can't be pickled is known where the master's own part has raised.
     with pytest.raises((Local, synk.WorkerError), match="too large"):
         g([1, 2, 3, 9])
@@ -1086,7 +1098,8 @@ def test_functions_that_were_compiled_before_the_block_tell_other_ranks(ranks, i
         step()
         for _ in range(2):
             assert f(np.ones((4, 3))).tolist() == [value] * 4
-    assert "add" in theano.printing.debugprint(pickle.loads(pickle.dumps(before)), file="str")
+    printed = theano.printing.debugprint(pickle.loads(pickle.dumps(before)), file="str")
+    assert "add" in printed.lower()
     own(np.ones((6, 3)))  # a rank's own values are left alone
     assert synk.gather(v, nd_up=1).tolist() == [[19] * 3] * 2
 

@@ -1,5 +1,6 @@
 """Operations in code that numba compiles, and that a second process reads from disk."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -13,7 +14,6 @@ import pytensor.tensor as pt
 from support.layouts import Layout
 
 import synkhronos as synk
-from synkhronos import porting
 from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2)]
@@ -118,7 +118,22 @@ def test_a_scan_that_reduces_is_refused(ranks):
         synk.function([x], (doubled, "gather"))
 
 
-def test_parallel_is_refused_before_it_forks(monkeypatch):
-    monkeypatch.setattr(porting, "fork", pytest.fail)
-    with pytest.raises(NotImplementedError, match=r"write synk\.fork"), synk.parallel(2):
-        pass
+@MODES
+@pytest.mark.slow("numba compiles")
+def test_functions_in_blocks_of_parallel(ranks, mode):
+    i, size = pt.lscalar("i"), 4
+    own, expected = pytensor.shared(X, "rows"), []
+    for block in (contextlib.nullcontext(), synk.parallel()):
+        inputs, [w, b], loss = regression()
+        x, y = inputs
+        updates = [(w, w - 0.1 * pytensor.grad(loss, w)), (b, b + y.mean())]
+        sliced = own[i * size : (i + 1) * size]
+        with block:
+            step = pytensor.function(inputs, [loss, x.dot(w)], updates=updates, mode=mode)
+            total = pytensor.function([i], [(sliced**2).mean(), sliced.sum(axis=1)], mode=mode)
+        found = [*step(X, Y), *step(X[:4], Y[:4]), *total(1), w.get_value(), b.get_value()]
+        expected = expected or found
+    for result, serial in zip(found, expected):
+        np.testing.assert_allclose(result, serial, rtol=1e-10)
+    told = synk.parallel_report().functions[-2:]
+    assert [each.calls_on_ranks for each in told] == [2, 1]

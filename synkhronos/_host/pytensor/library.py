@@ -59,9 +59,16 @@ def tensor_type(dtype, fixed_axes):
     return TensorType(dtype, shape=tuple(1 if is_fixed else None for is_fixed in fixed_axes))
 
 
-def ancestors(variables):
-    """Return variables and all that they are computed from, as written, from left to right."""
-    return list(walk(variables, lambda each: each.owner and each.owner.inputs, bfs=True))
+def ancestors(variables, blockers=()):
+    """Return variables and all that they are computed from, as written, from left to right.
+
+    What `blockers` are computed from is left out.
+    """
+
+    def before(each):
+        return each.owner and each not in blockers and each.owner.inputs
+
+    return list(walk(variables, before, bfs=True))
 
 
 def inner_outputs(op):

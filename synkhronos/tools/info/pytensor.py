@@ -49,10 +49,9 @@ def check_pytensor(facts: dict, error: str) -> Check:
     if "pytensor" not in facts:
         return not_imported("PyTensor", INSTALL, error)
     found = f"{facts['pytensor']} ({facts['path']})"
-    version = tuple(int(each) for each in facts["pytensor"].split(".")[:2])
-    oldest, newest = pythons.RELEASES
-    if not oldest <= version <= newest:
-        return Check("PyTensor", BROKEN, found, INSTALL, essential=True)
+    advice = pythons.advice_of_release(facts["pytensor"])
+    if advice:
+        return Check("PyTensor", BROKEN, found, advice, essential=True)
     linker, mode = facts["linker"], facts["mode"]
     if mode == "Mode" or linker in REFUSED:
         mode = {**MODES, **REFUSED}.get(linker, mode)

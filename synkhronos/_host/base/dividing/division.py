@@ -8,6 +8,7 @@ operation. A part is reduced where an operation needs its value. An operation wi
 what is the same on all ranks, and can't take rows: then the function can't be divided.
 """
 
+import itertools
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -48,6 +49,8 @@ SHAPE = "shape"  # a vector, with a length at one position and else the same
 POSITIONS = "positions"  # the numbers of the rank's rows, from 0 on each rank
 STREAM = "stream"  # a random state
 UNKNOWN = "unknown"  # no rule says; only an error if something needs it
+
+MANY = 4  # vectors among the inputs: with more, all of them have rows, or none
 
 _INSTEAD = (
     "Make it with synkhronos.function, with modes and reductions of your choice, or compute in a "
@@ -124,8 +127,8 @@ def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) ->
 def _axes_of_inputs(inputs, wanted, optional):
     """Return the ways to choose an axis of rows, or None, for each input: those to try, in order.
 
-    A vector beside matrices may hold something else than an item for each row, such as weights, and
-    so may an input with a value.
+    A vector may hold something else than an item for each row, such as weights, and so may an input
+    with a value.
     Scans go over axis 0, the time, of arrays that have their rows on axis 1.
     """
     nodes = io_toposort(inputs, wanted)
@@ -134,11 +137,11 @@ def _axes_of_inputs(inputs, wanted, optional):
     for first in first_of_matrices:
         axes = [first if each.ndim > 1 else 0 for each in map(_as_array, inputs)]
         axes = [a if _may_have_rows(each, a) else None for each, a in zip(inputs, axes)]
-        matrices = [None if _as_array(each).ndim < 2 else a for each, a in zip(inputs, axes)]
-        required = [None if i in optional else a for i, a in enumerate(axes)]
-        ways += (
-            [required, axes, matrices] if any(a is not None for a in matrices) else [required, axes]
-        )
+        ways.append([None if i in optional else a for i, a in enumerate(axes)])
+        vectors = [i for i, a in enumerate(axes) if a is not None and inputs[i].ndim == 1]
+        some = range(len(vectors) + 1) if len(vectors) <= MANY else (0, len(vectors))
+        for without in (each for n in some for each in itertools.combinations(vectors, n)):
+            ways.append([None if i in without else a for i, a in enumerate(axes)])
     return dict.fromkeys(map(tuple, ways))
 
 

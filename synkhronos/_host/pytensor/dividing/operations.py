@@ -1,11 +1,16 @@
 """Rules of operations that PyTensor alone has."""
 
+import functools
+import operator
+
+from pytensor import tensor
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Variable
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
@@ -34,6 +39,24 @@ _WHOLE = slice(None)
 def _graph_inside(division, node):
     """Divide the graph inside of an operation, which is put in its place."""
     return division.expand(node, inline_ofg_node)
+
+
+@rule(JoinDims, SplitDims)
+def _joined_or_split_axes(division, node):
+    return division.expand(node, _reshaped)
+
+
+def _reshaped(node):
+    """Return a Reshape that does the same."""
+    array, *shape = node.inputs
+    lengths = [array.shape[i] for i in range(array.ndim)]
+    if shape:
+        new = [shape[0][i] for i in range(node.outputs[0].ndim - array.ndim + 1)]
+        lengths[node.op.axis : node.op.axis + 1] = new
+    else:
+        axes = slice(node.op.start_axis, node.op.start_axis + node.op.n_axes)
+        lengths[axes] = [functools.reduce(operator.mul, lengths[axes], tensor.constant(1))]
+    return [array.reshape(lengths)]
 
 
 @rule(SpecifyShape)
