@@ -10,8 +10,8 @@ import sys
 THEANO = ((3, 8), (3, 11))
 PYTENSOR = ((3, 12), (3, 14))
 
-# Of PyTensor: it changes what Synkhronos calls in minor ones. `make test-pytensor PYTENSOR=3.1` tests
-# with one of them.
+# Of PyTensor, which changes in minor ones what Synkhronos calls: `make test-pytensor PYTENSOR=3.1`
+# tests with one of them.
 RELEASES = ((3, 1), (3, 3))
 
 

@@ -4,9 +4,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from support.running import python
+from support.running import python, python_path
 
 from synkhronos._host import choice, pythons
+from synkhronos.tools.info import pytensor as info
 
 OLD, NEW = (3, 11), (3, 12)
 MODULE = SimpleNamespace()
@@ -101,3 +102,17 @@ def test_values_of_the_other_library_are_recognized():
             value, "Theano"
         )
     assert choice.library_of(3) == choice.advice(3, "Theano") == ""
+
+
+def test_another_release_of_pytensor_is_told_what_to_install(tmp_path):
+    (tmp_path / "pytensor.py").write_text("__version__ = '2.38.1'")
+    path = python_path(tmp_path)
+    done = python(
+        "-c", "import synkhronos; synkhronos.fork(2)", SYNKHRONOS_HOST="pytensor", PYTHONPATH=path
+    )
+    sentence = pythons.advice_of_release("2.38.1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"ImportError: {sentence}."
+    facts = {"pytensor": "2.38.1", "path": str(tmp_path)}
+    assert info.check_pytensor(facts, "").advice == sentence
+    assert pythons.advice_of_release("3.1.0") == pythons.advice_of_release("3.3.9") == ""
