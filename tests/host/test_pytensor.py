@@ -86,7 +86,7 @@ def test_modes_whose_arrays_are_not_numpys_are_refused(ranks, mode):
     x = pt.dvector("x")
     with pytest.raises(ValueError, match=f"mode {mode} can't run.*mode='NUMBA'") as said:
         synk.function([x], x.sum(), mode=mode)
-    assert "functions of JAX call the ranks in a block of" in str(said.value)
+    assert "functions of JAX call the ranks in a block of synkhronos" in str(said.value)
 
 
 @pytest.mark.parametrize("bits", [MT19937, PCG64, Philox, SFC64])

@@ -48,8 +48,9 @@ def _checked(mode):
         raise ValueError(
             f"A function of the mode {name} can't run on several ranks: its library starts threads "
             "in the master, which no process survives that is forked afterwards, and its arrays "
-            "are not NumPy's. Give mode='NUMBA' (PyTensor's default) or mode='CVM'. Of a PyMC model, "
-            "functions of JAX call the ranks in a block of synkhronos.extensions.pymc.likelihood."
+            "are not NumPy's. Give mode='NUMBA' (PyTensor's default) or mode='CVM'. Of a PyMC "
+            "model, functions of JAX call the ranks in a block of "
+            "synkhronos.extensions.pymc.likelihood."
         )
     return mode
 
