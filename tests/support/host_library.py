@@ -55,7 +55,6 @@ OF_PYTENSOR = ["docs/pytensor.rst", "docs/pymc.rst"]
 LEFT_OUT = {
     "FAST_COMPILE-patches]": "operations of Theano's nnet",
     "FAST_COMPILE-levels of classes]": "operations of Theano's nnet",
-    "FAST_COMPILE-gradients of sorts]": "no rule for PyTensor's gradients of sorts",
     "FAST_COMPILE-single floats, halved-": "ranks were forked with warnings as errors",
     "FAST_COMPILE-an unsigned sum-in_python]": "serial PyTensor raises OverflowError",
     "FAST_COMPILE-a small length-in_python]": "serial PyTensor raises OverflowError",

@@ -601,3 +601,9 @@ def vector_length(variable):
         return get_vector_length(variable)
     except ValueError:
         return None
+
+
+def axis_of(node):
+    """Return the axis along which an operation goes if the graph says it, else None."""
+    axis = node.op.axis if hasattr(node.op, "axis") else number(node.inputs[1])
+    return None if axis is None else int(axis) % node.inputs[0].ndim

@@ -12,6 +12,7 @@ from synkhronos._host.base.dividing.division import (
     STREAM,
     UNKNOWN,
     Value,
+    axis_of,
     counts_rows,
     fits,
     keeps_sums,
@@ -358,8 +359,7 @@ def along_an_axis(division, node):
     value = division.of(node.inputs[0])
     if value.kind != ROWS:
         return division.unruled(node)
-    axis = node.op.axis if hasattr(node.op, "axis") else number(node.inputs[1])
-    if axis is None or int(axis) % node.inputs[0].ndim == value.axis:
+    if axis_of(node) in (None, value.axis):
         division.refuse(node, "rows of its inputs along their axis, where each depends on others")
     rest = [division.same(each) for each in node.inputs[1:]]
     return division.apply(node, [value.variable, *rest], ROWS, value.axis, value.exact)

@@ -9,17 +9,30 @@ from synkhronos._host.base.dividing.division import (
     SHAPE,
     STREAM,
     Value,
+    axis_of,
+    copied,
+    ending,
     number,
     rule,
     vector_length,
 )
 from synkhronos._host.base.dividing.library import (
+    AdvancedSubtensor,
+    ArgSortOp,
     IncSubtensor,
     all_reduce,
+    gradient_of_sort,
     is_array_variable,
     scalar,
 )
-from synkhronos._host.base.library import Subtensor, Variable, indices_of, tensor
+from synkhronos._host.base.library import (
+    Subtensor,
+    Variable,
+    equal_computations,
+    indices_of,
+    io_toposort,
+    tensor,
+)
 from synkhronos._host.base.rows import sliced_minibatch
 
 SELECT = "Select them before the call, or with synkhronos.function and its argument batch."
@@ -150,6 +163,40 @@ def take_items(division, node):
     whole = division.given(node.inputs[0], ROWS)
     exact = x.exact or any(value.exact for value in values)
     return division.apply(node, [whole, *new], ROWS, axis, exact)
+
+
+@ending(AdvancedSubtensor)
+def _sorted_back(node):
+    """Find the gradient of a sort: what was sorted by numbers is put back where it was."""
+    gradient, *indices = node.inputs
+    if len(indices) != gradient.ndim or not all(isinstance(each, Variable) for each in indices):
+        return None
+    sorts = [n for n in io_toposort([gradient], indices) if isinstance(n.op, ArgSortOp)]
+    first = [n.inputs[0].owner for n in sorts if n.inputs[0].owner in sorts]
+    if not first:
+        return None
+    given = [first[-1].inputs[0], gradient]
+    axis = axis_of(first[-1])
+    if axis is None or given[0].ndim != gradient.ndim:
+        return None
+    # The same by the library itself.
+    expected = gradient_of_sort(first[-1], gradient)
+    if not equal_computations(node.outputs, [expected], given, given):
+        return None
+    others = [each for each in io_toposort(given, node.outputs) if each is not node]
+    return others, lambda division: _sort_back(division, node, given, axis)
+
+
+def _sort_back(division, node, given, axis):
+    """Sort rows back by their own numbers; None where they are sorted along their axis."""
+    values = [division.of(each) for each in given]
+    axes = {value.axis if value.kind == ROWS else None for value in values}
+    if len(axes) > 1 or axes & {None, axis % node.outputs[0].ndim}:
+        return None
+    division.keep_equal(given)
+    [new] = copied(node.outputs, {each: v.variable for each, v in zip(given, values)})
+    exact, times = any(value.exact for value in values), division.times_of(node, given)
+    return {node.outputs[0]: Value(new, ROWS, *axes, exact, times=times)}
 
 
 def _axis_of_indices(division, node, x, indices, values):

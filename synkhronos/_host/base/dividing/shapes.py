@@ -15,6 +15,7 @@ from synkhronos._host.base.dividing.division import (
     UNKNOWN,
     CannotDivide,
     Value,
+    axis_of,
     counts_rows,
     keeps_sums,
     number,
@@ -34,7 +35,6 @@ from synkhronos._host.base.dividing.library import (
     joined,
     scalar,
     simplify,
-    split_axis,
 )
 from synkhronos._host.base.library import (
     Constant,
@@ -393,10 +393,10 @@ def _join_shapes(division, node, values):
 
 @rule(Split)
 def _split(division, node):
-    value, axis = division.of(node.inputs[0]), number(split_axis(node))
+    value = division.of(node.inputs[0])
     if value.kind not in (ROWS, PART):
         return division.unruled(node)
-    if value.kind == ROWS and (axis is None or int(axis) % node.inputs[0].ndim == value.axis):
+    if value.kind == ROWS and axis_of(node) in (None, value.axis):
         division.refuse(node)
     rest = [division.same(each) for each in node.inputs[1:]]
     return division.apply(node, [value.variable, *rest], value.kind, value.axis, value.exact)

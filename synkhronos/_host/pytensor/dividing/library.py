@@ -26,7 +26,7 @@ from pytensor.tensor.extra_ops import Repeat as RepeatOp
 from pytensor.tensor.math import Argmax, Prod
 from pytensor.tensor.shape import SpecifyShape as Retype  # it says which lengths an array has
 from pytensor.tensor.sort import ArgSortOp, SortOp
-from pytensor.tensor.subtensor import IncSubtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor
 from pytensor.tensor.type import integer_dtypes
 
 from synkhronos._host.pytensor.graph import all_reduce
@@ -40,6 +40,7 @@ except ImportError:  # PyTensor 3.2 and older
 __all__ = [
     "STEPS_REDUCE",
     "ARange",
+    "AdvancedSubtensor",
     "Alloc",
     "AllocEmpty",
     "ArgSortOp",
@@ -61,6 +62,7 @@ __all__ = [
     "as_row",
     "get_scalar_constant_value",
     "get_vector_length",
+    "gradient_of_sort",
     "integer_dtypes",
     "is_array_variable",
     "is_random_state",
@@ -73,7 +75,6 @@ __all__ = [
     "scalar",
     "scan_like",
     "simplify",
-    "split_axis",
 ]
 
 STEPS_REDUCE = False  # whether ranks may reduce in a step of a scan
@@ -84,14 +85,15 @@ def as_row(x):
     return tensor.shape_padleft(x)
 
 
+def gradient_of_sort(argsort, gradient):
+    """Return the gradient of a sort by what an ArgSortOp says."""
+    made = SortOp(**argsort.op._props_dict()).make_node(*argsort.inputs)
+    return made.op.pullback(made.inputs, made.outputs, [gradient])[0]
+
+
 def joined(node):
     """Return the axis of a Join, a number, and its arrays."""
     return node.op.axis, node.inputs
-
-
-def split_axis(node):
-    """Return the axis of a Split."""
-    return node.op.axis if hasattr(node.op, "axis") else node.inputs[1]
 
 
 def of_type(expression, kind):

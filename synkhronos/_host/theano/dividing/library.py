@@ -1,6 +1,6 @@
 """Theano for `_host/base/dividing`: its classes and functions, under names PyTensor's have too."""
 
-from theano import scalar, tensor
+from theano import change_flags, scalar, tensor
 from theano.compile.function_module import _pickle_Function as pickle_function
 from theano.compile.mode import get_mode, optdb
 from theano.compile.ops import Rebroadcast
@@ -24,7 +24,7 @@ from theano.tensor.elemwise import Prod
 from theano.tensor.extra_ops import CpuContiguous, CumOp, RepeatOp
 from theano.tensor.opt import Assert
 from theano.tensor.sort import ArgSortOp, SortOp
-from theano.tensor.subtensor import IncSubtensor
+from theano.tensor.subtensor import AdvancedSubtensor, IncSubtensor
 
 from synkhronos._host.base.rewriting import IN_STEPS, Fuse, including
 from synkhronos._host.theano.graph import all_reduce
@@ -33,6 +33,7 @@ from synkhronos._host.theano.variables import is_array_variable, is_random_state
 __all__ = [
     "STEPS_REDUCE",
     "ARange",
+    "AdvancedSubtensor",
     "Alloc",
     "AllocEmpty",
     "ArgSortOp",
@@ -54,6 +55,7 @@ __all__ = [
     "as_row",
     "get_scalar_constant_value",
     "get_vector_length",
+    "gradient_of_sort",
     "integer_dtypes",
     "is_array_variable",
     "is_random_state",
@@ -66,7 +68,6 @@ __all__ = [
     "scalar",
     "scan_like",
     "simplify",
-    "split_axis",
 ]
 
 STEPS_REDUCE = True  # whether ranks may reduce in a step of a scan
@@ -78,14 +79,16 @@ def as_row(x):
     return tensor.unbroadcast(tensor.shape_padleft(x), 0)
 
 
+def gradient_of_sort(argsort, gradient):
+    """Return the gradient of a sort by what an ArgSortOp says."""
+    op = argsort.op
+    with change_flags(compute_test_value="off"):
+        return SortOp(op.kind, op.order).grad(argsort.inputs, [gradient])[0]
+
+
 def joined(node):
     """Return the axis of a Join, a variable, and its arrays."""
     return node.inputs[0], node.inputs[1:]
-
-
-def split_axis(node):
-    """Return the axis of a Split, a variable."""
-    return node.inputs[1]
 
 
 def of_type(expression, kind):
