@@ -17,14 +17,15 @@ _SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 5e-324, 1e-310, 2.0**
 _EDGES = [709.7, 709.8, 710.0, 1e5, -708.5, -744.4, -745.2, -746.0, -1e5, -0.5, -1.5, -1 + 2.0**-53]
 
 
-def compiled(*operations):
+def compiled(*operations, x=None):
     mode = pytensor.compile.mode.get_default_mode()
     if including(mode) is mode:
         pytest.skip("needs numba, which make test-numba runs, and a processor with AVX2")
-    x = pt.vector("x")
+    x = pt.vector("x") if x is None else x
     function = pytensor.function([x], [each(x) for each in operations], mode=including(mode))
-    names = [str(node.op) for node in function.maker.fgraph.toposort()]
-    assert sum("ectorized" in name for name in names) == len(operations)
+    nodes = function.maker.fgraph.toposort()
+    found = [node for node in nodes if "ectorized" in str(node.op)]
+    assert [node.inputs[0].ndim for node in found] == [1] * len(operations)
     return function
 
 
@@ -76,3 +77,11 @@ def test_gamma_functions_are_as_precise_as_what_they_are_computed_from():
     found = function(given)
     check("log gamma", given, found[0], log_gamma, 10 * np.spacing(np.fmax(np.abs(log_gamma), 1)))
     check("digamma", given, found[1], digamma, 10 * np.spacing(np.fmax(size, 1)))
+
+
+def test_matrices_of_few_columns_are_one_vector():
+    """Loops of two numbers are not vectorized: each number would take longer than in C."""
+    function = compiled(lambda x: pt.exp(x).sum(axis=1), x=pt.matrix("x", shape=(None, 2)))
+    given = np.random.default_rng(0).standard_normal((7, 2))
+    for x in (given, np.asfortranarray(given), given[::2], given[:1]):
+        np.testing.assert_allclose(function(x)[0], np.exp(x).sum(axis=1), rtol=1e-15)

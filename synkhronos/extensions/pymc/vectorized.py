@@ -248,11 +248,16 @@ def vectorize(fgraph, node):
     """Take the operations of here for float64."""
     op, given = node.op.scalar_op, node.inputs[0]
     dtypes = {each.dtype for each in (*node.inputs, *node.outputs)}
-    if type(op) not in _OPERATIONS or given.ndim == 0 or dtypes != {"float64"}:
+    if type(op) not in _OPERATIONS or all(given.type.broadcastable) or dtypes != {"float64"}:
         return False
     name = f"vectorized_{type(op).__name__.lower()}"
-    vectorized = _OPERATIONS[type(op)](op.output_types_preference, name=name)
-    return [Elemwise(vectorized)(given)]
+    vectorized = Elemwise(_OPERATIONS[type(op)](op.output_types_preference, name=name))
+    if given.ndim == 1:
+        return [vectorized(given)]
+    # The innermost loop may be of two numbers, as over the parts of a mixture.
+    lengths = zip(given.type.shape, given.shape)
+    shape = [length if known is None else known for known, length in lengths]
+    return [vectorized(given.ravel()).reshape(shape)]
 
 
 # After all rewrites that know these functions, such as those for log(1 + exp(x)).
