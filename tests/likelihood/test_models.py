@@ -110,6 +110,59 @@ def test_a_likelihood_that_ranks_do_not_make_faster(caplog, monkeypatch):
             assert ("milliseconds: ranks pay from about 60000 on" in caplog.text) == told
 
 
+@pytest.mark.parametrize(
+    "plain, seconds, ranks, told",
+    [
+        (10e-6, {1: 10e-6, 2: 20e-6}, 0, "0.010 milliseconds in plain PyMC, 0.014 with 1 rank, "),
+        (90e-6, {1: 40e-6, 2: 50e-6}, 1, "this process computes them alone. With ranks=2"),
+        (90e-6, {1: 70e-6, 2: 50e-6}, 2, None),
+        (0.0, None, 0, "0.000 milliseconds in plain PyMC"),  # the others are measured
+        (60.0, None, None, None),
+    ],
+)
+def test_a_block_takes_what_is_fastest(plain, seconds, ranks, told, caplog, monkeypatch):
+    def measured(self, n_ranks, values):
+        self.n_ranks = n_ranks
+        return seconds[n_ranks]
+
+    monkeypatch.setattr(parallel, "usable_cores", lambda: 2)
+    monkeypatch.setattr(parallel, "_SURE", np.inf)
+    monkeypatch.setattr(parallel, "seconds_of_plain", lambda *_: plain)
+    if seconds:
+        monkeypatch.setattr(evaluator.Evaluator, "seconds", measured)
+    model = models.make(models.logistic)
+    points = models.points(model)
+    expected = models.evaluate(model, points)
+    with parallel.likelihood(model) as ours:
+        ranks = ours.ranks if ranks is None else ranks
+        assert (ours.ranks, ours.divided) == (max(ranks, 1), ["y"] if ranks else [])
+        assert ours.worker_pids == [] and ("logp" in vars(model)) == bool(ranks)
+        models.assert_equal(models.evaluate(model, points), expected)
+        assert len(ours.worker_pids) == max(ranks, 1) - 1
+    warnings = [each.getMessage() for each in caplog.records if "plain" in each.getMessage()]
+    assert len(warnings) == (ranks < 2)
+    assert told is None or told in warnings[0]
+
+
+@pytest.mark.parametrize("slow", [0.0, 600.0])
+def test_what_takes_long_is_told_once(slow, caplog, monkeypatch):
+    monkeypatch.setattr(parallel, "_SLOW", slow)
+    with parallel.likelihood(models.make(models.one_and_one_left), ranks=2):
+        pass
+    told = [
+        each for each in ("y", "alone") if f"compiling the likelihood of {each!r}" in caplog.text
+    ]
+    assert told == ([] if slow else ["y", "alone"])
+    assert caplog.text.count("compiling") == len(told)
+
+
+def test_what_plain_pymc_takes_is_measured():
+    model = models.make(models.logistic)
+    [point] = models.points(model, 1)
+    with model:
+        assert 0 < checks.seconds_of_plain(model, [model["y"]], point) < 60
+
+
 @pytest.mark.parametrize("begin, dtype", [(0, "uint8"), (-models.GROUPS, "int64")])
 def test_numbers_of_groups_are_small_where_none_is_negative(begin, dtype):
     with pm.Model() as model:

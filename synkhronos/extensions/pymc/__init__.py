@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 
@@ -30,7 +31,7 @@ from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import count, whole_number
-from synkhronos.extensions.pymc.checks import checked
+from synkhronos.extensions.pymc.checks import checked, seconds_of_plain
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
@@ -39,7 +40,10 @@ from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
 __all__ = ["ParallelLikelihood", "likelihood", "row_wise"]
 
 _MOST_RANKS = 4096
-_PAYS = 1e-4  # seconds of an evaluation; below, two ranks gain little, or are slower
+# Seconds of an evaluation: below, two ranks gain little, or are slower; from there on they pay.
+_PAYS, _SURE = 1e-4, 1e-3
+_CALL = 4e-6  # seconds from PyTensor's code into an evaluator, and back
+_SLOW = 2.0  # seconds until the log says what takes so long
 
 
 class ParallelLikelihood:
@@ -48,9 +52,10 @@ class ParallelLikelihood:
     Attributes
     ----------
     ranks : int
-        The number of ranks, this process included.
+        The number of ranks, this process included; 1 where ranks don't pay.
     divided : list of str
-        Names of the observed variables and potentials whose rows are divided over the ranks.
+        Names of the observed variables and potentials whose rows are divided over the ranks. Empty
+        where plain PyMC is faster: the model is as before, then.
     left : dict of str
         Names of those with rows that the master computes nevertheless, each with the reason.
     """
@@ -58,13 +63,16 @@ class ParallelLikelihood:
     def __init__(self, model, evaluator, left):
         self._model, self._evaluator = model, evaluator
         self._of_observed = None  # the evaluator of observed variables without potentials
-        self.ranks = evaluator.n_ranks
-        self.divided = [term.name for term in evaluator.terms]
+        self.ranks = evaluator.n_ranks if evaluator else 1
+        self.divided = [term.name for term in evaluator.terms] if evaluator else []
         self.left = left
 
     def __repr__(self):
+        if not self.divided:
+            return "<likelihood of plain PyMC, without ranks>"
         left = f", left={sorted(self.left)}" if self.left else ""
-        return f"<likelihood of {', '.join(self.divided)} on {self.ranks} ranks{left}>"
+        on = count(self.ranks, "rank")
+        return f"<likelihood of {', '.join(self.divided)} on {on}{left}>"
 
     @property
     def worker_pids(self) -> list[int]:
@@ -74,7 +82,7 @@ class ParallelLikelihood:
     @property
     def evaluators(self) -> list[Evaluator]:
         """That of all that is divided, and that of observed variables alone if one is needed."""
-        return [self._evaluator, *([self._of_observed] if self._of_observed else ())]
+        return [each for each in (self._evaluator, self._of_observed) if each is not None]
 
     def _evaluator_of(self, wanted):
         """Return the evaluator of those of the variables that are divided, None if there is none.
@@ -151,7 +159,9 @@ def likelihood(
     model : pymc.Model, optional
         The model, which the block also enters. By default that of the surrounding ``with model:``.
     ranks : int, optional
-        The number of ranks, this process included; by default one for each core.
+        The number of ranks, this process included. By default one for each core; but where the
+        likelihood takes less time in this process alone, the block leaves it there, and says so in
+        the log.
     devices : list of str, optional
         ``["cpu"] * ranks``: there are no others for PyMC models.
 
@@ -200,9 +210,12 @@ def likelihood(
     n_ranks = _number_of_ranks(ranks, devices)
     _check_model(model)
     with model:
-        evaluator, left = _divide(model, n_ranks)
+        evaluator, left = _divide(model, n_ranks, ranks is not None or devices is not None)
         for name, reason in left.items():
             log.warning("the likelihood of %r stays in the master: %s", name, reason)
+        if evaluator is None:
+            yield ParallelLikelihood(model, None, left)
+            return
         parallel = ParallelLikelihood(model, evaluator, left)
         model.logp = _Logp(parallel, model)
         try:
@@ -256,16 +269,18 @@ def _check_model(model):
         raise ValueError("The model is in a likelihood() block already.")
 
 
-def _divide(model, n_ranks):
-    """Return an evaluator of all likelihoods that can be divided; and why others can't."""
-    terms, functions, left, seconds = [], [], {}, 0.0
+def _divide(model, n_ranks, is_given):
+    """Return an evaluator of all likelihoods that can be divided; and why others can't.
+
+    If the number of ranks is not given, it is None where plain PyMC is faster.
+    """
+    terms, found, left = [], [], {}
     for observed in [*model.observed_RVs, *model.potentials]:
         try:
-            term = cut(model, observed)
-            function, its_seconds = checked(model, observed, term)
-            functions.append(function)
+            with _told_of(observed.name):
+                term = cut(model, observed)
+                found.append(checked(model, observed, term))
             terms.append(term)
-            seconds += its_seconds
         except NoRows:
             log.debug("%r stays in the master", observed.name)
         except NotByRows as error:
@@ -281,11 +296,52 @@ def _divide(model, n_ranks):
             f"No likelihood of this model can be divided over ranks ({reasons}). Sample it without "
             "likelihood(), with pm.sample(cores=...) for chains in parallel."
         )
-    if seconds < _PAYS and n_ranks > 1:
+    functions = [each.function for each in found]
+    evaluator = Evaluator(terms, n_ranks, model.check_bounds, functions)
+    seconds = sum(each.seconds for each in found)
+    if not is_given and (seconds < _SURE or n_ranks == 1):
+        return evaluator if _choose(model, evaluator, found) else None, left
+    if is_given and seconds < _PAYS and n_ranks > 1:
         log.warning(
             "one process computes the likelihood and its gradients in %.2f milliseconds: ranks pay "
             "from about %g on. Without ranks, pm.sample(cores=...) runs chains at the same time",
             1e3 * seconds,
             1e3 * _PAYS,
         )
-    return Evaluator(terms, n_ranks, model.check_bounds, functions), left
+    return evaluator, left
+
+
+@contextlib.contextmanager
+def _told_of(name):
+    """Say in the log that a likelihood is being compiled, if that takes long."""
+    what = "compiling the likelihood of %r, which takes some seconds the first time"
+    timer = threading.Timer(_SLOW, log.warning, [what, name])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # before a fork
+
+
+def _choose(model, evaluator, found):
+    """Give an evaluator the number of ranks that takes the least time; return whether it pays."""
+    most = evaluator.n_ranks
+    observed = [model[term.name] for term in evaluator.terms]
+    plain = seconds_of_plain(model, observed, found[0].point)
+    values = evaluator.flat([value for each in found for value in each.values])
+    times = {n: evaluator.seconds(n, values) + _CALL for n in {1, most}}
+    evaluator.n_ranks = min(times, key=times.get)
+    pays = times[evaluator.n_ranks] < plain
+    if not pays or evaluator.n_ranks < most:
+        told = [f"{1e3 * times[n]:.3f} with {count(n, 'rank')}" for n in sorted(times)]
+        log.warning(
+            "the likelihood and its gradients take %.3f milliseconds in plain PyMC, %s: %s. With "
+            "ranks=%d they are computed on ranks nevertheless; without ranks, "
+            "pm.sample(cores=...) runs chains at the same time",
+            1e3 * plain,
+            ", ".join(told),
+            "this process computes them alone" if pays else "plain PyMC computes them",
+            most,
+        )
+    return pays

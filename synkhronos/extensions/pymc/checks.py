@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import Callable, NamedTuple
 
 import numpy as np
 import pymc as pm
 import pytensor
+from pymc.pytensorf import compile as compile_function
+from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.mode import Mode
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count
-from synkhronos.extensions.pymc.evaluator import along, compiled
+from synkhronos.extensions.pymc.evaluator import along, compiled, seconds_of
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
@@ -27,9 +30,18 @@ _POINTS = 2
 _REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplace")
 
 
+class Checked(NamedTuple):
+    """What is known of a term that has passed."""
+
+    function: Callable  # compiled, with gradients
+    seconds: float  # that it takes for all rows
+    point: dict  # of the model
+    values: list  # of the term's parameters there
+
+
 @recurses_deep
-def checked(model: pm.Model, observed, term: Term):
-    """Return the compiled function of a term, and the seconds that it takes for all rows.
+def checked(model: pm.Model, observed, term: Term) -> Checked:
+    """Return the compiled function of a term, and what a test of it has shown.
 
     Raises NotByRows unless its parts add up to the model's likelihood.
     """
@@ -56,15 +68,28 @@ def checked(model: pm.Model, observed, term: Term):
     for _ in range(_POINTS):
         point, whole = _find_point(model, plain, random)
         try:
+            values = frontier(**point)
             wholes = [lambda: whole, lambda: float(precise()(**point))]  # noqa: B023
-            _compare(term, parts, frontier(**point), wholes, random.permutation(term.length))
+            _compare(term, parts, values, wholes, random.permutation(term.length))
         except NotByRows:
             raise
         except raised_here(Exception) as error:
             raise NotByRows(
                 f"its log-likelihood can't be computed from some of its rows: {first_line(error)}"
             ) from error
-    return function, parts.seconds
+    return Checked(function, parts.seconds, point, values)
+
+
+@recurses_deep
+def seconds_of_plain(model: pm.Model, observed, point: dict) -> float:
+    """Return the time in which plain PyMC computes a likelihood and its gradients at a point."""
+    logp = type(model).logp(model, vars=observed, jacobian=False)
+    floats = [each for each in model.value_vars if is_float(each)]
+    outputs = [logp, *pytensor.grad(rewrite_pregrad(logp), floats, disconnected_inputs="ignore")]
+    given = {"on_unused_input": "ignore", "trust_input": True}
+    function = compile_function(model.value_vars, outputs, **given)
+    values = [np.asarray(point[each.name]) for each in model.value_vars]
+    return seconds_of(lambda: function(*values))
 
 
 def _find_point(model, plain, random):
@@ -119,7 +144,8 @@ class _Parts:
 
 
 def _compare(term, parts, values, plains, order):
-    bounds = sorted({0, 1, len(order) // 3 + 1, len(order)})
+    # Not one row: numba compiles anew for a matrix that lies row by row and column by column.
+    bounds = sorted({0, min(2, len(order) - 1), len(order) // 3 + 1, len(order)})
     whole = parts(values, np.arange(len(order)))
     found = [parts(values, order[begin:end]) for begin, end in zip(bounds, bounds[1:])]
     sizes = [1, *(value.size for each, value in zip(term.parameters, values) if is_float(each))]

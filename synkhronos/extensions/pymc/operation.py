@@ -53,9 +53,7 @@ class Likelihood(JAXOp):  # of which PyTensor knows a function of JAX; it import
     def perform(self, node, inputs, outputs):
         """Evaluate the likelihood, in modes that run Python."""
         number, *values = inputs
-        lengths = [values[i].shape[axis] for i, axis in self.evaluator.unknown]
-        flat = np.concatenate([lengths, *(np.ravel(each) for each in values)]).astype("float64")
-        vector = evaluate(int(number), self.kind, flat)
+        vector = evaluate(int(number), self.kind, self.evaluator.flat(values))
         outputs[0][0] = np.asarray(vector[0])
         if self.kind != "value":
             outputs[1][0] = vector[1:]
