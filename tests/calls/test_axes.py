@@ -80,7 +80,7 @@ def test_minibatch_data_and_rows_on_different_axes():
     A, B, C = RNG.normal(size=(3, 10)), RNG.normal(size=(10, 3)), RNG.normal(size=6)
     rows = [8, 2, 5, 9]
     found = f(A, B, synk.data(C, minibatch=True), batch=rows)
-    np.testing.assert_array_equal(found, A.T[rows] + B[rows] + C[:4, None])
+    np.testing.assert_allclose(found, A.T[rows] + B[rows] + C[:4, None], rtol=1e-14)
     few = synk.data(A[:, :4], minibatch=True, name="few")
     found = f(few, B, synk.data(C, minibatch=True), batch=rows, num_slices=2)
     np.testing.assert_array_equal(found, A.T[:4] + B[rows] + C[:4, None])

@@ -34,11 +34,18 @@ from numba.core import types
 from numba.extending import intrinsic
 from pytensor.compile.mode import Mode, optdb
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.link.numba.dispatch.scalar import register_scalar_funcify, scalar_op_cache_key
+from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar import basic as scalar
 from pytensor.scalar import math as scalar_math
 from pytensor.tensor.elemwise import Elemwise
+
+try:
+    from pytensor.link.numba.dispatch.scalar import register_scalar_funcify
+except ImportError:  # PyTensor 3.2 and older
+    from pytensor.link.numba.dispatch.basic import (
+        register_funcify_and_cache_key as register_scalar_funcify,
+    )
 
 _VERSION = 8  # to be raised with each change of the functions: numba keeps their code on disk
 _NAME = "synkhronos_vectorized"

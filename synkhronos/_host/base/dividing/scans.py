@@ -161,11 +161,11 @@ class _Loop:
         reduces = any(
             isinstance(node.op, AllReduce) or has_inside(node.op, AllReduce) for node in nodes
         )
-        if reduces and not STEPS_REDUCE:
-            self.outer.refuse(self.node, "sums over all rows in each step")
         if reduces and self.op.as_while:
             what = "sums over all rows in each step, until a condition: give it n_steps"
             self.outer.refuse(self.node, what)
+        if reduces and not STEPS_REDUCE:
+            self.outer.refuse(self.node, "sums over all rows in each step")
         inputs, mine = self.inputs, [self.values[i].variable for i in range(len(self.node.inputs))]
         if self.total in found:
             inputs = [*inputs, self.total]
