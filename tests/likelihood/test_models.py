@@ -198,6 +198,8 @@ def test_reasons():
         models.autoregression: "Subtensor .* several rows",
         models.row_number: "several rows",
         models.as_many_groups_as_rows: "Subtensor of 'a' in .* several rows: select rows of data",
+        models.counts_in_bins: "computes sign of a sum over rows",
+        models.with_the_number_of_rows: "Reshape of 'weights' in .* write -1",
         lambda: models.of_its_own_operation(models.Squares): "Squares of 'y' .* with row_wise",
     }
     for definition, reason in reasons.items():
@@ -294,6 +296,16 @@ def test_an_operation_that_is_not_row_wise_is_found_by_its_numbers():
         pass
 
 
+def test_one_operation_is_said_to_be_row_wise():
+    squares, others = models.Squares(), models.Squares()
+    assert parallel.row_wise(squares) is squares
+    with models.equal_on_ranks(models.make(lambda: models.of_its_own_operation(lambda: squares))):
+        pass
+    model = models.make(lambda: models.of_its_own_operation(lambda: others))
+    with pytest.raises(ValueError, match="with row_wise"), parallel.likelihood(model, ranks=2):
+        pass
+
+
 def test_functions_of_the_block_refuse_after_it():
     model, point = models.logistic_at_a_point()
     with parallel.likelihood(model, ranks=2):
@@ -317,7 +329,7 @@ def test_arguments():
         assert ours.ranks == 2
         with pytest.raises(ValueError, match="in a likelihood"), parallel.likelihood(model):
             pass
-    with pytest.raises(TypeError, match="op_class must be a class of PyTensor operations, got 3"):
+    with pytest.raises(TypeError, match=r"op must be an operation of PyTensor, or .* got 3"):
         parallel.row_wise(3)
     with pm.Model() as empty:
         pm.Normal("x")

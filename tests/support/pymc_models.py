@@ -301,6 +301,17 @@ def minibatch():
     pm.Normal("y", pm.Normal("weight") * x, 1.0, observed=y, total_size=ROWS)
 
 
+def counts_in_bins():
+    below = pm.math.invlogit(pm.Normal("mu") + np.linspace(-1, 1, 9))
+    p = pt.concatenate([below[:1], below[1:] - below[:-1], 1 - below[-1:]])
+    pm.Multinomial("y", 50, p / p.sum(), observed=[5] * 10)
+
+
+def with_the_number_of_rows():
+    mu = pt.dot(X, pm.Normal("weights", shape=X.shape[1]))
+    pm.Normal("y", mu.reshape((ROWS, 1)), observed=Y[:, None])
+
+
 def single_number():
     pm.Normal("y", pm.Normal("mu"), 1.0, observed=0.5)
 

@@ -28,7 +28,6 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from synkhronos.extensions.pymc.row_states import (
     ALL,
     COUNTED,
-    RULES,
     TOTAL,
     Along,
     Lengths,
@@ -39,12 +38,13 @@ from synkhronos.extensions.pymc.row_states import (
     only,
     refuse_length,
     rule,
+    rule_of,
 )
 
 __all__ = ["Mixed", "check", "row_wise"]
 
 
-def row_wise(op_class: type[Op]) -> type[Op]:
+def row_wise(op: type[Op] | Op) -> type[Op] | Op:
     """Say that an operation computes each row by itself, so that its rows can be divided.
 
     Row ``i`` of each output may depend on row ``i`` of the inputs that have rows, along their first
@@ -53,17 +53,18 @@ def row_wise(op_class: type[Op]) -> type[Op]:
 
     Parameters
     ----------
-    op_class : subclass of pytensor.graph.op.Op
+    op : pytensor.graph.op.Op, or a subclass
+        A class stands for all its instances.
 
     Returns
     -------
-    type
-        The same class: ``@row_wise`` may stand above it.
+    pytensor.graph.op.Op or type
+        The same: ``@row_wise`` may stand above a class.
     """
-    if not (isinstance(op_class, type) and issubclass(op_class, Op)):
-        raise TypeError(f"op_class must be a class of PyTensor operations, got {op_class!r}.")
-    rule(op_class)(_first_axis)
-    return op_class
+    if not (isinstance(op, Op) or (isinstance(op, type) and issubclass(op, Op))):
+        raise TypeError(f"op must be an operation of PyTensor, or a class of them, got {op!r}.")
+    rule(op)(_first_axis)
+    return op
 
 
 def _first_axis(op, node, states):
@@ -117,11 +118,11 @@ def _follow(graphs, states):
 
 def _result(node, states):
     """Return the states of a node's outputs; raise Mixed where there is no rule."""
-    for kind in type(node.op).__mro__:
-        if kind in RULES:
-            found = RULES[kind](node.op, node, states)
-            return found if isinstance(found, list) else [found] * len(node.outputs)
-    raise mixed(node)
+    function = rule_of(node.op)
+    if function is None:
+        raise mixed(node)
+    found = function(node.op, node, states)
+    return found if isinstance(found, list) else [found] * len(node.outputs)
 
 
 @rule(Elemwise)
@@ -161,7 +162,7 @@ def _total(node, scalar_op, states):
         return TOTAL
     if isinstance(scalar_op, scalar.Add | scalar.Sub):
         raise Mixed("its log-likelihood has a summand that belongs to no row")
-    raise mixed(node)
+    raise mixed(node, f"its log-likelihood computes {scalar_op} of a sum over rows")
 
 
 @rule(DimShuffle)

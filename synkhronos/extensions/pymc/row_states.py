@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pytensor.compile.ops import ViewOp
+from pytensor.compile.ops import FromFunctionOp, ViewOp
 from pytensor.graph.basic import Constant
 from pytensor.tensor import basic, subtensor
 from pytensor.tensor.elemwise import CAReduce, DimShuffle
@@ -63,7 +63,7 @@ class Lengths:
 _MOST_ASKED = 100  # variables, for a name
 
 Rule = Callable[[Any, Any, list], Any]
-RULES: dict[type, Rule] = {}
+RULES: dict[Any, Rule] = {}  # by kinds of operations, and by operations
 
 
 def mixed(node, why=None, variable=None) -> Mixed:
@@ -73,10 +73,16 @@ def mixed(node, why=None, variable=None) -> Mixed:
         of = f" of {named!r}" if named else ""
         why = f"{name}{of} in its log-likelihood may compute something from several rows"
         advice = [text for kinds, text in _ADVICE.items() if isinstance(node.op, kinds)]
-        if not advice and not any(kind in RULES for kind in type(node.op).__mro__):
+        if not advice and rule_of(node.op) is None and _is_own(node.op):
             advice = ["say that it computes each row by itself, if it does, with row_wise"]
         why = ": ".join([why, *advice])
     return Mixed(why, variable)
+
+
+def _is_own(op):
+    """Return whether an operation is of the user's code."""
+    module = type(op).__module__.partition(".")[0]
+    return module not in ("pytensor", "pymc") or isinstance(op, FromFunctionOp)
 
 
 def _named(variables):
@@ -91,6 +97,7 @@ def _named(variables):
 
 _ADVICE = {
     (subtensor.Subtensor, subtensor.AdvancedSubtensor): "select rows of data, as x[rows] @ b",
+    Reshape: "keep the rows first, and write -1 for their number, as x.reshape((-1, 3))",
     CAReduce: "compute it from data alone, as (x - x.mean(axis=0)) @ b",
 }
 
@@ -103,6 +110,11 @@ def rule(*kinds):
         return function
 
     return register
+
+
+def rule_of(op) -> Rule | None:
+    """Return the rule for an operation, None if there is none."""
+    return next((RULES[kind] for kind in (*type(op).__mro__, op) if kind in RULES), None)
 
 
 def refuse_length(variable, axis):

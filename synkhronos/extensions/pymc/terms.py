@@ -140,6 +140,7 @@ def cut(model, observed) -> Term:
     else:
         axes = list(enumerate(values_of(data)[0].shape))
     axes = sorted(axes, key=lambda each: each[1], reverse=True)[:_MOST_AXES]
+    axes = [each for each in axes if each[1] > 1] or axes[:1]
     return _first_that_works(lambda each: cutting.term(*each, {}), axes)
 
 
