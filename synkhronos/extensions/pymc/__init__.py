@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from synkhronos._host import pythons
 
@@ -26,15 +27,18 @@ if importlib.util.find_spec("pymc") is None:
 import pymc as pm
 import pytensor
 
-from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.devices import resolve
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
+from synkhronos._session.current import Current
 from synkhronos._wording import count, whole_number
+from synkhronos.comm.mpi.job import Layout
 from synkhronos.extensions.pymc.checks import checked
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
+from synkhronos.session import close, fork_leaders
 
 __all__ = ["ParallelLikelihood", "likelihood", "row_wise"]
 
@@ -48,7 +52,7 @@ class ParallelLikelihood:
     Attributes
     ----------
     ranks : int
-        The number of ranks, this process included.
+        The number of ranks of all machines, this process included.
     divided : list of str
         Names of the observed variables and potentials whose rows are divided over the ranks.
     left : dict of str
@@ -58,7 +62,7 @@ class ParallelLikelihood:
     def __init__(self, model, evaluator, left):
         self._model, self._evaluator = model, evaluator
         self._of_observed = None  # the evaluator of observed variables without potentials
-        self.ranks = evaluator.n_ranks
+        self.ranks = evaluator.layout.n_ranks
         self.divided = [term.name for term in evaluator.terms]
         self.left = left
 
@@ -89,7 +93,7 @@ class ParallelLikelihood:
             return None
         if self._of_observed is None:
             whole = self._evaluator
-            self._of_observed = Evaluator(terms, whole.n_ranks, whole.check_bounds)
+            self._of_observed = Evaluator(terms, whole.layout, whole.check_bounds)
         return self._of_observed
 
     def logp(self, vars=None, jacobian=True, sum=True):
@@ -151,7 +155,8 @@ def likelihood(
     model : pymc.Model, optional
         The model, which the block also enters. By default that of the surrounding ``with model:``.
     ranks : int, optional
-        The number of ranks, this process included; by default one for each core.
+        The number of ranks, this process included; on several machines, that of each. By default
+        what ``synkhronos launch`` or ``run`` was told, or one for each core.
     devices : list of str, optional
         ``["cpu"] * ranks``: there are no others for PyMC models.
 
@@ -179,6 +184,9 @@ def likelihood(
     plain ``pm.sample(cores=...)``; ranks are for chains that should be finished earlier, and for
     more cores than chains.
 
+    In a script under ``synkhronos launch`` on several machines the rows are divided over the ranks
+    of all. Chains use them in turn, as with ``pm.sample(cores=1)``, or as threads.
+
     A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. nutpie goes on with
     evaluations that fail, and JAX raises errors of its own; the block raises it at its end. After a
     Ctrl-C the block is as before.
@@ -195,12 +203,22 @@ def likelihood(
         with parallel.likelihood(model, ranks=4):
             idata = pm.sample(chains=4, cores=1)
     """
-    model = pm.modelcontext(model)
-    model = getattr(model, "root", model)  # of nested models, as pm.sample takes it
+    model = _root(model)
     n_ranks = _number_of_ranks(ranks, devices)
     _check_model(model)
+    with _layout(n_ranks) as layout, _divided(model, layout) as parallel:
+        yield parallel
+
+
+def _root(model):
+    model = pm.modelcontext(model)
+    return getattr(model, "root", model)  # of nested models, as pm.sample takes it
+
+
+@contextlib.contextmanager
+def _divided(model, layout):
     with model:
-        evaluator, left = _divide(model, n_ranks)
+        evaluator, left = _divide(model, layout)
         for name, reason in left.items():
             log.warning("the likelihood of %r stays in the master: %s", name, reason)
         parallel = ParallelLikelihood(model, evaluator, left)
@@ -231,7 +249,7 @@ def _number_of_ranks(ranks, devices):
     if ranks is not None:
         ranks = whole_number("ranks", ranks, 1, _MOST_RANKS)
     if devices is None:
-        return usable_cores() if ranks is None else ranks
+        return ranks
     if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
         raise TypeError(f"devices must be a list of 'cpu', got {devices!r}.")
     if not devices or any(each != "cpu" for each in devices):
@@ -246,6 +264,26 @@ def _number_of_ranks(ranks, devices):
     return whole_number("the length of devices", len(devices), 1, _MOST_RANKS)
 
 
+@contextlib.contextmanager
+def _layout(n_ranks):
+    """Yield the layout of the ranks; on several machines there is a session of their leaders."""
+    if Current.link is None:
+        if n_ranks is None:
+            given = Current.of_run or {}
+            n_ranks = len(resolve(given.get("n_parallel"), False, given.get("devices")))
+        yield Layout((n_ranks,), ("",), 0)
+        return
+    layout = fork_leaders()
+    leaders = Current.session
+    if n_ranks is not None:
+        layout = replace(layout, counts=(n_ranks,) * len(layout.counts))
+    try:
+        yield layout
+    finally:
+        if Current.session is leaders:
+            close()
+
+
 def _check_model(model):
     if not isinstance(model, pm.Model):
         raise TypeError(
@@ -256,7 +294,7 @@ def _check_model(model):
         raise ValueError("The model is in a likelihood() block already.")
 
 
-def _divide(model, n_ranks):
+def _divide(model, layout):
     """Return an evaluator of all likelihoods that can be divided; and why others can't."""
     terms, functions, left, seconds = [], [], {}, 0.0
     for observed in [*model.observed_RVs, *model.potentials]:
@@ -281,11 +319,12 @@ def _divide(model, n_ranks):
             f"No likelihood of this model can be divided over ranks ({reasons}). Sample it without "
             "likelihood(), with pm.sample(cores=...) for chains in parallel."
         )
-    if seconds < _PAYS and n_ranks > 1:
+    pays = _PAYS if len(layout.counts) == 1 else 10 * _PAYS  # for the way between machines
+    if seconds < pays and layout.n_ranks > 1:
         log.warning(
             "one process computes the likelihood and its gradients in %.2f milliseconds: ranks pay "
             "from about %g on. Without ranks, pm.sample(cores=...) runs chains at the same time",
             1e3 * seconds,
-            1e3 * _PAYS,
+            1e3 * pays,
         )
-    return Evaluator(terms, n_ranks, model.check_bounds, functions), left
+    return Evaluator(terms, layout, model.check_bounds, functions), left
