@@ -1,14 +1,12 @@
-"""The likelihood of PyMC models on ranks of several machines, beside the plain model."""
+"""The likelihood of PyMC models under ``synkhronos run`` and on ranks of several machines."""
 
 import re
 
 import pytest
 from support import hosts
-from support.running import python_path, run
+from support.running import python, python_path, run
 
 pytest.importorskip("pymc", minversion="6")
-
-pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
 # The operation is of the script, which other machines don't run.
 SCRIPT = """
@@ -88,6 +86,19 @@ except SessionError as error:
 """
 
 
+@pytest.mark.parametrize("options, ranks", [(["-n", "3"], 3), (["--devices", "cpu,cpu"], 2)])
+def test_the_number_of_ranks_of_run(tmp_path, options, ranks):
+    (tmp_path / "script.py").write_text(
+        "from support import pymc_models as models\n"
+        "with models.equal_on_ranks(models.make(models.student), ranks=None) as ours:\n"
+        "    print(ours.ranks, len(ours.worker_pids))\n"
+    )
+    line = "-m", "synkhronos", "run", *options, tmp_path / "script.py"
+    done = python(*line, PYTHONPATH=python_path(hosts.ROOT / "tests"))
+    assert done.stdout == f"{ranks} {ranks - 1}\n", done
+
+
+@pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 def test_a_script_under_launch(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     with hosts.up(2) as these:

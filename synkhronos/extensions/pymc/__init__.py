@@ -27,12 +27,13 @@ if importlib.util.find_spec("pymc") is None:
 import pymc as pm
 import pytensor
 
-from synkhronos._machine.devices import resolve
+from synkhronos._machine.devices import limit_threads, resolve, usable_cores
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._session.current import Current
 from synkhronos._wording import count, whole_number
 from synkhronos.comm.mpi.job import Layout
+from synkhronos.extensions.pymc.advice import Advice, Measured, compiled, predict, seconds_of
 from synkhronos.extensions.pymc.checks import checked
 from synkhronos.extensions.pymc.evaluator import Evaluator
 from synkhronos.extensions.pymc.operation import Likelihood
@@ -40,7 +41,7 @@ from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
 from synkhronos.session import close, fork_leaders
 
-__all__ = ["ParallelLikelihood", "likelihood", "row_wise"]
+__all__ = ["Advice", "ParallelLikelihood", "advise", "likelihood", "row_wise"]
 
 _MOST_RANKS = 4096
 _PAYS = 1e-4  # seconds of an evaluation; below, two ranks gain little, or are slower
@@ -182,7 +183,7 @@ def likelihood(
     ``pm.sample(cores=2)`` each chain's process has ranks of its own, so ``ranks * cores`` should be
     at most the number of cores of the machine. As many chains as cores use all cores already with
     plain ``pm.sample(cores=...)``; ranks are for chains that should be finished earlier, and for
-    more cores than chains.
+    more cores than chains. :func:`advise` says what is fastest.
 
     In a script under ``synkhronos launch`` on several machines the rows are divided over the ranks
     of all. Chains use them in turn, as with ``pm.sample(cores=1)``, or as threads.
@@ -208,6 +209,58 @@ def likelihood(
     _check_model(model)
     with _layout(n_ranks) as layout, _divided(model, layout) as parallel:
         yield parallel
+
+
+def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
+    """Say how many ranks, and how many chains at the same time, are the fastest here.
+
+    It measures an evaluation of value and gradient, a round of the ranks, and how fast the memory
+    is, which takes some seconds. From these it predicts the time of an evaluation of every chain,
+    for all numbers that fit the cores. Under ``synkhronos launch`` it measures the ranks of all
+    machines, too.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        By default that of the surrounding ``with model:``.
+    chains : int
+        The number of chains.
+
+    Returns
+    -------
+    Advice
+        What was measured and predicted. Its text is a table, with the lines to write:
+        ``print(parallel.advise(model))``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`likelihood` does.
+    """
+    model, chains = _root(model), whole_number("chains", chains, 1, _MOST_RANKS)
+    _check_model(model)
+    cores, found = usable_cores(), {}
+    restore = limit_threads(1)  # as in PyMC's processes, and on ranks
+    try:
+        found["plain"] = seconds_of(compiled(model))
+        with _divided(model, Layout((1,), ("",), 0)) as ours:
+            whole, [of_one] = seconds_of(compiled(model)), ours.evaluators
+            values = of_one.values
+            found["likelihood"] = seconds_of(lambda: of_one.evaluate("gradients", values))
+            found["rest"] = max(0.0, whole - found["likelihood"])
+            found["reading"] = seconds_of(of_one.read)
+        of_all = Evaluator(of_one.terms, Layout((cores,), ("",), 0), of_one.check_bounds)
+        with contextlib.closing(of_all):
+            of_all.evaluate("gradients", values)
+            found["round"] = seconds_of(of_all.round)
+            found["gain_of_reading"] = found["reading"] / seconds_of(of_all.read)
+        if Current.link is not None:
+            with likelihood(model) as ours:
+                found["on_machines"] = seconds_of(compiled(model))
+            found["ranks_of_machines"] = ours.ranks
+    finally:
+        restore()
+    return predict(Measured(cores, **found), chains)
 
 
 def _root(model):

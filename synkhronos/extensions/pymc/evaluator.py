@@ -51,6 +51,7 @@ from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments, check_sharing
+from synkhronos._session.commands import Forget
 from synkhronos._session.current import Current
 from synkhronos._session.session import Session
 from synkhronos.comm import Reference
@@ -84,6 +85,17 @@ class Evaluate:
     def run(self, worker):
         """Compute this rank's part."""
         _evaluators[self.number].compute(worker.rank, self.kind)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Read the data of all ranks."""
+
+    number: int
+
+    def run(self, worker):
+        """Read this rank's data."""
+        _evaluators[self.number].read_part(worker.rank)
 
 
 @dataclass(frozen=True)
@@ -156,6 +168,12 @@ class _Run:
         """Give the function its arguments."""
         for cell, array in zip(self._cells, self._arguments):
             cell[0] = array
+
+    def read(self):
+        """Read the arguments, as fast as the memory allows."""
+        for each in self._arguments:
+            octets = each.ravel("K").view("uint8")
+            octets[: octets.size // 8 * 8].view("int64").sum()
 
     def run(self):
         """Compute the vector of these rows."""
@@ -352,6 +370,24 @@ class Evaluator:
             _block, reference = session.comm.memory.wrap(pickled)
             session.run(Receive(self.number, machine, reference))
         self._sent = self._sources
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of the last evaluation."""
+        return self._values.copy()
+
+    def round(self) -> None:
+        """Run the start and the finish of an evaluation, in which no rank computes anything."""
+        self._session.run(Forget((), (), ()))
+
+    def read(self) -> None:
+        """Let each rank read its data, after an evaluation with gradients."""
+        self._session.run(Read(self.number))
+
+    def read_part(self, rank: int) -> None:
+        """Read the data of a rank."""
+        for run in self._runs["gradients"][rank]:
+            run.read()
 
     def take(self, data: list) -> None:
         """Take the data of this machine's rows: as `_read_data` returns them."""
