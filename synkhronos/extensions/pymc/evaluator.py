@@ -261,8 +261,8 @@ class Evaluator:
         """Raise in, or for, another process than the script's, if ranks are on several machines."""
         if link is None and len(self.layout.counts) > 1:
             raise SessionError(
-                "Chains in processes of their own can't use the ranks of several machines, which "
-                "take turns: write pm.sample(cores=1), in which each chain uses all ranks."
+                "Chains in processes of their own can't use the ranks of several machines. Write "
+                "pm.sample(cores=1): the chains follow one another, each on all ranks."
             )
 
     @property
