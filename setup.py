@@ -121,6 +121,7 @@ EXTRAS = {
     ],
 }
 OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor", "test-samplers")
+EXTRAS["test-pytensor"] += EXTRAS["mpi"]
 EXTRAS["dev"] = sorted(
     {each for name in EXTRAS if name not in OF_PYTENSOR for each in EXTRAS[name]}
     | {f"{each}; {ON_NEW}" for each in EXTRAS["pymc"]}

@@ -9,6 +9,7 @@ A process has at most one session at a time.
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its forks take its lock after the one below
 import contextlib
+import dataclasses
 import functools
 import os
 import threading
@@ -169,33 +170,12 @@ def fork(
         if link is not None:
             devices = None if devices is None else tuple(devices)
             wish = job.Wish(link.next_session(), n_parallel, use_gpu, devices, job.facts())
-            options = master, threads_per_rank, profile_workers, compress is not None
-            plan = job.plan(link, wish, names, *options)
+            more = master, threads_per_rank, profile_workers, compress is not None
+            plan = job.plan(link, wish, names, *more)
             names = plan.devices
         _host.overlap_reductions(overlap and plan is not None and set(names) == {"cpu"})
-        try:
-            # Nothing is raised between a worker's start and the assignment, so close() finds it.
-            with _Current.forking, interrupts_held():
-                _release_closed()
-                take_standard_streams()
-                gate = None
-                if plan is not None:
-                    link.tell(None, ("plan", plan))
-                    gate = make_gate_of_machines(plan, link)
-                _Current.session = Session(
-                    names, threads, master, profile_workers, follow, check, restart, gate
-                )
-            _Current.session.on_loss = _Current.on_loss
-            _Current.session.begin()
-        except BaseException as error:
-            _end_current()
-            if not isinstance(error, OSError) or is_of_handler(error):
-                raise
-            raise SessionError(
-                f"fork() can't start {count(n_here, 'rank')} on this machine: {error}. Each "
-                "takes a process and, of the master, four descriptors and two for each Data (see "
-                "ulimit -n, ulimit -u)."
-            ) from error
+        options = names, threads, master, profile_workers, follow, check, restart
+        _begin(plan, n_here, functools.partial(Session, *options))
         if profile_file is not None:
             try:
                 profiling.record_until_close(current("a profile"), profile_file)
@@ -203,6 +183,57 @@ def fork(
                 close()
                 raise
         return len(names)
+
+
+def fork_leaders() -> job.Layout:
+    """Begin a session with one rank on each machine, in place of that of ``synkhronos run``.
+
+    For extensions, whose ranks each of these starts on its machine. Return how many fork() would
+    begin where: as the launch was told, or one for each core.
+    """
+    with _Current.lock:
+        session, given, link = _Current.session, _Current.of_run, _Current.link
+        if session is not None and not session.may_be_replaced:
+            raise SessionError(
+                "There is a session of fork() already, or another likelihood() block. On several "
+                "machines one is possible at a time: close() it, or leave that block, before."
+            )
+        n_parallel, devices = (given["n_parallel"], given["devices"]) if given else (None, None)
+        devices = None if devices is None else tuple(devices)
+        names = resolve(n_parallel, False, devices)
+        if session is not None:
+            close()
+        wish = job.Wish(link.next_session(), n_parallel, False, devices, job.facts())
+        plan = job.plan(link, wish, names, 0, 1, False, False)
+        ones = (1,) * len(plan.counts)
+        leaders = dataclasses.replace(plan, counts=ones, devices=("cpu",) * len(ones))
+        _begin(leaders, 1, functools.partial(Session, leaders.devices, 1, 0, False))
+        return plan.layout(0)
+
+
+def _begin(plan, n_here, make):
+    """Begin the current session, on the machines of a plan if there is one."""
+    try:
+        # Nothing is raised between a worker's start and the assignment, so close() finds it.
+        with _Current.forking, interrupts_held():
+            _release_closed()
+            take_standard_streams()
+            gate = None
+            if plan is not None:
+                _Current.link.tell(None, ("plan", plan))
+                gate = make_gate_of_machines(plan, _Current.link)
+            _Current.session = make(gate=gate)
+        _Current.session.on_loss = _Current.on_loss
+        _Current.session.begin()
+    except BaseException as error:
+        _end_current()
+        if not isinstance(error, OSError) or is_of_handler(error):
+            raise
+        raise SessionError(
+            f"fork() can't start {count(n_here, 'rank')} on this machine: {error}. Each takes a "
+            "process and, of the master, four descriptors and two for each Data (see ulimit -n, "
+            "ulimit -u)."
+        ) from error
 
 
 def restart_count() -> int:

@@ -102,6 +102,7 @@ class _Session:
             kill_all(self._processes.values(), _END_SECONDS)
             for process in self._processes.values():
                 process.close()
+            self._worker.at_end.close()
             self._worker.unbind()
             self._gate.on_over()
             self._worker.comm.close()

@@ -3,6 +3,7 @@
 The master has a Worker too, and runs the same commands with it; it doesn't use `main`.
 """
 
+import contextlib
 import cProfile
 import functools
 import gc
@@ -35,6 +36,7 @@ class Worker:
         self.results = Results(self)
         self.replicas = {}
         self.variables = {}
+        self.at_end = contextlib.ExitStack()  # of the session, in the leaders of other machines
         self.running = True
         self.recorder = None  # a Recorder while a profile is on
         self._restore_threads = None

@@ -42,12 +42,13 @@ def measure(args, report):
 
 def _evaluation(name, rows, args):
     from synkhronos.extensions import pymc as parallel
+    from synkhronos.extensions.pymc.advice import compiled
 
     model = _negative_binomial(rows) if name == "negative_binomial" else None
     model = model or pymc.make_model(name, rows)[0]
-    calls = {"plain": pymc.compiled(model), "jax": _in_jax(model)}
+    calls = {"plain": compiled(model), "jax": _in_jax(model)}
     with parallel.likelihood(model, ranks=args.ranks):
-        calls["ranks"] = pymc.compiled(model)
+        calls["ranks"] = compiled(model)
         values = [float(call()[0]) for call in calls.values()]
         if not np.allclose(values, values[0], rtol=1e-10):
             raise frame.Failed(f"{name}: log-probabilities differ: {values}")

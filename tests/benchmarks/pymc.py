@@ -43,6 +43,8 @@ def _cache():
 
 def _evaluation(name, library, data, args):
     """Return the microseconds of an evaluation by Stan: with one thread, and one for each rank."""
+    from synkhronos.extensions.pymc.evaluator import QUANTILE
+
     measured = turns.Turns(args.seconds)
     with contextlib.ExitStack() as stack:
         for threads in dict.fromkeys([1, args.ranks]):
@@ -50,7 +52,7 @@ def _evaluation(name, library, data, args):
             measured.add(threads, lambda n, program=program: program.ask("times", count=n))
         measured.take_all(f"{name}, {data['n']:,} rows: Stan")
     us = [
-        1e6 * float(np.percentile(np.concatenate(rounds), pymc.QUANTILE))
+        1e6 * float(np.percentile(np.concatenate(rounds), QUANTILE))
         for rounds in measured.rounds_of.values()
     ]
     return {"stan_us": us[0], "stan_ranks_us": us[-1]}

@@ -227,6 +227,7 @@ UNPICKLED = {
     ("comm.shared.parcels", "unpack"): "messages of a group",
     ("_session.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",
+    ("extensions.pymc.evaluator", "_unpickled"): "likelihoods",
     ("comm.storage", "_read"): "places",
     ("values", "get_value"): "random states",
     ("checkpoints", "_values"): "random states",

@@ -1,6 +1,7 @@
 """Run a command of ``synkhronos`` on test hosts, with a fast cable or a slow one; needs root.
 
     PYTHONPATH=tests .venv/bin/python -m support.on_hosts --rate 100mbit 2 bench machines
+    PYTHONPATH=tests .venv/bin/python -m support.on_hosts --ranks 2 2 launch script.py
 
 The hosts are there until the command has ended. It gets the options ``--hosts``, ``--agent`` and
 ``--mpirun-args``. MPI's processes of one host share memory, as on a real one; and since all hosts
@@ -37,7 +38,8 @@ def line(these, command, ranks=None):
     names = [f"{each}:{ranks}" if ranks else each for each in these.addresses]
     options = ["--hosts", ",".join(names), "--agent", agent, "--mpirun-args", network]
     module = [] if command[0] == "benchmarks" else ["synkhronos"]
-    return [sys.executable, "-m", *module, *command, *options]
+    at = 1 if command[0] == "launch" else len(command)  # what follows the script is the script's
+    return [sys.executable, "-m", *module, *command[:at], *options, *command[at:]]
 
 
 if __name__ == "__main__":

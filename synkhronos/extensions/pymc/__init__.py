@@ -15,6 +15,7 @@ import importlib.util
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from synkhronos._host import pythons
 
@@ -27,17 +28,20 @@ if importlib.util.find_spec("pymc") is None:
 import pymc as pm
 import pytensor
 
-from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.devices import limit_threads, resolve, usable_cores
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
+from synkhronos._session.current import Current
 from synkhronos._wording import count, whole_number
+from synkhronos.extensions.pymc.advice import Advice, Measured, compiled, predict
 from synkhronos.extensions.pymc.checks import checked, seconds_of_plain
-from synkhronos.extensions.pymc.evaluator import Evaluator
+from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine, seconds_of
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
+from synkhronos.session import close, fork_leaders
 
-__all__ = ["ParallelLikelihood", "likelihood", "row_wise"]
+__all__ = ["Advice", "ParallelLikelihood", "advise", "likelihood", "row_wise"]
 
 _MOST_RANKS = 4096
 # Seconds of an evaluation: below, two ranks gain little, or are slower; from there on they pay.
@@ -52,7 +56,7 @@ class ParallelLikelihood:
     Attributes
     ----------
     ranks : int
-        The number of ranks, this process included; 1 where ranks don't pay.
+        The number of ranks of all machines, this process included; 1 where ranks don't pay.
     divided : list of str
         Names of the observed variables and potentials whose rows are divided over the ranks. Empty
         where plain PyMC is faster: the model is as before, then.
@@ -63,7 +67,7 @@ class ParallelLikelihood:
     def __init__(self, model, evaluator, left):
         self._model, self._evaluator = model, evaluator
         self._of_observed = None  # the evaluator of observed variables without potentials
-        self.ranks = evaluator.n_ranks if evaluator else 1
+        self.ranks = evaluator.layout.n_ranks if evaluator else 1
         self.divided = [term.name for term in evaluator.terms] if evaluator else []
         self.left = left
 
@@ -97,7 +101,7 @@ class ParallelLikelihood:
             return None
         if self._of_observed is None:
             whole = self._evaluator
-            self._of_observed = Evaluator(terms, whole.n_ranks, whole.check_bounds)
+            self._of_observed = Evaluator(terms, whole.layout, whole.check_bounds)
         return self._of_observed
 
     def logp(self, vars=None, jacobian=True, sum=True):
@@ -159,7 +163,8 @@ def likelihood(
     model : pymc.Model, optional
         The model, which the block also enters. By default that of the surrounding ``with model:``.
     ranks : int, optional
-        The number of ranks, this process included. By default one for each core; but where the
+        The number of ranks, this process included; on several machines, that of each. By default
+        what ``synkhronos launch`` or ``run`` was told, or one for each core; but where the
         likelihood takes less time in this process alone, the block leaves it there, and says so in
         the log.
     devices : list of str, optional
@@ -187,7 +192,10 @@ def likelihood(
     ``pm.sample(cores=2)`` each chain's process has ranks of its own, so ``ranks * cores`` should be
     at most the number of cores of the machine. As many chains as cores use all cores already with
     plain ``pm.sample(cores=...)``; ranks are for chains that should be finished earlier, and for
-    more cores than chains.
+    more cores than chains. :func:`advise` says what is fastest.
+
+    In a script under ``synkhronos launch`` on several machines the rows are divided over the ranks
+    of all. Chains use them in turn, as with ``pm.sample(cores=1)``, or as threads.
 
     A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. nutpie goes on with
     evaluations that fail, and JAX raises errors of its own; the block raises it at its end. After a
@@ -205,12 +213,74 @@ def likelihood(
         with parallel.likelihood(model, ranks=4):
             idata = pm.sample(chains=4, cores=1)
     """
-    model = pm.modelcontext(model)
-    model = getattr(model, "root", model)  # of nested models, as pm.sample takes it
+    model = _root(model)
     n_ranks = _number_of_ranks(ranks, devices)
     _check_model(model)
+    with _layout(n_ranks) as (layout, is_given), _divided(model, layout, is_given) as parallel:
+        yield parallel
+
+
+def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
+    """Say how many ranks, and how many chains at the same time, are the fastest here.
+
+    It measures an evaluation of value and gradient, a round of the ranks, and how fast the memory
+    is, which takes some seconds. From these it predicts the time of an evaluation of every chain,
+    for all numbers that fit the cores. Under ``synkhronos launch`` it measures the ranks of all
+    machines, too.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        By default that of the surrounding ``with model:``.
+    chains : int
+        The number of chains.
+
+    Returns
+    -------
+    Advice
+        What was measured and predicted. Its text is a table, with the lines to write:
+        ``print(parallel.advise(model))``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`likelihood` does.
+    """
+    model, chains = _root(model), whole_number("chains", chains, 1, _MOST_RANKS)
+    _check_model(model)
+    cores, found = usable_cores(), {}
+    restore = limit_threads(1)  # as in PyMC's processes, and on ranks
+    try:
+        found["plain"] = seconds_of(compiled(model))
+        with _divided(model, on_this_machine(1)) as ours:
+            whole, [of_one] = seconds_of(compiled(model)), ours.evaluators
+            values = of_one.values
+            found["likelihood"] = seconds_of(lambda: of_one.evaluate("gradients", values))
+            found["rest"] = max(0.0, whole - found["likelihood"])
+            found["reading"] = seconds_of(of_one.read)
+        of_all = Evaluator(of_one.terms, on_this_machine(cores), of_one.check_bounds)
+        with contextlib.closing(of_all):
+            of_all.evaluate("gradients", values)
+            found["round"] = seconds_of(of_all.round)
+            found["gain_of_reading"] = found["reading"] / seconds_of(of_all.read)
+        if Current.link is not None:
+            with likelihood(model) as ours:
+                found["on_machines"] = seconds_of(compiled(model))
+            found["ranks_of_machines"] = ours.ranks
+    finally:
+        restore()
+    return predict(Measured(cores, **found), chains)
+
+
+def _root(model):
+    model = pm.modelcontext(model)
+    return getattr(model, "root", model)  # of nested models, as pm.sample takes it
+
+
+@contextlib.contextmanager
+def _divided(model, layout, is_given=True):
     with model:
-        evaluator, left = _divide(model, n_ranks, ranks is not None or devices is not None)
+        evaluator, left = _divide(model, layout, is_given)
         for name, reason in left.items():
             log.warning("the likelihood of %r stays in the master: %s", name, reason)
         if evaluator is None:
@@ -244,7 +314,7 @@ def _number_of_ranks(ranks, devices):
     if ranks is not None:
         ranks = whole_number("ranks", ranks, 1, _MOST_RANKS)
     if devices is None:
-        return usable_cores() if ranks is None else ranks
+        return ranks
     if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
         raise TypeError(f"devices must be a list of 'cpu', got {devices!r}.")
     if not devices or any(each != "cpu" for each in devices):
@@ -259,6 +329,30 @@ def _number_of_ranks(ranks, devices):
     return whole_number("the length of devices", len(devices), 1, _MOST_RANKS)
 
 
+@contextlib.contextmanager
+def _layout(n_ranks):
+    """Yield the layout of the ranks, and whether the user or a command has given their number.
+
+    On several machines there is a session of their leaders.
+    """
+    if Current.link is None:
+        given = {} if n_ranks else Current.of_run or {}
+        asked = given.get("n_parallel"), given.get("devices")
+        is_given = n_ranks is not None or any(asked)
+        n_ranks = n_ranks or len(resolve(asked[0], False, asked[1]))
+        yield on_this_machine(n_ranks), is_given
+        return
+    layout = fork_leaders()
+    leaders = Current.session
+    if n_ranks is not None:
+        layout = replace(layout, counts=(n_ranks,) * len(layout.counts))
+    try:
+        yield layout, True
+    finally:
+        if Current.session is leaders:
+            close()
+
+
 def _check_model(model):
     if not isinstance(model, pm.Model):
         raise TypeError(
@@ -269,7 +363,7 @@ def _check_model(model):
         raise ValueError("The model is in a likelihood() block already.")
 
 
-def _divide(model, n_ranks, is_given):
+def _divide(model, layout, is_given):
     """Return an evaluator of all likelihoods that can be divided; and why others can't.
 
     If the number of ranks is not given, it is None where plain PyMC is faster.
@@ -297,16 +391,17 @@ def _divide(model, n_ranks, is_given):
             "likelihood(), with pm.sample(cores=...) for chains in parallel."
         )
     functions = [each.function for each in found]
-    evaluator = Evaluator(terms, n_ranks, model.check_bounds, functions)
+    evaluator = Evaluator(terms, layout, model.check_bounds, functions)
     seconds = sum(each.seconds for each in found)
-    if not is_given and (seconds < _SURE or n_ranks == 1):
+    if not is_given and (seconds < _SURE or layout.n_ranks == 1):
         return evaluator if _choose(model, evaluator, found) else None, left
-    if is_given and seconds < _PAYS and n_ranks > 1:
+    pays = _PAYS if len(layout.counts) == 1 else 10 * _PAYS  # for the way between machines
+    if is_given and seconds < pays and layout.n_ranks > 1:
         log.warning(
             "one process computes the likelihood and its gradients in %.2f milliseconds: ranks pay "
             "from about %g on. Without ranks, pm.sample(cores=...) runs chains at the same time",
             1e3 * seconds,
-            1e3 * _PAYS,
+            1e3 * pays,
         )
     return evaluator, left
 
@@ -326,14 +421,15 @@ def _told_of(name):
 
 def _choose(model, evaluator, found):
     """Give an evaluator the number of ranks that takes the least time; return whether it pays."""
-    most = evaluator.n_ranks
+    most = evaluator.layout.n_ranks
     observed = [model[term.name] for term in evaluator.terms]
     plain = seconds_of_plain(model, observed, found[0].point)
     values = evaluator.flat([value for each in found for value in each.values])
     times = {n: evaluator.seconds(n, values) + _CALL for n in {1, most}}
-    evaluator.n_ranks = min(times, key=times.get)
-    pays = times[evaluator.n_ranks] < plain
-    if not pays or evaluator.n_ranks < most:
+    fastest = min(times, key=times.get)
+    evaluator.layout = on_this_machine(fastest)
+    pays = times[fastest] < plain
+    if not pays or fastest < most:
         told = [f"{1e3 * times[n]:.3f} with {count(n, 'rank')}" for n in sorted(times)]
         log.warning(
             "the likelihood and its gradients take %.3f milliseconds in plain PyMC, %s: %s. With "

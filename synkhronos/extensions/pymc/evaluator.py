@@ -13,6 +13,13 @@ evaluation of another kind, start new workers in place of the old ones. The kind
 
 A process that the script forks, such as that of a chain, starts workers of its own at its first
 evaluation. So does one that gets the evaluator in a pickle.
+
+On several machines the leader of each has an evaluator, with the terms and the data of the rows of
+its ranks. The leaders are the ranks of a session, in which each gives one vector; these are added
+up in the order of the machines:
+
+    evaluate(values)  ── values ──▶ each leader: evaluate_here(values)
+    logp, gradients   ◀── sum ───── a vector from each
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import pickle
 import secrets
 import threading
 import time
@@ -27,6 +35,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import Callable, Sequence
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
@@ -42,13 +51,20 @@ from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments, check_sharing
+from synkhronos._session.commands import Forget
+from synkhronos._session.current import Current
 from synkhronos._session.session import Session
-from synkhronos.errors import SessionError, WorkerDied
+from synkhronos.comm import Reference
+from synkhronos.comm.mpi.job import Layout
+from synkhronos.comm.reports import raised_by_rank
+from synkhronos.comm.transports import make_gate
+from synkhronos.errors import SessionError, WorkerDied, WorkerError
 from synkhronos.extensions.pymc import vectorized
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 
 _LINE = 8  # numbers in a cache line: no two ranks write to one
 _BLOCK_BYTES = 1 << 20  # of data that a rank evaluates at once: what a core has of a cache
+QUANTILE = 20  # percent of measurements that are faster than the time that is taken
 _BYTES_PER_RESULT = 128  # so many bytes of data take as long as adding up one more number
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
@@ -60,14 +76,19 @@ def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
     return _evaluators[number].evaluate(kind, values)
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    """Return the time of a call: a fifth of many are faster."""
-    times, end = [], time.perf_counter() + 0.1
-    while len(times) < 50 or time.perf_counter() < end:
+def on_this_machine(n_ranks: int) -> Layout:
+    """Return the layout of so many ranks on one machine."""
+    return Layout((n_ranks,), ("",), 0)
+
+
+def seconds_of(call: Callable[[], object], seconds: float = 0.2) -> float:
+    """Return the time of a call where little disturbs it: a fifth of many are faster."""
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
-    return sorted(times)[len(times) // 5]
+    return float(np.percentile(times, QUANTILE))
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,56 @@ class Evaluate:
     def run(self, worker):
         """Compute this rank's part."""
         _evaluators[self.number].compute(worker.rank, self.kind)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Read the data of all ranks."""
+
+    number: int
+
+    def run(self, worker):
+        """Read this rank's data."""
+        _evaluators[self.number].read_part(worker.rank)
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Give a machine the evaluator of that number, or new data for it."""
+
+    number: int
+    machine: int
+    pickled: Reference
+
+    def run(self, worker):
+        """Unpickle it, on that machine."""
+        if worker.rank == self.machine:
+            content, data = _unpickled(worker.fetch(self.pickled))
+            worker.comm.memory.forget([self.pickled])
+            if self.number not in _evaluators:
+                worker.at_end.callback(_restored(self.number, *content).close)
+            _evaluators[self.number].take(data)
+
+
+@dataclass(frozen=True)
+class EvaluateOnMachines:
+    """Compute the parts of all machines."""
+
+    number: int
+    kind: str
+
+    def run(self, worker):
+        """Return the sum of this machine's parts."""
+        evaluator = _evaluators[self.number]
+        if worker.is_master:
+            values = evaluator.given
+            worker.gate.tell_all(values)
+        else:
+            values = worker.gate.told_by(0)
+        try:
+            return evaluator.evaluate_here(self.kind, values)
+        except WorkerError as error:
+            raise (raised_by_rank(error) or error) from error
 
 
 class _Run:
@@ -114,6 +185,12 @@ class _Run:
         for cell, array in zip(self._cells, self._arguments):
             cell[0] = array
 
+    def read(self):
+        """Read the arguments, as fast as the memory allows."""
+        for each in self._arguments:
+            octets = each.ravel("K").view("uint8")
+            octets[: octets.size // 8 * 8].view("int64").sum()
+
     def run(self):
         """Compute the vector of these rows."""
         for own, values in self._copies:
@@ -135,7 +212,8 @@ class Evaluator:
     Parameters
     ----------
     terms : sequence of Term
-    n_ranks : int
+    layout : Layout
+        The ranks of each machine. Of several machines the session has one rank on each.
     check_bounds : bool
         As that of the model: whether parameters out of bounds give minus infinity.
     functions : list, optional
@@ -145,11 +223,12 @@ class Evaluator:
     def __init__(
         self,
         terms: Sequence[Term],
-        n_ranks: int,
+        layout: Layout,
         check_bounds: bool,
         functions: list | None = None,
     ):
-        self.terms, self.n_ranks, self.check_bounds = tuple(terms), n_ranks, check_bounds
+        self.terms, self.layout, self.check_bounds = tuple(terms), layout, check_bounds
+        self._of_machines = Current.session if len(layout.counts) > 1 else None
         self._open(secrets.randbits(62))  # a pickle of it may come from any process
         if functions is not None:
             self._functions["gradients"] = functions
@@ -168,6 +247,9 @@ class Evaluator:
         ]
         self._functions: dict[str, list] = {}
         self._products: list | None = None  # the terms along directions, and these, once needed
+        self._received: list | None = None  # the data, on other machines than the script's
+        self._sent: list | None = None  # to other machines: as `_sources`
+        self.given = np.empty(0)  # the values of an evaluation on several machines
         self._make_locks()
         self._forget()
         _evaluators[number] = self
@@ -187,8 +269,17 @@ class Evaluator:
         self._lengths = b""
 
     def __reduce__(self):
+        self._check_machines(None)
         self.is_used = True
-        return _restored, (self.number, self.terms, self.n_ranks, self.check_bounds)
+        return _restored, (self.number, self.terms, self.layout, self.check_bounds)
+
+    def _check_machines(self, link):
+        """Raise in, or for, another process than the script's, if ranks are on several machines."""
+        if link is None and len(self.layout.counts) > 1:
+            raise SessionError(
+                "Chains in processes of their own can't use the ranks of several machines. Write "
+                "pm.sample(cores=1): the chains follow one another, each on all ranks."
+            )
 
     @property
     def worker_pids(self) -> list[int]:
@@ -203,7 +294,7 @@ class Evaluator:
     def seconds(self, n_ranks: int, values: np.ndarray) -> float:
         """Return the time of an evaluation on so many ranks, which it has from now on."""
         self._stop()
-        self.n_ranks = n_ranks
+        self.layout = on_this_machine(n_ranks)
         try:
             found = seconds_of(lambda: self.evaluate("gradients", values))
         finally:
@@ -228,17 +319,18 @@ class Evaluator:
                     "The likelihood was evaluated in the middle of another evaluation, from a "
                     "signal handler or a finalizer. Evaluate it after that one has returned."
                 )
+            if self.is_closed:
+                raise SessionError(
+                    "A function that was compiled in `with likelihood(...):` was called after the "
+                    "end of the block, which has ended its ranks. Call it in the block, or compile "
+                    "it again."
+                )
             try:
                 with self._inside:
-                    command = self._commands.get(kind)
-                    if command is None or not self._is_current(values):
-                        command = self._start(kind, values)
-                    self._values[: values.size] = values
-                    self._session.run(command)
-                    total = self._parts[0].copy()
-                    for whole in self._whole:
-                        for part in self._parts[1:]:
-                            total[whole] += part[whole]
+                    if self._of_machines is None:
+                        total = self.evaluate_here(kind, values)
+                    else:
+                        total = self._evaluate_on_machines(kind, values)
             except WorkerDied as death:
                 death = _advised(death)
                 # nutpie takes any error of an evaluation for a point out of bounds, and goes on.
@@ -255,6 +347,84 @@ class Evaluator:
         if kind == "value":
             return first
         return np.concatenate([first, np.delete(total, self._begins)])
+
+    def _evaluate_on_machines(self, kind, values):
+        self._check_machines(Current.link)
+        with self._of_machines.call("likelihood") as session:
+            self._send(session)
+            self._command_for(kind, values)  # what it raises needs no other machine
+            self.given = values
+            total, *others = session.ask(EvaluateOnMachines(self.number, kind))
+        for each in others:
+            total += each
+        return total
+
+    def evaluate_here(self, kind: str, values: np.ndarray) -> np.ndarray:
+        """Return the sum of the parts of this machine's ranks."""
+        command = self._command_for(kind, values)
+        self._values[: values.size] = values
+        self._session.run(command)
+        total = self._parts[0].copy()
+        for whole in self._whole:
+            for part in self._parts[1:]:
+                total[whole] += part[whole]
+        return total
+
+    def _command_for(self, kind, values):
+        command = self._commands.get(kind)
+        if command is None or not self._is_current(values):
+            return self._start(kind, values)
+        return command
+
+    def _send(self, session):
+        """Send each machine the data of its rows, unless it has them."""
+        if self._sent is not None and all(cell[0] is data for cell, data in self._sent):
+            return
+        self._commands.clear()  # before `_sources` change, by which old data are known
+        found, layout = self._read_data(), self.layout
+        # Neither the data nor the model: of each a machine needs the part for its rows at most.
+        terms = [
+            replace(
+                term,
+                frontier=(),
+                rows=tuple(replace(rows, data=rows.variable) for rows in term.rows),
+            )
+            for term in self.terms
+        ]
+        for machine in range(1, len(layout.counts)):
+            data = []
+            for term, (length, arrays) in zip(self.terms, found):
+                there = slice(*(_rows_before(layout, m, length) for m in (machine, machine + 1)))
+                cut = [along(array, rows.axis, there) for rows, array in zip(term.rows, arrays)]
+                data.append((length, cut))
+            content = terms, replace(layout, machine=machine), self.check_bounds
+            pickled = _pickled((content, data))
+            _block, reference = session.comm.memory.wrap(pickled)
+            session.run(Receive(self.number, machine, reference))
+        self._sent = self._sources
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values of the last evaluation."""
+        return self._values.copy()
+
+    def round(self) -> None:
+        """Run the start and the finish of an evaluation, in which no rank computes anything."""
+        self._session.run(Forget((), (), ()))
+
+    def read(self) -> None:
+        """Let each rank read its data, after an evaluation with gradients."""
+        self._session.run(Read(self.number))
+
+    def read_part(self, rank: int) -> None:
+        """Read the data of a rank."""
+        for run in self._runs["gradients"][rank]:
+            run.read()
+
+    def take(self, data: list) -> None:
+        """Take the data of this machine's rows: as `_read_data` returns them."""
+        self._received = data
+        self._commands.clear()
 
     def _is_current(self, values):
         for cell, data in self._sources:
@@ -324,12 +494,6 @@ class Evaluator:
 
     def _start(self, kind, values):
         """Start workers for the present data, and for values of these shapes."""
-        if self.is_closed:
-            raise SessionError(
-                "A function that was compiled in `with likelihood(...):` was called after the end "
-                "of the block, which has ended its ranks. Call it in the block, or compile it "
-                "again."
-            )
         if self._session is not None:
             self._session.require_open()
         self.is_used = True
@@ -341,7 +505,7 @@ class Evaluator:
         for each in kinds:
             self._runs[each] = [
                 list(self._runs_of(rank, each, functions[each], arguments, data, arranged))
-                for rank in range(self.n_ranks)
+                for rank in range(len(self.layout.ranks()))
             ]
             for run in self._runs[each][0]:
                 run.prepare()  # numba compiles before the workers are forked, which inherit code
@@ -351,7 +515,9 @@ class Evaluator:
         return self._commands[kind]
 
     def _read_data(self):
-        """Return the number of rows of each term, and its arrays."""
+        """Return the number of rows of each term, on all machines, and its arrays."""
+        if self._received is not None:
+            return self._received
         variables = [rows.data for term in self.terms for rows in term.rows]
         leaves = graph_inputs(variables)
         shared = [each for each in leaves if isinstance(each, TensorSharedVariable)]
@@ -397,9 +563,10 @@ class Evaluator:
         stride = -(-width // _LINE) * _LINE
         n_directions = width - len(self.terms)
         size = n_unknown + sum(map(math.prod, shapes)) + n_directions
-        memory = Segments().create(8 * (self.n_ranks * stride + size))
-        self._parts = list(memory.array("float64", (self.n_ranks, stride))[:, :width])
-        self._values = memory.array("float64", (size,), 8 * self.n_ranks * stride)
+        n_ranks = len(self.layout.ranks())
+        memory = Segments().create(8 * (n_ranks * stride + size))
+        self._parts = list(memory.array("float64", (n_ranks, stride))[:, :width])
+        self._values = memory.array("float64", (size,), 8 * n_ranks * stride)
         self._values[: values.size] = values
         begin = n_unknown
 
@@ -426,10 +593,12 @@ class Evaluator:
             inputs = [*zip(term.parameters, parameters)]
             if kind == "products":
                 inputs += zip(floats(term), directions)
-            first, last = share(length, self.n_ranks, rank)
-            n_blocks = _number_of_blocks(last - first, arrays, length, width)
+            first, last = share(length, self.layout.n_ranks, self.layout.first() + rank)
+            before = _rows_before(self.layout, self.layout.machine, length)
+            n_blocks = _number_of_blocks(last - first, term.rows, arrays, width)
             for block in range(n_blocks):
-                chosen = slice(*(first + each for each in share(last - first, n_blocks, block)))
+                begins, ends = (first + each for each in share(last - first, n_blocks, block))
+                chosen, there = slice(begins, ends), slice(begins - before, ends - before)
                 arguments, copies = [], []
                 for parameter, value in inputs:
                     own = along(value, axes_of[parameter], chosen)
@@ -437,7 +606,7 @@ class Evaluator:
                 for rows, array in zip(term.rows, arrays):
                     key = rows, chosen.start, chosen.stop
                     if key not in arranged:
-                        arranged[key] = rows.arranged(along(array, rows.axis, chosen))
+                        arranged[key] = rows.arranged(along(array, rows.axis, there))
                     arguments.append(arranged[key])
                 sizes = [] if kind == "value" else [*zip(term.parameters, parameters)]
                 outs = self._outs_of(rank, begin, sizes, axes_of, chosen, block > 0)
@@ -463,8 +632,10 @@ class Evaluator:
         check_sharing()
         with interrupts_held():
             take_standard_streams()
-            devices = ["cpu"] * self.n_ranks
-            self._session = Session(devices, 1, 0, False)
+            n_ranks = len(self.layout.ranks())
+            gate = make_gate(n_ranks, 0)
+            gate.first_rank, gate.host = self.layout.first(), self.layout.hosts[self.layout.machine]
+            self._session = Session(["cpu"] * n_ranks, 1, 0, False, gate=gate)
         try:
             self._session.begin()
         except BaseException:
@@ -485,7 +656,9 @@ class Evaluator:
 
 def _advised(death):
     """Return the error of a worker's death with what the user can do."""
-    cause = str(death).partition(" The session has ended")[0]
+    cause, found, _ = str(death).partition(" The session has ended: ")
+    if not found:  # it is the end of the job, on several machines
+        return death
     advice = "Leave the likelihood() block, and enter it again."
     return WorkerDied(f"{cause} {advice}", death.rank, death.exitcode)
 
@@ -504,7 +677,12 @@ def along(array: np.ndarray, axis: int | None, chosen) -> np.ndarray:
     return array if axis is None else array[(slice(None),) * axis + (chosen,)]
 
 
-def _number_of_blocks(n_rows, arrays, length, width):
+def _rows_before(layout, machine, length):
+    """Return the number of rows, of so many, of all machines before one."""
+    return share(length, layout.n_ranks, layout.first(machine))[0]
+
+
+def _number_of_blocks(n_rows, rows, arrays, width):
     """Return into how many parts the rows of a rank are cut.
 
     The data of each, and what is computed from them, should stay in the core's cache; but the
@@ -512,7 +690,7 @@ def _number_of_blocks(n_rows, arrays, length, width):
     """
     if not n_rows:
         return 0
-    nbytes = sum(array.nbytes for array in arrays) * n_rows / length
+    nbytes = n_rows * sum(each.nbytes / each.shape[of.axis] for of, each in zip(rows, arrays))
     return max(1, min(n_rows, round(nbytes / max(_BLOCK_BYTES, _BYTES_PER_RESULT * width))))
 
 
@@ -556,14 +734,25 @@ def along_direction(term: Term) -> tuple[Term, list[Variable]]:
     return derived, directions
 
 
-def _restored(number, terms, n_ranks, check_bounds):
+def _restored(number, terms, layout, check_bounds):
     """Return the evaluator of that number, made anew in a process that lacks it."""
     found = _evaluators.get(number)
     if found is None:
         found = Evaluator.__new__(Evaluator)
-        found.terms, found.n_ranks, found.check_bounds = terms, n_ranks, check_bounds
+        found.terms, found.layout, found.check_bounds = terms, layout, check_bounds
+        found._of_machines = None
         found._open(number)
     return found
+
+
+@recurses_deep
+def _pickled(content):
+    return cloudpickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+
+
+@recurses_deep
+def _unpickled(data):
+    return pickle.loads(data)
 
 
 def _leave_in_child():

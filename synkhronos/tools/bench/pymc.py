@@ -4,7 +4,7 @@ Value and gradient: the log-probability of the whole model with its gradients, a
 it; "one rank" is this process alone, with the function that ranks have. Plain model and ranks take
 turns. A gain is the median of the ratios of neighboring turns, a time that of the fifth of turns
 that are fastest: other guests of the same machine slow down whole seconds, to half of the speed.
-"Reading" is how much faster as many processes as ranks read the same data than one: no division of
+"Reading" is how much faster all ranks read their data than one rank all of them: no division of
 work over cores gains more where memory is the limit and the data are read from it.
 
 Sampling: pm.sample, without compilation: one chain, plain and on ranks; and as many chains as
@@ -20,7 +20,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-import multiprocessing
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from synkhronos.tools.bench import frame, options, turns
 
 SAMPLERS = ("pymc", "nutpie", "numpyro", "blackjax")
 MODELS = {"logistic": 500_000, "hierarchical": 200_000, "poisson": 200_000, "student": 100_000}
-QUANTILE = 20  # percent of turns that are faster than the times that are printed
 _ROWS = [100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
 _TURNS = 50  # of each way, for one measurement
 _COLUMNS, _GROUPS = 20, 300
@@ -82,13 +80,13 @@ def measure_beside(peer, args, report):
         for name in args.models:
             model, data = make_model(name, args.rows or MODELS[name])
             each = _evaluation(name, model, data, args)
-            each["reading"] = _gain_of_reading(data["x"], args.ranks)
             found["evaluations"].append(each)
             report.show(_line(table, each))
             each.update(peer(name, data))
         report.show("Where ranks begin to pay; the last columns are gains")
         for name, rows in itertools.product(args.models, args.pays):
             each = _evaluation(name, *make_model(name, rows), args)
+            del each["reading"]  # little data stay in caches
             found["pays"].append(each)
             report.show(_line(table, each))
         fewest = min(found["pays"], key=lambda each: each["rows"])
@@ -152,56 +150,22 @@ def make_model(name, rows):
 def _evaluation(name, model, data, args):
     """Return the microseconds of an evaluation: plain, of one rank, and of all ranks, in turns."""
     from synkhronos.extensions import pymc as parallel
+    from synkhronos.extensions.pymc.advice import compiled
+    from synkhronos.extensions.pymc.evaluator import QUANTILE, seconds_of
 
     plain = compiled(model)
-    result = {"model": name, "rows": data["n"]}
+    result, reading = {"model": name, "rows": data["n"]}, []
     for way, n_ranks in (("one", 1), ("ranks", args.ranks)):
-        with parallel.likelihood(model, ranks=n_ranks):
+        with parallel.likelihood(model, ranks=n_ranks) as ours:
             measured = turns.Turns(args.seconds / 2, _TURNS, most=100_000)
             measured.add_calls({"plain": plain, "divided": compiled(model)})
             measured.take_all(f"{name}, {data['n']:,} rows: ranks={n_ranks}, turns")
+            reading.append(seconds_of(ours.evaluators[0].read))
         turn = {key: [np.median(each) for each in of] for key, of in measured.rounds_of.items()}
         plain_us, us = (1e6 * float(np.percentile(each, QUANTILE)) for each in turn.values())
         gain = np.median(np.divide(turn["plain"], turn["divided"]))
         result.update({"plain_us": plain_us, f"{way}_us": us, f"gain_of_{way}": float(gain)})
-    return result
-
-
-def compiled(model):
-    """Return a function without arguments that evaluates value and gradient."""
-    from pymc.blocking import DictToArrayBijection
-
-    function = model.logp_dlogp_function(ravel_inputs=True)
-    start = model.initial_point(random_seed=0)
-    names = [each.name for each in function._grad_vars]
-    point = DictToArrayBijection.map({name: start[name] + 0.01 for name in names}).data
-    function([point])  # compiles
-    return lambda: function([point])
-
-
-def _gain_of_reading(x, n_processes, passes=15):
-    """Return how much faster several processes read their parts of an array than one all of it."""
-    context = multiprocessing.get_context("fork")
-    barrier, seconds = context.Barrier(n_processes), context.Array("d", n_processes * passes)
-    parts = np.array_split(x, n_processes)
-
-    def read(part, count=1):
-        for number in range(passes):
-            if count > 1:
-                barrier.wait()
-            seconds[place * passes + number] = turns.seconds_of(part.sum)
-
-    place = 0
-    read(x)
-    alone = np.percentile(seconds[:passes], QUANTILE)
-    processes = []
-    for place in range(n_processes):
-        processes.append(context.Process(target=read, args=(parts[place], n_processes)))
-        processes[-1].start()
-    for each in processes:
-        each.join()
-    slowest = np.array(seconds[:]).reshape(n_processes, passes).max(axis=0)
-    return float(alone / np.percentile(slowest, QUANTILE))
+    return {**result, "reading": reading[0] / reading[1]}
 
 
 def _sampling(name, rows, args):

@@ -1,0 +1,128 @@
+"""How many ranks and chains at the same time are fastest: predicted from a few measured times.
+
+    seconds of an evaluation, of each of the chains that run at the same time
+        = all but the likelihood + round of the ranks
+          + the larger of   likelihood / ranks
+                            chains * reading / how much faster all processes read than one
+
+A round is the start and the finish of all ranks. Reading is that of the data, by one process: the
+memory of a machine is what its cores can't divide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pymc.blocking import DictToArrayBijection
+
+from synkhronos._wording import count
+
+_WORTH = 1.1  # times as fast as plain PyMC: less is within what such a prediction misses
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds on this machine, and of all machines if there are several."""
+
+    cores: int
+    plain: float  # value and gradient of the plain model, in one process
+    likelihood: float  # of what is divided, on one rank
+    rest: float  # of all else
+    round: float  # of ranks on all cores
+    reading: float  # of the data, by one process
+    gain_of_reading: float  # how much faster as many processes as cores read them
+    ranks_of_machines: int = 0
+    on_machines: float = math.inf  # value and gradient on all of these
+
+
+@dataclass(frozen=True, repr=False)
+class Advice:
+    """What :func:`advise` has measured and predicts; its text is a table with the lines to write.
+
+    Attributes
+    ----------
+    chains : int
+    measured : Measured
+        Times in seconds.
+    predicted : dict
+        (ranks, chains at the same time) -> seconds for an evaluation of every chain, one of each;
+        0 ranks are plain PyMC.
+    ranks : int
+        Of each chain, in the fastest way; 0 for plain PyMC.
+    cores : int
+        The chains at the same time, in the fastest way: PyMC's ``cores``.
+    gain : float
+        How much faster this is than the fastest way of plain PyMC.
+    """
+
+    chains: int
+    measured: Measured
+    predicted: dict[tuple[int, int], float]
+    ranks: int
+    cores: int
+    gain: float
+
+    @property
+    def lines(self) -> str:
+        """The lines to write."""
+        sample = f"pm.sample(chains={self.chains}, cores={self.cores})"
+        if not self.ranks:
+            return sample
+        ranks = "" if self.ranks == self.measured.ranks_of_machines else f", ranks={self.ranks}"
+        return f"with parallel.likelihood(model{ranks}):\n    {sample}"
+
+    def __repr__(self) -> str:
+        found, away = self.measured, self.measured.ranks_of_machines
+        whole = found.likelihood + found.rest
+        ranks, at_once = (sorted({*each}) for each in zip(*self.predicted))
+        rows = [["chains at once", *(count(each, "rank") if each else "plain" for each in ranks)]]
+        for number in at_once:
+            times = [self.predicted.get((each, number)) for each in ranks]
+            shown = ["" if each is None else f"{1e3 * each:.3f}" for each in times]
+            rows.append([f"{number:14}", *shown])
+        best = f"{self.gain:.2f} times as fast as plain PyMC" if self.ranks else "plain PyMC"
+        where = ", without synkhronos launch" if away not in (0, self.ranks) else ""
+        of_all = f" ({away} ranks of all machines: measured)" if away in ranks and away else ""
+        return f"""\
+Value and gradient, ms: plain {1e3 * found.plain:.3f}; one rank {1e3 * whole:.3f}, of which \
+{1e3 * found.likelihood:.3f} are divided
+A round of {found.cores} ranks: {1e3 * found.round:.3f}. Reading the data: \
+{1e3 * found.reading:.3f}, all cores {found.gain_of_reading:.1f} times as fast
+For an evaluation of each of {self.chains} chains, predicted{of_all}:
+{chr(10).join("".join(f"  {each:>9}" for each in row) for row in rows)}
+Best: {best}{where}
+    {self.lines.replace(chr(10), chr(10) + "    ")}"""
+
+
+def predict(found: Measured, chains: int) -> Advice:
+    """Return the advice that follows from measured times."""
+    times = {}
+    for at_once in {-(-chains // turns) for turns in range(1, chains + 1)}:
+        for ranks in {0, found.cores // at_once, *(2**power for power in range(13))}:
+            processes = at_once * max(1, ranks)
+            if processes > found.cores:
+                continue
+            memory = at_once * found.reading / min(processes, max(1.0, found.gain_of_reading))
+            if not ranks:
+                seconds = max(found.plain, memory)
+            else:
+                divided = max(found.likelihood / ranks, memory)
+                seconds = found.rest + divided + (found.round if ranks > 1 else 0.0)
+            times[ranks, at_once] = -(-chains // at_once) * seconds
+    if found.ranks_of_machines > found.cores:  # else this machine has room for as many
+        times[found.ranks_of_machines, 1] = chains * found.on_machines
+    plain = min((each for each in times if not each[0]), key=times.__getitem__)
+    best = min(times, key=times.__getitem__)
+    best = best if times[plain] > _WORTH * times[best] else plain
+    return Advice(chains, found, times, *best, times[plain] / times[best])
+
+
+def compiled(model):
+    """Return a function without arguments that evaluates value and gradient."""
+    function = model.logp_dlogp_function(ravel_inputs=True)
+    start = model.initial_point(random_seed=0)
+    names = [each.name for each in function._grad_vars]
+    point = DictToArrayBijection.map({name: start[name] + 0.01 for name in names}).data
+    function([point])  # compiles
+    return lambda: function([point])
