@@ -1,5 +1,7 @@
 """Functions of vectors, compared with NumPy's and SciPy's."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.special
@@ -77,6 +79,21 @@ def test_gamma_functions_are_as_precise_as_what_they_are_computed_from():
     found = function(given)
     check("log gamma", given, found[0], log_gamma, 10 * np.spacing(np.fmax(np.abs(log_gamma), 1)))
     check("digamma", given, found[1], digamma, 10 * np.spacing(np.fmax(size, 1)))
+
+
+@np.errstate(all="ignore")
+def test_error_functions_are_as_precise_as_the_c_library():
+    function = compiled(pt.erfcx, pt.erfc)
+    random = np.random.default_rng(0)
+    given = [s * random.standard_normal(5000) for s in (1e-300, 1e-8, 0.1, 1.0, 10.0, 1e10, 1e300)]
+    given = np.concatenate([_SPECIAL, _EDGES, [26.5, 27.0, -26.6, -26.7, 29.9, -29.9], *given])
+    erfcx, erfc = scipy.special.erfcx(given), np.array([math.erfc(each) for each in given])
+    found = function(given)
+    allowed = 12 + np.where(
+        given < 0, given**2, 0
+    )  # SciPy's has exp(x^2), of a square that is rounded
+    check("erfcx", given, found[0], erfcx, allowed * np.spacing(np.abs(erfcx)))
+    check("erfc", given, found[1], erfc, 6 * np.spacing(np.abs(erfc)))
 
 
 def test_matrices_of_few_columns_are_one_vector():
