@@ -98,7 +98,14 @@ def test_error_functions_are_as_precise_as_the_c_library():
 
 def test_matrices_of_few_columns_are_one_vector():
     """Loops of two numbers are not vectorized: each number would take longer than in C."""
-    function = compiled(lambda x: pt.exp(x).sum(axis=1), x=pt.matrix("x", shape=(None, 2)))
+
+    def slope(x):  # of softmax: its exponentials are seen late
+        return pytensor.grad(pt.special.softmax(x, axis=1)[:, 0].sum(), x)
+
+    function = compiled(lambda x: pt.exp(x).sum(axis=1), slope, x=pt.matrix("x", shape=(None, 2)))
     given = np.random.default_rng(0).standard_normal((7, 2))
     for x in (given, np.asfortranarray(given), given[::2], given[:1]):
-        np.testing.assert_allclose(function(x)[0], np.exp(x).sum(axis=1), rtol=1e-15)
+        total, slopes = function(x)
+        np.testing.assert_allclose(total, np.exp(x).sum(axis=1), rtol=1e-15)
+        p = scipy.special.softmax(x, axis=1).prod(axis=1)
+        np.testing.assert_allclose(slopes, np.stack([p, -p], axis=1), rtol=1e-14)

@@ -36,13 +36,14 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-from pytensor.compile.mode import Mode, optdb
+from pytensor.compile.mode import Mode
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar import basic as scalar
 from pytensor.scalar import math as scalar_math
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.rewriting.elemwise import fuse_seqopt
 
 try:
     from pytensor.link.numba.dispatch.scalar import register_scalar_funcify
@@ -313,8 +314,9 @@ def vectorize(fgraph, node):
     return [vectorized(given.ravel()).reshape(shape)]
 
 
-# After all rewrites that know these functions, such as those for log(1 + exp(x)).
-optdb.register(_NAME, dfs_rewriter(vectorize), position=47.5)
+# After all rewrites that know these functions, such as those for log(1 + exp(x)), and after softmax
+# and its gradient have become operations like others; before operations are fused.
+fuse_seqopt.register(_NAME, dfs_rewriter(vectorize), position=0.7)
 
 
 def including(mode: Mode) -> Mode:
