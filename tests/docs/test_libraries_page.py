@@ -13,7 +13,7 @@ from support.layouts import ON_DEVICES
 PAGE = Path(__file__).parents[2] / "docs" / "libraries.rst"
 EXAMPLES = re.findall(r"code-block:: python\n\n((?: {4}.*\n|\n)+)", PAGE.read_text("utf-8"))
 # The library of each example, in the order of the page, and the results that it leaves.
-RESULTS = {"downhill": "w v", "lasagne": "params correct"}
+RESULTS = {"downhill": "w v", "lasagne": "params correct", "pymc": "total"}
 
 
 @pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")

@@ -136,4 +136,4 @@ def test_functions_in_blocks_of_parallel(ranks, mode):
     for result, serial in zip(found, expected):
         np.testing.assert_allclose(result, serial, rtol=1e-10)
     told = synk.parallel_report().functions[-2:]
-    assert [each.calls_on_ranks for each in told] == [2, 1]
+    assert all(each.calls == each.calls_on_ranks > 0 for each in told)

@@ -87,11 +87,11 @@ def operations():
 def test_operations_that_pytensor_alone_has(ranks):
     inputs, outputs = operations()
     values = [X, RANDOM.randn(9, 3, 2), RANDOM.randint(0, 3, 9).astype("int32")]
-    for output in outputs:
+    for place, output in enumerate(outputs):
         expected = compile_in_python(inputs, output, on_unused_input="ignore")(*values)
         with synk.parallel():
-            f = compile_in_python(inputs, output, on_unused_input="ignore", name=str(output))
-        assert type(f) is ParallelFunction, (output, reason_of(str(output)))
+            f = compile_in_python(inputs, output, on_unused_input="ignore", name=f"{place}")
+        assert type(f) is ParallelFunction, (output, reason_of(f"{place}"))
         np.testing.assert_allclose(f(*values), expected, rtol=1e-9, atol=1e-12)
         assert f._theano is None, "it was computed serially"
 

@@ -31,6 +31,7 @@ SUITES = [
     "tests/faults",
     "tests/host",
     "tests/likelihood",
+    "tests/docs/test_libraries_page.py",
     "tests/session/test_resuming.py",
     "tests/tools/test_info_pytensor.py",
     "tests/parameter_server/test_train_with_store.py",
