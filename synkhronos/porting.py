@@ -57,6 +57,8 @@ def parallel(
 ) -> ContextManager[int]:
     """Make ``theano.function`` build functions for all ranks in a ``with`` block.
 
+    With PyTensor it is ``pytensor.function``, which PyMC's ``pm.compile`` calls, too.
+
     It is for libraries and scripts that know nothing of ranks: they get the values that serial
     Theano computes, to rounding. Inputs with axes are scattered along axis 0. The graph is divided:
     sums over rows are added up over the ranks, rows are gathered, and gradients are
