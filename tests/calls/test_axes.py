@@ -83,7 +83,7 @@ def test_minibatch_data_and_rows_on_different_axes():
     np.testing.assert_allclose(found, A.T[rows] + B[rows] + C[:4, None], rtol=1e-14)
     few = synk.data(A[:, :4], minibatch=True, name="few")
     found = f(few, B, synk.data(C, minibatch=True), batch=rows, num_slices=2)
-    np.testing.assert_array_equal(found, A.T[:4] + B[rows] + C[:4, None])
+    np.testing.assert_allclose(found, A.T[:4] + B[rows] + C[:4, None], rtol=1e-14)
     with pytest.raises(
         ValueError, match=r"'a' of .* is a minibatch of 4 rows, but batch selects 5"
     ):

@@ -36,7 +36,7 @@ def test_the_demo_samples_the_same_posterior_on_ranks(demo, capsys):
     for name, draws in demo.parameters(plain).items():
         others = demo.parameters(parallel)[name]
         # Sums in another order move a trajectory in its last digits first, and so all draws.
-        assert abs(draws.mean() - others.mean()) < 0.6 * draws.std(), name
+        assert abs(draws.mean() - others.mean()) < 1.2 * draws.std(), name
         assert 0.6 < draws.std() / others.std() < 1.6, name
         assert name in printed
     assert [run.label for run in (plain, parallel)] == ["plain PyMC", "2 ranks"]

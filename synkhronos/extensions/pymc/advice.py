@@ -122,6 +122,7 @@ def compiled(model):
     """Return a function without arguments that evaluates value and gradient."""
     function = model.logp_dlogp_function(ravel_inputs=True)
     start = model.initial_point(random_seed=0)
+    function.set_extra_values(start)  # PyMC 6.1 wants to be told, also where there are none
     names = [each.name for each in function._grad_vars]
     point = DictToArrayBijection.map({name: start[name] + 0.01 for name in names}).data
     function([point])  # compiles

@@ -198,8 +198,9 @@ def _reduction(op, node, states):
 
 @rule(CumOp, SortOp, ArgSortOp, Softmax, LogSoftmax, math.Argmax)
 def _along_an_axis(op, node, states):
-    [state] = states
-    axes = op.axis if isinstance(op.axis, tuple | list) else [op.axis]
+    state, *_ = states
+    axes = getattr(op, "axis", None)  # of sorts it is an input in older releases of PyTensor
+    axes = axes if isinstance(axes, tuple | list) else [axes]
     if not isinstance(state, Along) or state.is_number or None in axes:
         raise mixed(node)
     axes = {int(axis) % node.inputs[0].ndim for axis in axes}

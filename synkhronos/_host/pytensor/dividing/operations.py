@@ -7,6 +7,7 @@ from pytensor import tensor
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Variable
+from pytensor.tensor.basic import ExtractDiag
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
@@ -65,6 +66,16 @@ def _specify_shape(division, node):
     if value.kind == ROWS and not isinstance(node.inputs[1 + value.axis].type, NoneTypeT):
         division.refuse(node, "rows, a fixed number of them")
     return as_it_is(division, node)
+
+
+@rule(ExtractDiag)
+def _diagonal(division, node):
+    """Take diagonals of other axes than that of the rows."""
+    value, axes = division.of(node.inputs[0]), (node.op.axis1, node.op.axis2)
+    if value.kind != ROWS or value.axis in axes:
+        return division.unruled(node)
+    axis = value.axis - sum(each < value.axis for each in axes)
+    return division.apply(node, [value.variable], ROWS, axis, value.exact)
 
 
 @rule(Blockwise)
