@@ -194,6 +194,7 @@ def test_refused(name):
 def test_reasons():
     reasons = {
         models.single_number: "it has no rows",
+        models.all_missing: "y_observed: it has 0 rows",
         models.minibatch: "minibatches",
         models.autoregression: "Subtensor .* several rows",
         models.row_number: "several rows",

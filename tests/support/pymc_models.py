@@ -312,6 +312,11 @@ def with_the_number_of_rows():
     pm.Normal("y", mu.reshape((ROWS, 1)), observed=Y[:, None])
 
 
+def all_missing():
+    mu = pm.Normal("a", shape=GROUPS)[GROUP]
+    pm.Normal("y", mu, observed=np.full(ROWS, np.nan))
+
+
 def single_number():
     pm.Normal("y", pm.Normal("mu"), 1.0, observed=0.5)
 

@@ -19,7 +19,6 @@ from pytensor.compile.mode import Mode
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._wording import count
 from synkhronos.extensions.pymc.evaluator import along, compiled, seconds_of
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
@@ -45,8 +44,6 @@ def checked(model: pm.Model, observed, term: Term) -> Checked:
 
     Raises NotByRows unless its parts add up to the model's likelihood.
     """
-    if term.length < 2:
-        raise NotByRows(f"it has {count(term.length, 'row')}")
     # With the rewrites that the function of a rank gets: without them log(sigmoid(x)) is rounded.
     given = {"inputs": model.value_vars, "mode": _REWRITTEN, "on_unused_input": "ignore"}
     logp = type(model).logp(model, vars=[observed], jacobian=False)

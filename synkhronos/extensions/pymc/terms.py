@@ -47,6 +47,7 @@ from pytensor.tensor.type_other import NoneConst
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
+from synkhronos._wording import count
 from synkhronos.extensions.pymc import row_axes
 from synkhronos.extensions.pymc.selections import Selections
 
@@ -140,7 +141,9 @@ def cut(model, observed) -> Term:
     else:
         axes = list(enumerate(values_of(data)[0].shape))
     axes = sorted(axes, key=lambda each: each[1], reverse=True)[:_MOST_AXES]
-    axes = [each for each in axes if each[1] > 1] or axes[:1]
+    if axes[0][1] < 2:
+        raise NotByRows(f"it has {count(axes[0][1], 'row')}")
+    axes = [each for each in axes if each[1] > 1]
     return _first_that_works(lambda each: cutting.term(*each, {}), axes)
 
 
