@@ -96,6 +96,31 @@ def test_operations_that_pytensor_alone_has(ranks):
         assert f._theano is None, "it was computed serially"
 
 
+def test_boolean_masks_have_serial_values(ranks):
+    """A rank would take the items of its part of a mask from a whole array."""
+    x, y, stack = pt.dmatrix("x"), pt.dvector("y"), pt.dtensor4("stack")
+    w, v = pytensor.shared(Y, "w"), pytensor.shared(RANDOM.randn(2, 9), "v")
+    two_axes = np.array([[True, False, True], [True, True, False]])
+    moved = stack.transpose(1, 2, 0, 3)
+    outputs = [
+        *(w[y > 0].sum(), w[y > 0].mean(), v[:, y > 0].sum(axis=1), v.T[y > 0, :1].sum()),
+        *(x[x > 0].sum(), pt.inc_subtensor(pt.zeros(9)[y > 0], 1), moved[two_axes]),
+        *(stack.transpose(3, 1, 2, 0)[:, two_axes], moved[:, np.ones((3, 9), "bool")]),
+        pt.set_subtensor(stack.transpose(1, 2, 0, 3)[two_axes], 0),
+    ]
+    outputs.append(x[:, np.array([True, False, True])])
+    given = [x, y, stack]
+    values = [X, Y, RANDOM.randn(9, 2, 3, 2)]
+    for place, output in enumerate(outputs):
+        expected = compile_in_python(given, output, on_unused_input="ignore")(*values)
+        with synk.parallel():
+            f = compile_in_python(given, output, on_unused_input="ignore", name=f"mask {place}")
+        np.testing.assert_allclose(f(*values), expected, rtol=1e-12)
+        is_last = output is outputs[-1]
+        assert (type(f) is ParallelFunction) == is_last
+        assert is_last or "items that a mask selects" in reason_of(f"mask {place}")
+
+
 def regression(pm):
     """Return inputs, and what a script computes of a linear regression's rows."""
     x, y, beta = pt.dmatrix("x"), pt.dvector("y"), pt.dvector("beta")

@@ -140,6 +140,7 @@ def _random(division, node):
 @rule(AdvancedSubtensor)
 def _take(division, node):
     chosen = _chosen(node.op, node.inputs[1:])
+    _refuse_masks(division, node)
     if all(isinstance(each, Variable) for each in chosen):
         is_vector = len(chosen) == 1 and chosen[0].ndim == 1
         return (indices.take if is_vector else indices.take_items)(division, node)
@@ -170,6 +171,7 @@ def _take(division, node):
 @rule(AdvancedIncSubtensor)
 def _add_to_items(division, node):
     chosen = _chosen(node.op, node.inputs[2:])
+    _refuse_masks(division, node)
     if all(isinstance(each, Variable) for each in chosen):
         return indices.add_to_items(division, node)
     x, y = map(division.of, node.inputs[:2])
@@ -193,6 +195,15 @@ def _chosen(op, variables):
     while chosen and chosen[-1] == _WHOLE:
         chosen.pop()
     return chosen
+
+
+def _refuse_masks(division, node):
+    """Refuse masks beside rows, but for vectors: others take several axes, and leave one."""
+    if all(division.of(each).kind != ROWS for each in node.inputs):
+        return
+    masks = [each for each in node.inputs[1:] if getattr(each.type, "dtype", "") == "bool"]
+    if any(each.ndim > 1 or division.of(each).kind != SAME for each in masks):
+        division.refuse(node, "items that a mask selects", indices.SELECT)
 
 
 def _arrays(chosen):
