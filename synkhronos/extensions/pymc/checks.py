@@ -19,7 +19,7 @@ from pytensor.compile.mode import Mode
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
-from synkhronos.extensions.pymc.evaluator import along, compiled, seconds_of
+from synkhronos.extensions.pymc.evaluator import along, compiled
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
@@ -78,15 +78,15 @@ def checked(model: pm.Model, observed, term: Term) -> Checked:
 
 
 @recurses_deep
-def seconds_of_plain(model: pm.Model, observed, point: dict) -> float:
-    """Return the time in which plain PyMC computes a likelihood and its gradients at a point."""
+def plain_call(model: pm.Model, observed, point: dict) -> Callable[[], list]:
+    """Return a call in which plain PyMC computes a likelihood and its gradients at a point."""
     logp = type(model).logp(model, vars=observed, jacobian=False)
     floats = [each for each in model.value_vars if is_float(each)]
     outputs = [logp, *pytensor.grad(rewrite_pregrad(logp), floats, disconnected_inputs="ignore")]
     given = {"on_unused_input": "ignore", "trust_input": True}
     function = compile_function(model.value_vars, outputs, **given)
     values = [np.asarray(point[each.name]) for each in model.value_vars]
-    return seconds_of(lambda: function(*values))
+    return lambda: function(*values)
 
 
 def _find_point(model, plain, random):
