@@ -198,7 +198,9 @@ def test_reasons():
         models.single_number: "it has no rows",
         models.all_missing: "y_observed: it has 0 rows",
         models.minibatch: "minibatches",
-        models.autoregression: "Subtensor .* several rows",
+        models.autoregression: r"depends on the one before.*y\[:-1\]",
+        models.random_walk: r"depends on the one before.*y\[:-1\]",
+        models.missing_and_censored: r"missing values together.*observed=y\[seen\]",
         models.row_number: "several rows",
         models.as_many_groups_as_rows: "Subtensor of 'a' in .* several rows: select rows of data",
         models.counts_in_bins: "computes sign of a sum over rows",
@@ -209,6 +211,12 @@ def test_reasons():
         model = models.make(definition)
         with pytest.raises(ValueError, match=reason), parallel.likelihood(model, ranks=2):
             pass
+
+
+@pytest.mark.parametrize("definition", [models.lagged, models.seen_and_censored])
+def test_what_to_write_instead_is_divided(definition):
+    with models.equal_on_ranks(models.make(definition)) as ours:
+        assert not ours.left
 
 
 def test_without_gradients():

@@ -312,6 +312,21 @@ def with_the_number_of_rows():
     pm.Normal("y", mu.reshape((ROWS, 1)), observed=Y[:, None])
 
 
+def lagged():
+    pm.Normal("y", pm.Normal("rho") * Y[:-1], 1.0, observed=Y[1:])
+
+
+def missing_and_censored():
+    normal = pm.Normal.dist(pm.Normal("weights") * X[:, 0], 1.0)
+    y = np.where(CENSORED, np.nan, np.clip(Y, -1, 1))
+    pm.Censored("y", normal, lower=-1.0, upper=1.0, observed=y)
+
+
+def seen_and_censored():
+    normal = pm.Normal.dist((pm.Normal("weights") * X[:, 0])[~CENSORED], 1.0)
+    pm.Censored("y", normal, lower=-1.0, upper=1.0, observed=np.clip(Y, -1, 1)[~CENSORED])
+
+
 def all_missing():
     mu = pm.Normal("a", shape=GROUPS)[GROUP]
     pm.Normal("y", mu, observed=np.full(ROWS, np.nan))

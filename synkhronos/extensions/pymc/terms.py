@@ -26,7 +26,13 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from pymc.distributions.distribution import SymbolicRandomVariable
+from pymc.distributions.distribution import PartialObservedRV, SymbolicRandomVariable
+from pymc.distributions.timeseries import (
+    GARCH11RV,
+    AutoRegressiveRV,
+    EulerMaruyamaRV,
+    RandomWalkRV,
+)
 from pymc.logprob.abstract import MeasurableOp
 from pymc.pytensorf import rewrite_pregrad, rvs_in_graph
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
@@ -56,6 +62,16 @@ _MANY = 32  # rows of data that make it worth to divide a potential
 _MOST_AXES = 4  # that are tried
 _MOST_TRIES = 12  # to give parameters rows; each derives the log-likelihood anew
 _FREE = scalar.Neg, scalar.Identity, scalar.Second  # as fast to compute as to read
+_INSTEAD = {
+    (RandomWalkRV, AutoRegressiveRV, EulerMaruyamaRV, GARCH11RV): (
+        "each of its rows depends on the one before, which should be data: "
+        "pm.Normal('y', rho * y[:-1], sigma, observed=y[1:])"
+    ),
+    PartialObservedRV: (
+        "PyMC imputes its missing values together with the others: leave them out, "
+        "as in pm.Censored('y', pm.Normal.dist(mu[seen]), 0, 1, observed=y[seen])"
+    ),
+}
 AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
 
 
@@ -144,7 +160,13 @@ def cut(model, observed) -> Term:
     if axes[0][1] < 2:
         raise NotByRows(f"it has {count(axes[0][1], 'row')}")
     axes = [each for each in axes if each[1] > 1]
-    return _first_that_works(lambda each: cutting.term(*each, {}), axes)
+    try:
+        return _first_that_works(lambda each: cutting.term(*each, {}), axes)
+    except NotByRows as refusal:
+        for kinds, why in _INSTEAD.items():
+            if observed.owner and isinstance(observed.owner.op, kinds):
+                raise NotByRows(why) from refusal
+        raise
 
 
 def _first_that_works(function, choices):
