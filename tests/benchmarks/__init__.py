@@ -11,6 +11,7 @@ BENCHMARKS = {
     "collectives": "benchmarks.collectives",
     "compile": "benchmarks.compiling",
     "import": "benchmarks.imports",
+    "gallery": "benchmarks.gallery",
     "jax": "benchmarks.jax",
     "overlap": "benchmarks.overlap",
     "parameter_server": "benchmarks.parameter_server",
