@@ -68,8 +68,8 @@ _INSTEAD = {
         "pm.Normal('y', rho * y[:-1], sigma, observed=y[1:])"
     ),
     PartialObservedRV: (
-        "PyMC imputes its missing values together with the others: leave them out, "
-        "as in pm.Censored('y', pm.Normal.dist(mu[seen]), 0, 1, observed=y[seen])"
+        "PyMC imputes its missing values together with the others: leave them out, if nothing "
+        "needs them, as in pm.Censored('y', pm.Normal.dist(mu[seen]), 0, 1, observed=y[seen])"
     ),
 }
 AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
