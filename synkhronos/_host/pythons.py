@@ -3,6 +3,7 @@
 It imports nothing of the package, so that setup.py, and any Python 3, can run it.
 """
 
+import re
 import sys
 
 # The oldest and the newest. No Python has both libraries: Theano 1.0.5 needs NumPy 1.23 or older
@@ -53,7 +54,8 @@ def advice_of_release(version):
     >>> print(advice_of_release("2.38.1"))
     Synkhronos needs PyTensor 3.1 to 3.3, and this is 2.38.1: pip install 'pytensor>=3.1,<3.4'
     """
-    if RELEASES[0] <= tuple(int(each) for each in version.split(".")[:2]) <= RELEASES[1]:
+    minor = re.match(r"(\d+)\.(\d+)", str(version))  # none where Sphinx stands in for PyTensor
+    if minor is None or RELEASES[0] <= tuple(map(int, minor.groups())) <= RELEASES[1]:
         return ""
     needed = f"Synkhronos needs PyTensor {span(RELEASES)}, and this is {version}"
     return f"{needed}: pip install '{REQUIREMENT}'"
