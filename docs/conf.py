@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import synkhronos
+import synkhronos.session  # which chooses Theano, before PyTensor is mocked
 
 BAD_INPUT = Path(__file__).parent.parent / "tests" / "support" / "bad_input.py"
 
