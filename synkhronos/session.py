@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import os
 import threading
-from typing import Optional, Sequence, Union
+from typing import Iterator, Optional, Sequence, Union
 
 from synkhronos import _host, profiling
 from synkhronos._calls.check import number_of_calls, of_environment
@@ -185,10 +185,11 @@ def fork(
         return len(names)
 
 
-def fork_leaders() -> job.Layout:
+@contextlib.contextmanager
+def session_of_leaders() -> Iterator[job.Layout]:
     """Begin a session with one rank on each machine, in place of that of ``synkhronos run``.
 
-    For extensions, whose ranks each of these starts on its machine. Return how many fork() would
+    For extensions, whose ranks each of these starts on its machine. Yield how many fork() would
     begin where: as the launch was told, or one for each core.
     """
     with _Current.lock:
@@ -208,7 +209,12 @@ def fork_leaders() -> job.Layout:
         ones = (1,) * len(plan.counts)
         leaders = dataclasses.replace(plan, counts=ones, devices=("cpu",) * len(ones))
         _begin(leaders, 1, functools.partial(Session, leaders.devices, 1, 0, False))
-        return plan.layout(0)
+        begun = _Current.session
+    try:
+        yield plan.layout(0)
+    finally:
+        if _Current.session is begun:
+            close()
 
 
 def _begin(plan, n_here, make):

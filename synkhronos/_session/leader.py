@@ -11,7 +11,7 @@ import socket
 
 from synkhronos import _host
 from synkhronos._machine.devices import default_threads, end_openmp_threads, resolve
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import join_all, kill_all
 from synkhronos._machine.shared_memory import check_sharing
@@ -102,7 +102,10 @@ class _Session:
             kill_all(self._processes.values(), _END_SECONDS)
             for process in self._processes.values():
                 process.close()
-            self._worker.at_end.close()
+            try:
+                self._worker.at_end.close()
+            except raised_here(Exception):  # a rank of an extension may have died
+                log.warning("an extension has failed to end", exc_info=True)
             self._worker.unbind()
             self._gate.on_over()
             self._worker.comm.close()

@@ -122,10 +122,9 @@ def test_a_likelihood_that_ranks_do_not_make_faster(caplog, monkeypatch):
 )
 def test_a_block_takes_what_is_fastest(plain, seconds, ranks, told, caplog, monkeypatch):
     def measured(self, n_ranks, values):
-        self.n_ranks = n_ranks
         return seconds[n_ranks]
 
-    monkeypatch.setattr(parallel, "usable_cores", lambda: 2)
+    monkeypatch.setattr(parallel, "resolve", lambda *_: ["cpu"] * 2)
     monkeypatch.setattr(parallel, "_SURE", np.inf)
     monkeypatch.setattr(parallel, "seconds_of", lambda call: plain)
     if seconds:

@@ -30,13 +30,13 @@ def demo(monkeypatch):
 
 
 def test_the_demo_samples_the_same_posterior_on_ranks(demo, capsys):
-    small = "--rows 2000 --slopes 3 --shops 4 --draws 100 --tune 100 --ranks 2"
+    small = "--rows 2000 --slopes 3 --shops 4 --draws 300 --tune 200 --ranks 2"
     plain, parallel = demo.main(small.split())
     printed = capsys.readouterr().out
     for name, draws in demo.parameters(plain).items():
         others = demo.parameters(parallel)[name]
         # Sums in another order move a trajectory in its last digits first, and so all draws.
-        assert abs(draws.mean() - others.mean()) < 1.2 * draws.std(), name
+        assert abs(draws.mean() - others.mean()) < 0.6 * draws.std(), name
         assert 0.6 < draws.std() / others.std() < 1.6, name
         assert name in printed
     assert [run.label for run in (plain, parallel)] == ["plain PyMC", "2 ranks"]

@@ -39,13 +39,15 @@ from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine, sec
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
-from synkhronos.session import close, fork_leaders
+from synkhronos.session import session_of_leaders
 
 __all__ = ["Advice", "ParallelLikelihood", "advise", "likelihood", "row_wise"]
 
 _MOST_RANKS = 4096
-# Seconds of an evaluation: below, two ranks gain little, or are slower; from there on they pay.
-_PAYS, _SURE = 1e-4, 1e-3
+# Seconds of an evaluation:
+_PAYS = 2e-5  # below, two ranks gain little, or are slower
+_PAYS_ON_MACHINES = 1e-3  # below, so are two machines
+_SURE = 1e-3  # from there on ranks of one machine pay
 _CALL = 4e-6  # seconds from PyTensor's code into an evaluator, and back
 _LEAST = 0.85  # of the time of plain PyMC: what is measured differs from what follows
 _SLOW = 2.0  # seconds until the log says what takes so long
@@ -227,7 +229,7 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
     It measures an evaluation of value and gradient, a round of the ranks, and how fast the memory
     is, which takes some seconds. From these it predicts the time of an evaluation of every chain,
     for all numbers that fit the cores. Under ``synkhronos launch`` it measures the ranks of all
-    machines, too.
+    machines, too, as :func:`likelihood` does in place of a session.
 
     Parameters
     ----------
@@ -252,6 +254,10 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
     cores, found = usable_cores(), {}
     restore = limit_threads(1)  # as in PyMC's processes, and on ranks
     try:
+        if Current.link is not None:
+            with likelihood(model) as ours:
+                found["on_machines"] = seconds_of(compiled(model))
+            found["ranks_of_machines"] = ours.ranks
         found["plain"] = seconds_of(compiled(model))
         with _divided(model, on_this_machine(1)) as ours:
             whole, [of_one] = seconds_of(compiled(model)), ours.evaluators
@@ -264,10 +270,6 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
             of_all.evaluate("gradients", values)
             found["round"] = seconds_of(of_all.round)
             found["gain_of_reading"] = found["reading"] / seconds_of(of_all.read)
-        if Current.link is not None:
-            with likelihood(model) as ours:
-                found["on_machines"] = seconds_of(compiled(model))
-            found["ranks_of_machines"] = ours.ranks
     finally:
         restore()
     return predict(Measured(cores, **found), chains)
@@ -343,15 +345,10 @@ def _layout(n_ranks):
         n_ranks = n_ranks or len(resolve(asked[0], False, asked[1]))
         yield on_this_machine(n_ranks), is_given
         return
-    layout = fork_leaders()
-    leaders = Current.session
-    if n_ranks is not None:
-        layout = replace(layout, counts=(n_ranks,) * len(layout.counts))
-    try:
+    with session_of_leaders() as layout:
+        if n_ranks is not None:
+            layout = replace(layout, counts=(n_ranks,) * len(layout.counts))
         yield layout, True
-    finally:
-        if Current.session is leaders:
-            close()
 
 
 def _check_model(model):
@@ -394,12 +391,15 @@ def _divide(model, layout, is_given):
     functions = [each.function for each in found]
     evaluator = Evaluator(terms, layout, model.check_bounds, functions)
     seconds = sum(each.seconds for each in found)
-    if not is_given and (seconds < _SURE or layout.n_ranks == 1):
-        return evaluator if _choose(model, evaluator, found) else None, left
-    pays = _PAYS if len(layout.counts) == 1 else 10 * _PAYS  # for the way between machines
+    if not is_given and seconds < _SURE:
+        if _choose(model, evaluator, found):
+            return evaluator, left
+        evaluator.close()
+        return None, left
+    pays = _PAYS if len(layout.counts) == 1 else _PAYS_ON_MACHINES
     if is_given and seconds < pays and layout.n_ranks > 1:
         log.warning(
-            "one process computes the likelihood and its gradients in %.2f milliseconds: ranks pay "
+            "one process computes the likelihood and its gradients in %.3f milliseconds: ranks pay "
             "from about %g on. Without ranks, pm.sample(cores=...) runs chains at the same time",
             1e3 * seconds,
             1e3 * pays,
@@ -424,7 +424,8 @@ def _choose(model, evaluator, found):
     """Give an evaluator the number of ranks that takes the least time; return whether it pays."""
     most = evaluator.layout.n_ranks
     observed = [model[term.name] for term in evaluator.terms]
-    call = plain_call(model, observed, found[0].point)
+    with _told_of(evaluator.terms[0].name):
+        call = plain_call(model, observed, found[0].point)
     before = seconds_of(call)
     values = evaluator.flat([value for each in found for value in each.values])
     times = {n: evaluator.seconds(n, values) + _CALL for n in {1, most}}
@@ -436,8 +437,7 @@ def _choose(model, evaluator, found):
         told = [f"{1e3 * times[n]:.3f} with {count(n, 'rank')}" for n in sorted(times)]
         log.warning(
             "the likelihood and its gradients take %.3f milliseconds in plain PyMC, %s: %s. With "
-            "ranks=%d they are computed on ranks nevertheless; without ranks, "
-            "pm.sample(cores=...) runs chains at the same time",
+            "ranks=%d they are computed on ranks nevertheless",
             1e3 * plain,
             ", ".join(told),
             "this process computes them alone" if pays else "plain PyMC computes them",

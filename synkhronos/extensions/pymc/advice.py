@@ -44,7 +44,8 @@ class Advice:
     ----------
     chains : int
     measured : Measured
-        Times in seconds.
+        Seconds: ``plain``, ``likelihood`` (on one rank), ``rest``, ``round`` (of ranks on all
+        ``cores``), ``reading`` (of the data); and ``gain_of_reading`` of all cores.
     predicted : dict
         (ranks, chains at the same time) -> seconds for an evaluation of every chain, one of each;
         0 ranks are plain PyMC.
@@ -69,7 +70,7 @@ class Advice:
         sample = f"pm.sample(chains={self.chains}, cores={self.cores})"
         if not self.ranks:
             return sample
-        ranks = "" if self.ranks == self.measured.ranks_of_machines else f", ranks={self.ranks}"
+        ranks = "" if self.ranks > self.measured.cores else f", ranks={self.ranks}"
         return f"with parallel.likelihood(model{ranks}):\n    {sample}"
 
     def __repr__(self) -> str:
@@ -82,8 +83,8 @@ class Advice:
             shown = ["" if each is None else f"{1e3 * each:.3f}" for each in times]
             rows.append([f"{number:14}", *shown])
         best = f"{self.gain:.2f} times as fast as plain PyMC" if self.ranks else "plain PyMC"
-        where = ", without synkhronos launch" if away not in (0, self.ranks) else ""
-        of_all = f" ({away} ranks of all machines: measured)" if away in ranks and away else ""
+        where = ", without synkhronos launch" if away and self.ranks <= found.cores else ""
+        of_all = f" ({away} ranks of all machines: measured)" if away > found.cores else ""
         return f"""\
 Value and gradient, ms: plain {1e3 * found.plain:.3f}; one rank {1e3 * whole:.3f}, of which \
 {1e3 * found.likelihood:.3f} are divided
@@ -99,7 +100,11 @@ def predict(found: Measured, chains: int) -> Advice:
     """Return the advice that follows from measured times."""
     times = {}
     for at_once in {-(-chains // turns) for turns in range(1, chains + 1)}:
-        for ranks in {0, found.cores // at_once, *(2**power for power in range(13))}:
+        for ranks in {
+            0,
+            found.cores // at_once,
+            *(2**power for power in range(found.cores.bit_length())),
+        }:
             processes = at_once * max(1, ranks)
             if processes > found.cores:
                 continue

@@ -121,10 +121,16 @@ class Receive:
     number: int
     machine: int
     pickled: Reference
+    version: str  # of PyMC, whose operations are pickled
 
     def run(self, worker):
         """Unpickle it, on that machine."""
         if worker.rank == self.machine:
+            if self.version != pm.__version__:
+                raise SessionError(
+                    f"PyMC is {self.version} on the first machine, and {pm.__version__} on "
+                    f"{worker.gate.host}. Install the same on all machines."
+                )
             content, data = _unpickled(worker.fetch(self.pickled))
             worker.comm.memory.forget([self.pickled])
             if self.number not in _evaluators:
@@ -150,7 +156,10 @@ class EvaluateOnMachines:
         try:
             return evaluator.evaluate_here(self.kind, values)
         except WorkerError as error:
-            raise (raised_by_rank(error) or error) from error
+            own = raised_by_rank(error)
+            if own is None:
+                raise
+            raise own from error
 
 
 class _Run:
@@ -381,6 +390,7 @@ class Evaluator:
         if self._sent is not None and all(cell[0] is data for cell, data in self._sent):
             return
         self._commands.clear()  # before `_sources` change, by which old data are known
+        self._sent = None  # some machines may have other data after an error
         found, layout = self._read_data(), self.layout
         # Neither the data nor the model: of each a machine needs the part for its rows at most.
         terms = [
@@ -400,7 +410,7 @@ class Evaluator:
             content = terms, replace(layout, machine=machine), self.check_bounds
             pickled = _pickled((content, data))
             _block, reference = session.comm.memory.wrap(pickled)
-            session.run(Receive(self.number, machine, reference))
+            session.run(Receive(self.number, machine, reference, pm.__version__))
         self._sent = self._sources
 
     @property

@@ -114,7 +114,7 @@ def rule(*kinds):
 
 def rule_of(op) -> Rule | None:
     """Return the rule for an operation, None if there is none."""
-    return next((RULES[kind] for kind in (*type(op).__mro__, op) if kind in RULES), None)
+    return next((RULES[kind] for kind in (op, *type(op).__mro__) if kind in RULES), None)
 
 
 def refuse_length(variable, axis):
