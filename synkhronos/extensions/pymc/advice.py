@@ -91,7 +91,7 @@ Value and gradient, ms: plain {1e3 * found.plain:.3f}; one rank {1e3 * whole:.3f
 A round of {found.cores} ranks: {1e3 * found.round:.3f}. Reading the data: \
 {1e3 * found.reading:.3f}, all cores {found.gain_of_reading:.1f} times as fast
 For an evaluation of each of {self.chains} chains, predicted{of_all}:
-{chr(10).join("".join(f"  {each:>9}" for each in row) for row in rows)}
+{chr(10).join("".join(f"  {each:>9}" for each in row).rstrip() for row in rows)}
 Best: {best}{where}
     {self.lines.replace(chr(10), chr(10) + "    ")}"""
 
