@@ -43,7 +43,7 @@ def _cache():
 
 def _evaluation(name, library, data, args):
     """Return the microseconds of an evaluation by Stan: with one thread, and one for each rank."""
-    from synkhronos.extensions.pymc.evaluator import QUANTILE
+    from synkhronos.extensions.pymc.advice import QUANTILE
 
     measured = turns.Turns(args.seconds)
     with contextlib.ExitStack() as stack:

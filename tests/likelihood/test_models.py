@@ -9,7 +9,7 @@ from support import pymc_models as models  # noqa: E402
 
 from synkhronos.errors import SessionError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
-from synkhronos.extensions.pymc import checks, evaluator  # noqa: E402
+from synkhronos.extensions.pymc import checks, runs  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
@@ -42,12 +42,12 @@ def test_equal_to_the_plain_model(name):
     "name", ["hierarchical", "panel", "parameter_for_each_row", "discrete_parameter"]
 )
 def test_rows_in_blocks(name, ranks, monkeypatch):
-    monkeypatch.setattr(evaluator, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr(evaluator, "_BYTES_PER_RESULT", 1)
+    monkeypatch.setattr(runs, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(runs, "_BYTES_PER_RESULT", 1)
     model = models.make(models.DIVIDED[name])
     with models.equal_on_ranks(model, ranks) as ours:
-        [runs, *_] = ours._evaluator._runs["gradients"]
-        assert len(runs) > len(ours.divided)
+        [of_rank, *_] = ours._evaluator._runs["gradients"]
+        assert len(of_rank) > len(ours.divided)
         model.compile_logp()(model.initial_point())
         rows = [of[0][0]._arguments[-1] for of in ours._evaluator._runs.values()]
         assert len(rows) == 2 and rows[0] is rows[1]  # they are kept once for all kinds
@@ -121,14 +121,14 @@ def test_a_likelihood_that_ranks_do_not_make_faster(caplog, monkeypatch):
     ],
 )
 def test_a_block_takes_what_is_fastest(plain, seconds, ranks, told, caplog, monkeypatch):
-    def measured(self, n_ranks, values):
+    def measured(n_ranks, *_):
         return seconds[n_ranks]
 
     monkeypatch.setattr(parallel, "resolve", lambda *_: ["cpu"] * 2)
     monkeypatch.setattr(parallel, "_SURE", np.inf)
     monkeypatch.setattr(parallel, "seconds_of", lambda call: plain)
     if seconds:
-        monkeypatch.setattr(evaluator.Evaluator, "seconds", measured)
+        monkeypatch.setattr(parallel, "seconds_on", measured)
     model = models.make(models.logistic)
     points = models.points(model)
     expected = models.evaluate(model, points)

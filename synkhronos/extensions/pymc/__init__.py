@@ -33,9 +33,16 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._session.current import Current
 from synkhronos._wording import count, whole_number
-from synkhronos.extensions.pymc.advice import Advice, Measured, compiled, predict
+from synkhronos.extensions.pymc.advice import (
+    Advice,
+    Measured,
+    compiled,
+    predict,
+    seconds_of,
+    seconds_on,
+)
 from synkhronos.extensions.pymc.checks import checked, plain_call
-from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine, seconds_of
+from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
@@ -389,13 +396,12 @@ def _divide(model, layout, is_given):
             "likelihood(), with pm.sample(cores=...) for chains in parallel."
         )
     functions = [each.function for each in found]
-    evaluator = Evaluator(terms, layout, model.check_bounds, functions)
     seconds = sum(each.seconds for each in found)
     if not is_given and seconds < _SURE:
-        if _choose(model, evaluator, found):
-            return evaluator, left
-        evaluator.close()
-        return None, left
+        n_ranks = _fastest(model, terms, found, layout.n_ranks)
+        if not n_ranks:
+            return None, left
+        layout = on_this_machine(n_ranks)
     pays = _PAYS if len(layout.counts) == 1 else _PAYS_ON_MACHINES
     if is_given and seconds < pays and layout.n_ranks > 1:
         log.warning(
@@ -404,7 +410,7 @@ def _divide(model, layout, is_given):
             1e3 * seconds,
             1e3 * pays,
         )
-    return evaluator, left
+    return Evaluator(terms, layout, model.check_bounds, functions), left
 
 
 @contextlib.contextmanager
@@ -420,17 +426,16 @@ def _told_of(name):
         timer.join()  # before a fork
 
 
-def _choose(model, evaluator, found):
-    """Give an evaluator the number of ranks that takes the least time; return whether it pays."""
-    most = evaluator.layout.n_ranks
-    observed = [model[term.name] for term in evaluator.terms]
-    with _told_of(evaluator.terms[0].name):
-        call = plain_call(model, observed, found[0].point)
+def _fastest(model, terms, found, most):
+    """Return how many ranks take the least time: 1, or the most; 0 if plain PyMC does."""
+    with _told_of(terms[0].name):
+        call = plain_call(model, [model[term.name] for term in terms], found[0].point)
     before = seconds_of(call)
-    values = evaluator.flat([value for each in found for value in each.values])
-    times = {n: evaluator.seconds(n, values) + _CALL for n in {1, most}}
+    functions = [each.function for each in found]
+    values = [value for each in found for value in each.values]
+    given = terms, model.check_bounds, functions, values
+    times = {n: seconds_on(n, *given) + _CALL for n in {1, most}}
     fastest = min(times, key=times.get)
-    evaluator.layout = on_this_machine(fastest)
     plain = min(before, seconds_of(call))  # other processes may have slowed down one of them
     pays = times[fastest] < _LEAST * plain
     if not pays or fastest < most:
@@ -443,4 +448,4 @@ def _choose(model, evaluator, found):
             "this process computes them alone" if pays else "plain PyMC computes them",
             most,
         )
-    return pays
+    return fastest if pays else 0

@@ -11,13 +11,20 @@ memory of a machine is what its cores can't divide.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from dataclasses import dataclass
+from typing import Callable, Sequence
 
+import numpy as np
 from pymc.blocking import DictToArrayBijection
 
 from synkhronos._wording import count
+from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine
+from synkhronos.extensions.pymc.terms import Term
 
+QUANTILE = 20  # percent of measurements that are faster than the time that is taken
 _WORTH = 1.1  # times as fast as plain PyMC: less is within what such a prediction misses
 
 
@@ -132,3 +139,23 @@ def compiled(model):
     point = DictToArrayBijection.map({name: start[name] + 0.01 for name in names}).data
     function([point])  # compiles
     return lambda: function([point])
+
+
+def seconds_of(call: Callable[[], object], seconds: float = 0.2) -> float:
+    """Return the time of a call where little disturbs it: a fifth of many are faster."""
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return float(np.percentile(times, QUANTILE))
+
+
+def seconds_on(
+    n_ranks: int, terms: Sequence[Term], check_bounds: bool, functions: list, values: list
+) -> float:
+    """Return the time of an evaluation with gradients on so many ranks of this machine."""
+    on_them = Evaluator(terms, on_this_machine(n_ranks), check_bounds, functions)
+    with contextlib.closing(on_them):
+        flat = on_them.flat(values)
+        return seconds_of(lambda: on_them.evaluate("gradients", flat))

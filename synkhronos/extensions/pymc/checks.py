@@ -19,7 +19,7 @@ from pytensor.compile.mode import Mode
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
-from synkhronos.extensions.pymc.evaluator import along, compiled
+from synkhronos.extensions.pymc.runs import along, compiled
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
@@ -30,7 +30,7 @@ _REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplac
 
 
 class Checked(NamedTuple):
-    """What is known of a term that has passed."""
+    """A term that has passed: its function, and what the test has shown."""
 
     function: Callable  # compiled, with gradients
     seconds: float  # that it takes for all rows

@@ -33,16 +33,11 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, replace
-from typing import Callable, Sequence
+from typing import Sequence
 
 import cloudpickle
 import numpy as np
 import pymc as pm
-import pytensor
-import pytensor.tensor as pt
-from pymc.pytensorf import compile as compile_function
-from pytensor.compile.mode import get_default_mode
-from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
@@ -59,13 +54,18 @@ from synkhronos.comm.mpi.job import Layout
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
-from synkhronos.extensions.pymc import vectorized
+from synkhronos.extensions.pymc.runs import (
+    Run,
+    along,
+    along_direction,
+    compiled,
+    floats,
+    number_of_blocks,
+    own_value,
+)
 from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
 
 _LINE = 8  # numbers in a cache line: no two ranks write to one
-_BLOCK_BYTES = 1 << 20  # of data that a rank evaluates at once: what a core has of a cache
-QUANTILE = 20  # percent of measurements that are faster than the time that is taken
-_BYTES_PER_RESULT = 128  # so many bytes of data take as long as adding up one more number
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
@@ -79,16 +79,6 @@ def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
 def on_this_machine(n_ranks: int) -> Layout:
     """Return the layout of so many ranks on one machine."""
     return Layout((n_ranks,), ("",), 0)
-
-
-def seconds_of(call: Callable[[], object], seconds: float = 0.2) -> float:
-    """Return the time of a call where little disturbs it: a fifth of many are faster."""
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return float(np.percentile(times, QUANTILE))
 
 
 @dataclass(frozen=True)
@@ -160,59 +150,6 @@ class EvaluateOnMachines:
             if own is None:
                 raise
             raise own from error
-
-
-class _Run:
-    """An evaluation of some rows of a term: a compiled function, its arguments, places for results.
-
-    The machine of a function is called, not the function, which checks its arguments.
-
-    Parameters
-    ----------
-    function : callable
-    arguments : list of numpy.ndarray
-    copies : list of tuple of numpy.ndarray
-        Arguments, each with the values that it is a copy of.
-    outs : list of tuple of (numpy.ndarray, bool)
-        Where parts of the result belong, one after the other, and whether they are added there.
-    is_alone : bool
-        Whether nothing else gives this function arguments, so that they stay in it.
-    """
-
-    def __init__(self, function, arguments, copies, outs, is_alone):
-        self._call, self._copies, self._is_alone = function.vm, copies, is_alone
-        self._outs, begin = [], 0
-        for out, adds in outs:
-            self._outs.append((out, slice(begin, begin + out.size), adds))
-            begin += out.size
-        self._cells = [each.storage for each in function.input_storage]
-        self._arguments = arguments
-        self._result = function.output_storage[0].storage
-
-    def prepare(self):
-        """Give the function its arguments."""
-        for cell, array in zip(self._cells, self._arguments):
-            cell[0] = array
-
-    def read(self):
-        """Read the arguments, as fast as the memory allows."""
-        for each in self._arguments:
-            octets = each.ravel("K").view("uint8")
-            octets[: octets.size // 8 * 8].view("int64").sum()
-
-    def run(self):
-        """Compute the vector of these rows."""
-        for own, values in self._copies:
-            own[...] = values
-        if not self._is_alone:
-            self.prepare()
-        self._call()
-        [result] = self._result
-        for out, part, adds in self._outs:
-            if adds:
-                out += result[part]
-            else:
-                out[...] = result[part].reshape(out.shape)
 
 
 class Evaluator:
@@ -299,17 +236,6 @@ class Evaluator:
         """Return values of all parameters, and perhaps a direction, as `evaluate` takes them."""
         lengths = [values[i].shape[axis] for i, axis in self.unknown]
         return np.concatenate([lengths, *(np.ravel(each) for each in values)]).astype("float64")
-
-    def seconds(self, n_ranks: int, values: np.ndarray) -> float:
-        """Return the time of an evaluation on so many ranks, which it has from now on."""
-        self._stop()
-        self.layout = on_this_machine(n_ranks)
-        try:
-            found = seconds_of(lambda: self.evaluate("gradients", values))
-        finally:
-            self._stop()
-        self.is_used = False
-        return found
 
     def evaluate(self, kind: str, values: np.ndarray) -> np.ndarray:
         """Return what ranks compute in an evaluation of a kind, in one vector.
@@ -605,14 +531,14 @@ class Evaluator:
                 inputs += zip(floats(term), directions)
             first, last = share(length, self.layout.n_ranks, self.layout.first() + rank)
             before = _rows_before(self.layout, self.layout.machine, length)
-            n_blocks = _number_of_blocks(last - first, term.rows, arrays, width)
+            n_blocks = number_of_blocks(last - first, term.rows, arrays, width)
             for block in range(n_blocks):
                 begins, ends = (first + each for each in share(last - first, n_blocks, block))
                 chosen, there = slice(begins, ends), slice(begins - before, ends - before)
                 arguments, copies = [], []
                 for parameter, value in inputs:
                     own = along(value, axes_of[parameter], chosen)
-                    arguments.append(_own(own, parameter, copies))
+                    arguments.append(own_value(own, parameter, copies))
                 for rows, array in zip(term.rows, arrays):
                     key = rows, chosen.start, chosen.stop
                     if key not in arranged:
@@ -620,10 +546,10 @@ class Evaluator:
                     arguments.append(arranged[key])
                 sizes = [] if kind == "value" else [*zip(term.parameters, parameters)]
                 outs = self._outs_of(rank, begin, sizes, axes_of, chosen, block > 0)
-                yield _Run(function, arguments, copies, outs, n_blocks == 1)
+                yield Run(function, arguments, copies, outs, n_blocks == 1)
 
     def _outs_of(self, rank, start, parameters, axes_of, chosen, adds):
-        """Return where a result belongs, as `_Run` takes it: what is summed, in few pieces."""
+        """Return where a result belongs, as `Run` takes it: what is summed, in few pieces."""
         outs, begin, at = [], start, start + 1
         for parameter, value in parameters:
             if not is_float(parameter):
@@ -673,43 +599,9 @@ def _advised(death):
     return WorkerDied(f"{cause} {advice}", death.rank, death.exitcode)
 
 
-@recurses_deep
-def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
-    """Return the function of a term: of its parameters, of directions, and of its rows."""
-    inputs = [*term.parameters, *directions, *(rows.variable for rows in term.rows)]
-    output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
-    mode = vectorized.including(get_default_mode())
-    return compile_function(inputs, [output], mode=mode, on_unused_input="ignore", trust_input=True)
-
-
-def along(array: np.ndarray, axis: int | None, chosen) -> np.ndarray:
-    """Return some rows of an array, or all of one that has none."""
-    return array if axis is None else array[(slice(None),) * axis + (chosen,)]
-
-
 def _rows_before(layout, machine, length):
     """Return the number of rows, of so many, of all machines before one."""
     return share(length, layout.n_ranks, layout.first(machine))[0]
-
-
-def _number_of_blocks(n_rows, rows, arrays, width):
-    """Return into how many parts the rows of a rank are cut.
-
-    The data of each, and what is computed from them, should stay in the core's cache; but the
-    result, of `width` numbers, is added up for each.
-    """
-    if not n_rows:
-        return 0
-    nbytes = n_rows * sum(each.nbytes / each.shape[of.axis] for of, each in zip(rows, arrays))
-    return max(1, min(n_rows, round(nbytes / max(_BLOCK_BYTES, _BYTES_PER_RESULT * width))))
-
-
-def _own(value, parameter, copies):
-    """Return a value as a function takes it: a copy where it can't be the value itself."""
-    if parameter.dtype == "float64" and value.flags.c_contiguous:
-        return value
-    copies.append((np.empty(value.shape, parameter.dtype), value))
-    return copies[-1][0]
 
 
 def _joined(one, other):
@@ -722,26 +614,6 @@ def _check_rows(term, parameter, value, axis, length):
             f"The data of {term.name!r} have {length} rows, but {parameter.name!r} has "
             f"{value.shape[axis]}: one for each row of the data that the model was made with."
         )
-
-
-def floats(term: Term) -> list[Variable]:
-    """Return those parameters of a term that are floats."""
-    return [each for each in term.parameters if is_float(each)]
-
-
-@recurses_deep
-def along_direction(term: Term) -> tuple[Term, list[Variable]]:
-    """Return a term whose value is the derivative of another one along a direction; and this one.
-
-    Its gradients are the Hessian times the direction.
-    """
-    directions = [each.type() for each in floats(term)]
-    gradients = [each for each in term.gradients() if each is not None]
-    products = [(each * one).sum() for each, one in zip(gradients, directions)]
-    slope = sum(products, pt.zeros((), term.logp.dtype))
-    derived = replace(term, logp=slope)
-    derived.gradients()  # which raises where PyTensor has none
-    return derived, directions
 
 
 def _restored(number, terms, layout, check_bounds):

@@ -150,8 +150,7 @@ def make_model(name, rows):
 def _evaluation(name, model, data, args):
     """Return the microseconds of an evaluation: plain, of one rank, and of all ranks, in turns."""
     from synkhronos.extensions import pymc as parallel
-    from synkhronos.extensions.pymc.advice import compiled
-    from synkhronos.extensions.pymc.evaluator import QUANTILE, seconds_of
+    from synkhronos.extensions.pymc.advice import QUANTILE, compiled, seconds_of
 
     plain = compiled(model)
     result, reading = {"model": name, "rows": data["n"]}, []

@@ -1,4 +1,4 @@
-"""What this folder uses of the host library, beyond `base.library`: under the same names, too."""
+"""Further names of the host library that this folder uses, as `base.library` has them."""
 
 from synkhronos._host.base.library import title
 

@@ -37,46 +37,6 @@ try:
 except ImportError:  # PyTensor 3.2 and older
     from pytensor.ifelse import IfElse
 
-__all__ = [
-    "STEPS_REDUCE",
-    "ARange",
-    "AdvancedSubtensor",
-    "Alloc",
-    "AllocEmpty",
-    "ArgSortOp",
-    "Argmax",
-    "Assert",
-    "CpuContiguous",
-    "CumOp",
-    "FunctionGraph",
-    "IfElse",
-    "IncSubtensor",
-    "Join",
-    "NotScalarConstantError",
-    "Prod",
-    "RepeatOp",
-    "Retype",
-    "SortOp",
-    "Split",
-    "all_reduce",
-    "as_row",
-    "get_scalar_constant_value",
-    "get_vector_length",
-    "gradient_of_sort",
-    "integer_dtypes",
-    "is_array_variable",
-    "is_random_state",
-    "joined",
-    "lengths",
-    "loop_of",
-    "of_type",
-    "pickle_function",
-    "rebuild_collect_shared",
-    "scalar",
-    "scan_like",
-    "simplify",
-]
-
 STEPS_REDUCE = False  # whether ranks may reduce in a step of a scan
 
 
@@ -108,7 +68,7 @@ def simplify(graph):
 
 
 class Loop(NamedTuple):
-    """What a scan does, under the names that Theano's has."""
+    """The parts of a scan, under the names that Theano's has."""
 
     name: str
     inputs: List[Any]
@@ -121,7 +81,7 @@ class Loop(NamedTuple):
 
 
 def loop_of(op):
-    """Return what a scan does."""
+    """Return the parts of a scan."""
     info = op.info
     step = op.fgraph.unfreeze()
     return Loop(

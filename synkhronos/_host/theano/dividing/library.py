@@ -30,46 +30,6 @@ from synkhronos._host.base.rewriting import IN_STEPS, Fuse, including
 from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state, lengths
 
-__all__ = [
-    "STEPS_REDUCE",
-    "ARange",
-    "AdvancedSubtensor",
-    "Alloc",
-    "AllocEmpty",
-    "ArgSortOp",
-    "Argmax",
-    "Assert",
-    "CpuContiguous",
-    "CumOp",
-    "FunctionGraph",
-    "IfElse",
-    "IncSubtensor",
-    "Join",
-    "NotScalarConstantError",
-    "Prod",
-    "RepeatOp",
-    "Retype",
-    "SortOp",
-    "Split",
-    "all_reduce",
-    "as_row",
-    "get_scalar_constant_value",
-    "get_vector_length",
-    "gradient_of_sort",
-    "integer_dtypes",
-    "is_array_variable",
-    "is_random_state",
-    "joined",
-    "lengths",
-    "loop_of",
-    "of_type",
-    "pickle_function",
-    "rebuild_collect_shared",
-    "scalar",
-    "scan_like",
-    "simplify",
-]
-
 STEPS_REDUCE = True  # whether ranks may reduce in a step of a scan
 Retype = Rebroadcast  # it says which axes have the length 1
 

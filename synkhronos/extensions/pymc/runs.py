@@ -1,0 +1,130 @@
+"""The functions of terms, and the rows that a rank gives them.
+
+A rank evaluates its rows in blocks that stay in its core's cache, each with a `Run`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as compile_function
+from pytensor.compile.mode import get_default_mode
+from pytensor.graph.basic import Variable
+
+from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos.extensions.pymc import vectorized
+from synkhronos.extensions.pymc.terms import Term, is_float
+
+_BLOCK_BYTES = 1 << 20  # of data that a rank evaluates at once: what a core has of a cache
+_BYTES_PER_RESULT = 128  # so many bytes of data take as long as adding up one more number
+
+
+class Run:
+    """An evaluation of some rows of a term: a compiled function, its arguments, places for results.
+
+    The machine of a function is called, not the function, which checks its arguments.
+
+    Parameters
+    ----------
+    function : callable
+    arguments : list of numpy.ndarray
+    copies : list of tuple of numpy.ndarray
+        Arguments, each with the values that it is a copy of.
+    outs : list of tuple of (numpy.ndarray, bool)
+        Where parts of the result belong, one after the other, and whether they are added there.
+    is_alone : bool
+        Whether nothing else gives this function arguments, so that they stay in it.
+    """
+
+    def __init__(self, function, arguments, copies, outs, is_alone):
+        self._call, self._copies, self._is_alone = function.vm, copies, is_alone
+        self._outs, begin = [], 0
+        for out, adds in outs:
+            self._outs.append((out, slice(begin, begin + out.size), adds))
+            begin += out.size
+        self._cells = [each.storage for each in function.input_storage]
+        self._arguments = arguments
+        self._result = function.output_storage[0].storage
+
+    def prepare(self):
+        """Give the function its arguments."""
+        for cell, array in zip(self._cells, self._arguments):
+            cell[0] = array
+
+    def read(self):
+        """Read the arguments, as fast as the memory allows."""
+        for each in self._arguments:
+            octets = each.ravel("K").view("uint8")
+            octets[: octets.size // 8 * 8].view("int64").sum()
+
+    def run(self):
+        """Compute the vector of these rows."""
+        for own, values in self._copies:
+            own[...] = values
+        if not self._is_alone:
+            self.prepare()
+        self._call()
+        [result] = self._result
+        for out, part, adds in self._outs:
+            if adds:
+                out += result[part]
+            else:
+                out[...] = result[part].reshape(out.shape)
+
+
+@recurses_deep
+def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
+    """Return the function of a term: of its parameters, of directions, and of its rows."""
+    inputs = [*term.parameters, *directions, *(rows.variable for rows in term.rows)]
+    output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
+    mode = vectorized.including(get_default_mode())
+    return compile_function(inputs, [output], mode=mode, on_unused_input="ignore", trust_input=True)
+
+
+def along(array: np.ndarray, axis: int | None, chosen) -> np.ndarray:
+    """Return some rows of an array, or all of one that has none."""
+    return array if axis is None else array[(slice(None),) * axis + (chosen,)]
+
+
+def floats(term: Term) -> list[Variable]:
+    """Return those parameters of a term that are floats."""
+    return [each for each in term.parameters if is_float(each)]
+
+
+@recurses_deep
+def along_direction(term: Term) -> tuple[Term, list[Variable]]:
+    """Return a term whose value is the derivative of another one along a direction; and this one.
+
+    Its gradients are the Hessian times the direction.
+    """
+    directions = [each.type() for each in floats(term)]
+    gradients = [each for each in term.gradients() if each is not None]
+    products = [(each * one).sum() for each, one in zip(gradients, directions)]
+    slope = sum(products, pt.zeros((), term.logp.dtype))
+    derived = replace(term, logp=slope)
+    derived.gradients()  # which raises where PyTensor has none
+    return derived, directions
+
+
+def number_of_blocks(n_rows, rows, arrays, width):
+    """Return into how many parts the rows of a rank are cut.
+
+    The data of each, and what is computed from them, should stay in the core's cache; but the
+    result, of `width` numbers, is added up for each.
+    """
+    if not n_rows:
+        return 0
+    nbytes = n_rows * sum(each.nbytes / each.shape[of.axis] for of, each in zip(rows, arrays))
+    return max(1, min(n_rows, round(nbytes / max(_BLOCK_BYTES, _BYTES_PER_RESULT * width))))
+
+
+def own_value(value, parameter, copies):
+    """Return a value as a function takes it: a copy where it can't be the value itself."""
+    if parameter.dtype == "float64" and value.flags.c_contiguous:
+        return value
+    copies.append((np.empty(value.shape, parameter.dtype), value))
+    return copies[-1][0]
