@@ -31,7 +31,7 @@ class Requests:
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
         self._last = None, None, None
-        self._sliced = _Sliced()
+        self._selected = _Selected()
 
     def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
@@ -57,8 +57,8 @@ class Requests:
                 asked = arguments
                 if asked == last_asked:
                     return last
-            elif batch.__class__ is slice and arguments == self._sliced.arguments:
-                command = self._sliced.find(batch, session.gate)
+            elif arguments == self._selected.arguments:
+                command = self._find_selected(batch)
                 if command is not None:
                     return command
         rows, selection, kinds = self._select(values, refs, batch)
@@ -97,16 +97,41 @@ class Requests:
             counts=self._counts_for_all(counts),
         )
         self._last = asked, contents, command
-        if selection is POSTED and batch.__class__ is slice:
+        if _is_plain(batch):
             length = rows_there(self._inputs, values, refs)
-            self._sliced.keep((refs, subset, num_slices), length, rows, command)
+            self._selected.keep((refs, subset, num_slices), length, rows, command)
         return command
+
+    def _find_selected(self, batch):
+        """Return a kept command for rows that need no check, and send these; None if there is none.
+
+        The caller checks all other rows, and raises.
+        """
+        kept = self._selected
+        if batch.__class__ is slice:
+            start, stop = batch.start, batch.stop
+            if start is None:
+                start = 0
+            if (
+                start.__class__ is int
+                and stop.__class__ is int
+                and 0 <= start <= stop <= kept.length
+                and batch.step is None
+            ):
+                command = kept.find(stop - start, POSTED)
+                if command is not None:
+                    self._session.gate.post_bounds(start, stop)
+                return command
+        # Negative numbers are beyond all others here.
+        elif _is_plain(batch) and batch.view(np.uint64).max() < kept.length:
+            return kept.find(len(batch), self._send("batch", batch))
+        return None
 
     def release(self):
         """Give the shared memory of indices back."""
         self._indices.clear()
         self._last = None, None, None
-        self._sliced = _Sliced()
+        self._selected = _Selected()
 
     def check_slices(self, num_slices):
         """Return the number of slices as an int; raise ValueError if the function can't do it."""
@@ -283,38 +308,39 @@ class Requests:
         return staged.put(rows)
 
 
-class _Sliced:
-    """The last commands with ``batch=slice(...)``, which differ in their number of rows only."""
+class _Selected:
+    """The last commands with `batch`, which differ in their number of rows only.
+
+    Attributes
+    ----------
+    arguments : tuple
+        What else was asked for: references to inputs, positions of outputs, number of slices.
+    length : int
+        Of the inputs from which rows are selected.
+    """
 
     def __init__(self):
-        # What else was asked for: references to inputs, positions of outputs, number of slices.
-        self.arguments = None
-        self._length = 0
+        self.arguments, self.length = None, 0
         self._commands = {}  # number of rows -> command
 
-    def find(self, batch, gate):
-        """Return the command for a slice, and post its bounds; None if it needs another command."""
-        start, stop = batch.start, batch.stop
-        if start is None:
-            start = 0
-        # Only what needs no check: the caller checks all else, and raises.
-        if (
-            start.__class__ is int
-            and stop.__class__ is int
-            and 0 <= start <= stop <= self._length
-            and batch.step is None
-        ):
-            command = self._commands.get(stop - start)
-            if command is not None:
-                gate.post_bounds(start, stop)
-            return command
-        return None
+    def find(self, rows, selection):
+        """Return the command for so many rows, if its selection is this one."""
+        command = self._commands.get(rows)
+        return command if command is not None and command.selection is selection else None
 
     def keep(self, arguments, length, rows, command):
         """Keep a command for `rows` rows of `length`."""
         if arguments != self.arguments or len(self._commands) >= _LENGTHS:
             self.arguments = None  # a Ctrl-C here leaves nothing that is found
             self._commands = {}
-            self._length = length
+            self.length = length
             self.arguments = arguments
         self._commands[rows] = command
+
+
+def _is_plain(batch):
+    """Return whether rows can be selected without a conversion."""
+    kind = batch.__class__
+    return kind is slice or (
+        kind is np.ndarray and batch.dtype == np.int64 and batch.ndim == 1 and batch.size > 0
+    )

@@ -24,13 +24,13 @@ def check(results, rows, other=VALUES[:, 0]):
     np.testing.assert_allclose(results[2], x.mean() + y.mean())
 
 
-def test_slices_of_many_lengths_and_places(f):
+def test_rows_of_many_lengths_and_places(f):
     x, y = synk.data(VALUES), synk.data(VALUES[:, 0])
     random = np.random.RandomState(0)
-    for _ in range(60):
+    for _ in range(90):
         begin, end = sorted(random.choice(21, 2, replace=False).tolist())
         rows = slice(begin, end)
-        form = random.randint(6)
+        form = random.randint(9)
         if form == 0:
             rows = slice(np.int64(begin), np.int64(end))
         elif form == 1:
@@ -41,6 +41,10 @@ def test_slices_of_many_lengths_and_places(f):
             rows = slice(begin, None)
         elif form == 4:
             rows = list(range(begin, end))
+        elif form in (5, 6):
+            rows = random.randint(0, 20, min(end - begin, 4))
+        elif form == 7:
+            rows = random.randint(-20, 20, min(end - begin, 4))
         check(f(x, y, batch=rows), rows)
     check(f(x, y, batch=7), slice(7))
     check(f(x, y), slice(None))
@@ -56,7 +60,7 @@ def test_two_functions_and_their_slices_in_turns(ranks):
         assert h(data, batch=slice(begin + 1, begin + 5)) == begin + 4
 
 
-def test_a_wrong_slice_after_a_right_one(f):
+def test_wrong_rows_after_right_ones(f):
     x, y = synk.data(VALUES), synk.data(VALUES[:, 0])
     check(f(x, y, batch=slice(0, 5)), slice(0, 5))
     for wrong in (slice(16, 21), slice(20, 25), slice(-21, -16), slice(21, 26)):
@@ -66,6 +70,12 @@ def test_a_wrong_slice_after_a_right_one(f):
         with pytest.raises(TypeError, match="batch"):
             f(x, y, batch=wrong)
     check(f(x, y, batch=slice(15, 20)), slice(15, 20))
+    check(f(x, y, batch=np.array([3, 19, 3])), [3, 19, 3])
+    for wrong in ([3, 20, 3], [-21, 0, 0], [2**62, 0, 0]):
+        with pytest.raises(ValueError, match="batch asks for row"):
+            f(x, y, batch=np.array(wrong))
+    check(f(x, y, batch=np.array([-20, 0, -1])), [-20, 0, -1])
+    check(f(x, y, batch=np.arange(9)[::-3]), [8, 5, 2])
 
 
 def test_data_of_another_length_or_in_new_memory(f):
