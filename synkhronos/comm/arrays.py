@@ -75,10 +75,10 @@ class Arrays:
         ValueError
             On every rank, if shapes differ.
         """
-        if between_devices and self._devices is not None:
-            return self._exchange_between_devices(arrays, ops, weights, targets)
         if self._is_alone:
             return [_give(target, array) for target, array in zip(targets, arrays)]
+        if between_devices and self._devices is not None:
+            return self._exchange_between_devices(arrays, ops, weights, targets)
         weighing, factor, divisor = weigh(weights, self._worker.rank)
         key = self._next_scratch()
         self._exchanges = self._gate.sequence, self._exchanges[1] + 1
