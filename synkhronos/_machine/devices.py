@@ -351,8 +351,10 @@ def limit_threads(threads: int) -> Callable[[], None]:
     from threadpoolctl import ThreadpoolController
 
     controller = ThreadpoolController()
+    # To set a number, even the same, lets OpenBLAS make a thread for each core in a forked process.
+    others = [each.filepath for each in controller.lib_controllers if each.num_threads != threads]
     with _controlled_by_no_thread(controller):
-        limits = controller.limit(limits=threads)
+        limits = controller.select(filepath=others).limit(limits=threads)
     if _Lasting.process not in (None, os.getpid()):
         for library in controller.lib_controllers:
             if library.filepath in _Lasting.paths:

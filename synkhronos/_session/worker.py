@@ -144,11 +144,18 @@ class Worker:
 
 def start_workers(processes, gate, ranks, devices, threads, profile):
     """Fork a process for each of the ranks but this one, and note it: rank -> ForkedProcess."""
-    for rank in ranks:
-        if rank != gate.rank:
-            life = functools.partial(_be_worker, rank, gate, devices, threads, profile)
-            processes[rank] = ForkedProcess(life, gate.descriptors)
-            gate.watch(rank, processes[rank])
+    # Before the forks, so that workers need not: see `limit_threads`.
+    restore = limit_threads(threads)
+    try:
+        for rank in ranks:
+            if rank != gate.rank:
+                life = functools.partial(_be_worker, rank, gate, devices, threads, profile)
+                # It closes the sentinels of ranks before it by itself.
+                kept = [*gate.descriptors, *[each.sentinel for each in processes.values()]]
+                processes[rank] = ForkedProcess(life, kept)
+                gate.watch(rank, processes[rank])
+    finally:
+        restore()
 
 
 def _be_worker(rank, gate, devices, threads, profile):
