@@ -104,7 +104,10 @@ class Replica:
         # All ranks have the same number of slices, because all reduce once in each.
         if not any(counts):
             return [(rows, worker.equal_weights)]
-        each = [partition.edges(count, min(n_slices, max(counts))) for count in counts]
+        if n_slices == 1:
+            return [(rows or range(1), counts)]
+        n_slices = min(n_slices, max(counts))
+        each = [partition.edges(count, n_slices) for count in counts]
         mine = each[worker.rank]
         # In place of an empty slice this rank computes one row, with weight 0: its own first, or,
         # if it has none, the first of all.
