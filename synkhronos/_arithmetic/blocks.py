@@ -13,7 +13,6 @@ import functools
 
 import numpy as np
 
-from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, divide, reciprocal
 
 BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
@@ -78,13 +77,14 @@ def reduction(op, sources, out, divisor):
     return average
 
 
-def shares(sizes, n_ranks, rank):
+def shares(sizes, n_ranks, rank, count=1):
     """Yield (position of an array, first element, element after the last) of one rank's blocks.
 
-    `sizes` has for each array the number of elements, and the bytes of an element.
+    `sizes` has for each array the number of elements, and the bytes of an element. With a
+    `count` the blocks are those of so many ranks, from this one on.
     """
     total = sum(elements * nbytes for elements, nbytes in sizes)
-    begin, end = partition.share(total, n_ranks, rank)
+    begin, end = total * rank // n_ranks, total * (rank + count) // n_ranks
     offset = 0
     for position, (elements, nbytes) in enumerate(sizes):
         # Both ends round up, so each element belongs to exactly one rank.
@@ -96,15 +96,16 @@ def shares(sizes, n_ranks, rank):
         offset += elements * nbytes
 
 
-def cut(values, n_ranks, rank):
+def cut(values, n_ranks, rank, count=1):
     """Yield (position, blocks) for one rank: the same elements of all arrays at that position.
 
-    At each position `values` has a list of contiguous arrays of one shape and dtype.
+    At each position `values` has a list of contiguous arrays of one shape and dtype. For the
+    `count` see `shares`.
     """
-    flat = [[value.reshape(-1) for value in each] for each in values]
-    sizes = [(each[0].size, each[0].itemsize) for each in flat]
-    for position, begin, end in shares(sizes, n_ranks, rank):
-        yield position, [array[begin:end] for array in flat[position]]
+    sizes = [(each[0].size, each[0].itemsize) for each in values]
+    for position, begin, end in shares(sizes, n_ranks, rank, count):
+        # Only here: most positions are in the shares of other ranks.
+        yield position, [value.reshape(-1)[begin:end] for value in values[position]]
 
 
 def plan(op, values, n_shares, share, root=None):

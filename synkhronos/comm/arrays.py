@@ -42,11 +42,13 @@ class Arrays:
         self._is_alone = self._gate.n_ranks == 1
         # (key of the region, ranks that weigh) -> version of the storage, arrays, plan
         self._shares = {}
+        self._everyone = {}  # key of the region -> version of the storage, buffers of each rank
         self._exchanges = 0, 0  # the number of the call, and of the exchanges in it
 
     def close(self):
         """Drop the views of other ranks' memory, which keep it mapped."""
         self._shares.clear()
+        self._everyone.clear()
 
     def exchange(self, arrays, ops, weights, targets, between_devices=True):
         """Reduce arrays that every rank has computed, into arrays of its own.
@@ -200,20 +202,23 @@ class Arrays:
             else:
                 buffer[...] = array
         if any(array is not buffer for array, buffer in zip(own, buffers)):
-            pairs = list(zip(buffers, own))
-            for rank in range(self._worker.n_ranks):
-                if rank != self._worker.rank:
-                    for position, (buffer, block) in cut(pairs, self._worker.n_ranks, rank):
-                        if own[position] is not buffers[position]:
-                            buffer[...] = block
+            pairs, me, n_ranks = list(zip(buffers, own)), self._worker.rank, self._worker.n_ranks
+            for first, n_others in ((0, me), (me + 1, n_ranks - me - 1)):
+                for position, (buffer, block) in cut(pairs, n_ranks, first, n_others):
+                    if own[position] is not buffers[position]:
+                        buffer[...] = block
         return own
 
     def _equal_buffers(self, key):
         """Return the buffers of each rank; raise if their shapes differ."""
-        everyone = self._storage.arrays(key)
-        shapes = [[buffer.shape for buffer in each] for each in everyone]
-        if any(each != shapes[0] for each in shapes):
-            refuse_shapes(shapes)
+        version, everyone = self._everyone.get(key, (None, None))
+        if version != self._storage.version:
+            self._everyone.clear()  # its views may be of freed memory
+            everyone = self._storage.arrays(key)
+            shapes = [[buffer.shape for buffer in each] for each in everyone]
+            if any(each != shapes[0] for each in shapes):
+                refuse_shapes(shapes)
+            self._everyone[key] = self._storage.version, everyone
         return everyone
 
     def _plan_of_shares(self, key, own, weighing):
