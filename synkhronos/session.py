@@ -237,8 +237,7 @@ def _begin(plan, n_here, make):
             raise
         raise SessionError(
             f"fork() can't start {count(n_here, 'rank')} on this machine: {error}. Each takes a "
-            "process and, of the master, four descriptors and two for each Data (see ulimit -n, "
-            "ulimit -u)."
+            "process, and two descriptors of the master (see ulimit -n, ulimit -u)."
         ) from error
 
 

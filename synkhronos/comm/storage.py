@@ -349,11 +349,14 @@ class Storage:
     def hear(self) -> None:
         """Read the new entries in the logs of the other ranks. All ranks have met before it."""
         gate = self._worker.gate
-        for rank, heard in enumerate(self._heard):
-            news = gate.news(rank)
-            if news != heard and rank != self._worker.rank:
-                self.version += 1  # first: the entries invalidate views of this rank
-                self._read(rank, news, _log(gate.boards[rank], news >> 32))
+        every = gate.news()
+        if every == self._heard:
+            return
+        for rank, (news, heard) in enumerate(zip(every, self._heard)):
+            if news != heard:
+                if rank != self._worker.rank:
+                    self.version += 1  # first: the entries invalidate views of this rank
+                    self._read(rank, news, _log(gate.boards[rank], news >> 32))
                 self._heard[rank] = news
 
     def _read(self, rank, news, log):

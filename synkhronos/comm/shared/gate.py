@@ -24,6 +24,7 @@ import pickle
 import select
 import signal
 
+from synkhronos._machine.processes import make_pipe
 from synkhronos.comm import Gate, reports
 from synkhronos.comm.shared.gate_memory import (
     ANSWER,
@@ -40,7 +41,7 @@ from synkhronos.comm.shared.gate_memory import (
     SEQUENCE,
     SLOT,
     Memory,
-    make_pipes,
+    make_wake_pipes,
 )
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings, write
 from synkhronos.errors import SessionError
@@ -63,14 +64,15 @@ class SharedGate(Meetings, Gate):
         Gate.__init__(self, n_ranks, master_rank)
         memory = Memory(n_ranks)
         self._mailbox, self._replies = memory.mailbox, memory.replies
-        pipes = make_pipes(2 * n_ranks)
-        for end in (end for pipe in pipes[:n_ranks] for end in pipe):
-            os.set_blocking(end, False)
-        # No rank writes to these. The master alone holds their write ends, so their end of file is
-        # the master's death. One pipe for each rank, because the process to signal (F_SETOWN) is a
-        # property of the open pipe.
-        self._life_pipes = pipes[n_ranks:]
-        Meetings.__init__(self, memory, pipes[:n_ranks], master_rank, n_ranks, spin)
+        # No rank writes to it. The master alone holds the write end, so its end of file is the
+        # master's death.
+        self._life_pipe, self._life = make_pipe(), None  # on workers, their own end of it
+        try:
+            wake_pipes = make_wake_pipes(n_ranks)
+        except OSError:
+            self._close_all(self._life_pipe)
+            raise
+        Meetings.__init__(self, memory, wake_pipes, master_rank, n_ranks, spin)
         self._deaths = select.poll()
         self._processes = {}  # rank -> process, on the master
         self._slots = {}  # command -> its slot number, for commands that all workers have
@@ -81,7 +83,7 @@ class SharedGate(Meetings, Gate):
         self._master_sleeps = self._line(self.master_rank) + ASLEEP
 
     def _on_end(self, fd):
-        if fd == self._life_pipes[self.rank][0]:
+        if fd == self._life:
             os._exit(1)  # the master is gone: no process is left to report to
         self.check_alive()
 
@@ -113,10 +115,16 @@ class SharedGate(Meetings, Gate):
         self._sequence = 0
         self._commands = {}
         self.close_in_child()
+        self._close_all(process.sentinel for process in self._processes.values())  # of other ranks
+        self._processes, self._deaths = {}, select.poll()
         # The kernel itself ends a worker whose master is gone, even in the middle of a computation:
         # end of file of the pipe raises SIGIO, whose default action is to terminate. All write ends
-        # but the master's must be closed for that: see close_in_child.
-        life = self._life_pipes[rank][0]
+        # but the master's must be closed for that: see close_in_child. The process to signal
+        # (F_SETOWN) is a property of the open pipe, so each worker opens it anew.
+        life = self._life = os.open(
+            f"/proc/self/fd/{self._life_pipe[0]}", os.O_RDONLY | os.O_CLOEXEC
+        )
+        os.close(self._life_pipe[0])
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
@@ -153,7 +161,7 @@ class SharedGate(Meetings, Gate):
         # The master may also wait for this rank to come to a meeting: then it hears that it never
         # will. Other ranks hear of that a heartbeat later.
         if waits_for in (done + 1, self._met + 1):
-            write(self._wake_pipes[self.master_rank][1])
+            write(self._wake_pipes[self.master_rank])
 
     def _put_reply(self, kind, data):
         line = self._line(self.rank)
@@ -257,18 +265,20 @@ class SharedGate(Meetings, Gate):
     @property
     def descriptors(self) -> list:
         """The descriptors of all ranks' pipes."""
-        pipes = (*self._life_pipes, *self._wake_pipes)
-        return [end for pipe in pipes for end in pipe]
+        return [*self._life_pipe, *self._wake_pipes]
 
     def close_in_child(self) -> None:
         """Close the master's ends of the life pipes, in a process that is not the master."""
-        for _, write_end in self._life_pipes:
-            os.close(write_end)
+        os.close(self._life_pipe[1])
 
     def close(self) -> None:
         """Close every descriptor; it ends the workers that are left.
 
         The memory stays mapped for as long as this object exists.
         """
-        for end in self.descriptors:
-            os.close(end)
+        self._close_all(self.descriptors)
+
+    @staticmethod
+    def _close_all(descriptors):
+        for each in descriptors:
+            os.close(each)

@@ -72,9 +72,9 @@ class Notices:
         # Stored after the board is written: a rank that reads the number finds the entries.
         self._cells[self._line(self.rank) + NEWS] = news
 
-    def news(self, rank: int) -> int:
-        """Return the last number that `rank` has posted."""
-        return self._cells[self._line(rank) + NEWS]
+    def news(self) -> list:
+        """Return the last number that each rank has posted, in rank order."""
+        return self._cells[LINE + NEWS :: LINE].tolist()
 
     def post_bounds(self, begin: int, end: int) -> None:
         """Tell all ranks, before the next call, which rows it selects: the master does."""
@@ -103,7 +103,7 @@ class Notices:
         """
         self.vote(vote)
         self.meet()
-        return len({self.vote_of(rank) for rank in range(self.n_ranks)}) == 1
+        return len(set(self._cells[LINE + VOTE :: LINE].tolist())) == 1
 
     def vote(self, vote: int) -> None:
         """Publish a number; the other ranks read it after the next meeting."""
@@ -152,14 +152,23 @@ def make_fence():
     return threading.Lock()
 
 
-def make_pipes(count):
-    """Return `count` pipes; if one can't be made, close the others and raise."""
+def make_wake_pipes(count):
+    """Return `count` descriptors, each of both ends of a pipe; they don't block.
+
+    One for each rank, which all ranks have: two would be twice as many in every process.
+    """
     pipes = []
     try:
         while len(pipes) < count:
-            pipes.append(make_pipe())
+            ends = make_pipe()
+            try:
+                both = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+                pipes.append(os.open(f"/proc/self/fd/{ends[0]}", both))
+            finally:
+                for end in ends:
+                    os.close(end)
     except OSError:
-        for end in (end for pipe in pipes for end in pipe):
-            os.close(end)
+        for pipe in pipes:
+            os.close(pipe)
         raise
     return pipes

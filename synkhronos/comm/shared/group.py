@@ -31,7 +31,7 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
-from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, Memory, make_pipes
+from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, Memory, make_wake_pipes
 from synkhronos.comm.shared.mail import Mail
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
 from synkhronos.errors import SharedMemoryFull
@@ -61,9 +61,7 @@ class Founding:
         self._memory = os.memfd_create("synkhronos", os.MFD_CLOEXEC)
         os.ftruncate(self._memory, Memory.nbytes(size))
         Memory(size, self._memory).cells[SEQUENCE] = 1  # the one call that all collectives are in
-        self._wake_pipes = make_pipes(size)
-        for end in (end for pipe in self._wake_pipes for end in pipe):
-            os.set_blocking(end, False)
+        self._wake_pipes = make_wake_pipes(size)
         members = range(size + has_carrier)
         self._sockets: list[dict[int, socket.socket]] = [{} for _ in members]
         for rank in members:
@@ -86,14 +84,13 @@ class Founding:
             "wake": self._wake_pipes,
             "peers": peers,
         }
-        wake = [end for pipe in self._wake_pipes for end in pipe]
-        return json.dumps(told), [self._memory, *wake, *peers.values()]
+        return json.dumps(told), [self._memory, *self._wake_pipes, *peers.values()]
 
     def close(self) -> None:
         """Close all descriptors of this process."""
         os.close(self._memory)
-        for end in (end for pipe in self._wake_pipes for end in pipe):
-            os.close(end)
+        for pipe in self._wake_pipes:
+            os.close(pipe)
         for each in self._sockets:
             for end in each.values():
                 end.close()
@@ -118,13 +115,12 @@ def join(told: Mapping[str, Any], kind: type[SharedGroup] | None = None) -> Shar
     rank, size = told["rank"], told["size"]
     memory = Memory(size, told["memory"])
     os.close(told["memory"])
-    pipes = [tuple(pipe) for pipe in told["wake"]]
     peers = {int(other): socket.socket(fileno=fd) for other, fd in told["peers"].items()}
-    for end in [end for pipe in pipes for end in pipe]:
-        os.set_inheritable(end, False)
+    for pipe in told["wake"]:
+        os.set_inheritable(pipe, False)
     for each in peers.values():
         each.set_inheritable(False)
-    return (kind or SharedGroup)(rank, memory, pipes, peers, told["host"])
+    return (kind or SharedGroup)(rank, memory, told["wake"], peers, told["host"])
 
 
 class SharedGroup(Meetings, Group):
@@ -134,7 +130,7 @@ class SharedGroup(Meetings, Group):
         self,
         rank: int,
         memory: Memory,
-        pipes: list[tuple[int, int]],
+        pipes: list[int],
         peers: dict[int, socket.socket],
         host: str,
     ):
@@ -351,9 +347,8 @@ class SharedGroup(Meetings, Group):
             self._poll.modify(descriptor, select.POLLIN)
         for descriptor in also:
             self._poll.unregister(descriptor)
-        wake = self._wake_pipes[self.rank][0]
         for descriptor, _ in happened:
-            if descriptor == wake:
+            if descriptor == self._wake_pipe:
                 self._drain()
             elif descriptor in self._mail.peers:
                 self._mail.read(descriptor)
@@ -384,8 +379,8 @@ class SharedGroup(Meetings, Group):
         self._arrays.clear()
         self._plans.clear()
         self._segments.forget_all()
-        for end_of_pipe in (each for pipe in self._wake_pipes for each in pipe):
-            os.close(end_of_pipe)
+        for pipe in self._wake_pipes:
+            os.close(pipe)
 
 
 def _half(board, number):

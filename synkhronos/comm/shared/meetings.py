@@ -49,8 +49,8 @@ class Meetings(Notices):
     ----------
     memory : Memory
         Of all ranks.
-    wake_pipes : list of (int, int)
-        One for each rank, not blocking.
+    wake_pipes : list of int
+        One for each rank, of `make_wake_pipes`.
     rank, n_ranks : int
     spin : bool
         Whether each rank has a core of its own.
@@ -74,10 +74,11 @@ class Meetings(Notices):
         self._others = tuple((rank, self._line(rank)) for rank in others)
         self._meetings = tuple(line + MET for _, line in self._others)
         self._sleepers = tuple(
-            (line + ASLEEP, self._wake_pipes[rank][1]) for rank, line in self._others
+            (line + ASLEEP, self._wake_pipes[rank]) for rank, line in self._others
         )
+        self._wake_pipe = self._wake_pipes[self.rank]
         self._poll = select.poll()
-        self._poll.register(self._wake_pipes[self.rank][0], select.POLLIN)
+        self._poll.register(self._wake_pipe, select.POLLIN)
 
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
@@ -110,7 +111,7 @@ class Meetings(Notices):
         """Sleep until a rank wakes this one or a process ends; return False after a heartbeat."""
         happened = self._poll.poll(HEARTBEAT_MS)
         for fd, _ in happened:
-            if fd == self._wake_pipes[self.rank][0]:
+            if fd == self._wake_pipe:
                 self._drain()
             else:
                 self._on_end(fd)
@@ -119,7 +120,7 @@ class Meetings(Notices):
     def _drain(self):
         """Empty the pipe that wakes this rank."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_pipes[self.rank][0], 4096)
+            os.read(self._wake_pipe, 4096)
 
     def _on_end(self, fd):
         """Answer the end of a process, which has made this descriptor readable."""
