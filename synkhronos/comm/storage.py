@@ -25,6 +25,7 @@ A log holds the present places, not events: a rank that has missed an entry, bec
 reads it in the next call.
 """
 
+import collections
 import pickle
 import sys
 import weakref
@@ -43,6 +44,7 @@ class Place(NamedTuple):
 
     segment: Hashable  # stands for it in messages
     arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
+    turns: bool = False  # whether the place before this one will be the next, see `turn`
 
 
 class _Region:
@@ -102,6 +104,9 @@ class Storage:
         # rank -> key -> (segment, arrays, place), or the Place until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
+        # rank -> key -> the segments of both places of a variable that turns. Without them each turn
+        # of each rank would map the memory of all other ranks anew.
+        self._turning = [{} for _ in range(worker.n_ranks)]
         # Weak: a segment stays mapped for as long as `_others` has an array in it.
         self._attached = weakref.WeakValueDictionary()
         self.version = 0
@@ -293,7 +298,7 @@ class Storage:
             self._own.pop(key, None)
             self._spares.pop(key, None)
             self._unposted.discard(key)
-            for others in self._others:
+            for others in (*self._others, *self._turning):
                 others.pop(key, None)
         self.version += 1
 
@@ -306,7 +311,7 @@ class Storage:
                 _host.replace(variable, value.copy())
         self._own.clear()
         self._spares.clear()
-        for others in self._others:
+        for others in (*self._others, *self._turning):
             others.clear()
         self._heard = [0] * len(self._heard)  # a worker that goes on reads all logs again
         self.version += 1
@@ -342,7 +347,11 @@ class Storage:
 
     def _entry(self, keys):
         regions = {key: self._own[key] for key in keys if key in self._own}
-        places = {key: region.place for key, region in regions.items() if region.layout is not None}
+        places = {
+            key: region.place._replace(turns=key in self._spares)
+            for key, region in regions.items()
+            if region.layout is not None
+        }
         data = pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
         return len(data).to_bytes(_HEADER, "little") + data
 
@@ -380,6 +389,9 @@ class Storage:
         found = self._others[rank][key]
         if isinstance(found, Place):
             found = self._others[rank][key] = self._attach(found)
+            if found[2].turns:
+                recent = self._turning[rank].setdefault(key, collections.deque(maxlen=2))
+                recent.append(found[0])
         return found[1]
 
     def places(self, rank, key) -> list:
