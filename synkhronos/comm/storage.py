@@ -104,8 +104,8 @@ class Storage:
         # rank -> key -> (segment, arrays, place), or the Place until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
-        # rank -> key -> the segments of both places of a variable that turns. Without them each turn
-        # of each rank would map the memory of all other ranks anew.
+        # rank -> key -> the segments of both places of a variable that turns. Each rank would map
+        # those of all others anew at each turn otherwise.
         self._turning = [{} for _ in range(worker.n_ranks)]
         # Weak: a segment stays mapped for as long as `_others` has an array in it.
         self._attached = weakref.WeakValueDictionary()

@@ -10,6 +10,7 @@ BENCHMARKS = {
     "clusters": "benchmarks.clusters",
     "collectives": "benchmarks.collectives",
     "compile": "benchmarks.compiling",
+    "counts": "benchmarks.counts",
     "import": "benchmarks.imports",
     "gallery": "benchmarks.gallery",
     "jax": "benchmarks.jax",

@@ -237,7 +237,7 @@ def test_all_are_tested(capsys):
         "machines", "pymc", "scaling"
     }  # fmt: skip
     assert {each.split()[0] for each in OF_THE_SOURCE} == {*BENCHMARKS} - {
-        "chaos", "clusters", "gallery", "jax", "programs", "pymc", "start", "training"
+        "chaos", "clusters", "counts", "gallery", "jax", "programs", "pymc", "start", "training"
     }  # fmt: skip
     assert frame.main("benchmarks", BENCHMARKS, None, []) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BENCHMARKS)

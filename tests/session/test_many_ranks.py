@@ -1,0 +1,123 @@
+"""More ranks than cores: the results of plain Theano, and what each rank takes."""
+
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from benchmarks import BENCHMARKS
+from support import host_library
+from support.helpers import Call, function
+
+import synkhronos as synk
+from synkhronos import WorkerDied, WorkerError
+from synkhronos._session.current import current
+from synkhronos.tools.bench import frame
+
+MANY, FEW = 16, 4
+MODES = ("sum", "avg", "max", "min", "prod", "gather")
+RANDOM = np.random.default_rng(7)
+
+
+@pytest.mark.faults
+@pytest.mark.slow("16 ranks take turns on the cores")
+def test_many_ranks_compute_what_plain_theano_does(no_session):
+    synk.fork(MANY, threads_per_rank=1)
+    x, s = T.dmatrix("x"), theano.shared(RANDOM.normal(size=3), "s")
+    terms = [x.sum(0), x.mean(0), x.max(0), x.min(0), T.exp(x / 50).prod(0), 2 * x + s]
+    f = function([x], list(zip(terms, MODES)))
+    plain = theano.function([x], terms, mode=host_library.MODE)
+    rows = RANDOM.normal(size=(5 * MANY + 3, 3))
+    data = synk.data(rows)
+
+    def check(chosen, *args, **kwargs):
+        for found, expected in zip(f(*args, **kwargs), plain(chosen)):
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+    check(rows, rows)
+    check(rows, data, num_slices=3)
+    check(rows[10:60], data, batch=slice(10, 60))
+    check(rows[::-7], data, batch=list(range(len(rows)))[::-7])
+
+    # What the ranks reduce inside of a function: each has only its share of the large arrays.
+    large = [(T.outer(k * x.sum(0), T.arange(9000.0))).flatten() for k in (1.0, -2.0, 0.5)]
+    total = theano.shared(np.zeros(3), "total")
+    updates = {total: total + synk.ops.all_reduce(x.sum(0), op="sum")}
+    g = function([x], [(synk.ops.all_reduce(y, op="sum"), None) for y in large], updates=updates)
+    for _ in range(2):
+        for found, expected in zip(g(data), theano.function([x], large)(rows)):
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(synk.gather(total), np.tile(2 * rows.sum(0), (MANY, 1)))
+
+    for size in (1, 300):  # the master reduces little, the ranks share what is more
+        values = RANDOM.normal(size=(MANY * size, 11)) + 1
+        parts = values.reshape(MANY, size, 11)
+        v = theano.shared(values[:1])
+        for op in ("sum", "avg", "max", "min", "prod"):
+            expected = getattr(parts, "mean" if op == "avg" else op)(0)
+            synk.scatter(v, values)
+            np.testing.assert_allclose(synk.reduce(v, op, in_place=False), expected)
+            synk.all_reduce(v, op)
+            np.testing.assert_allclose(synk.gather(v), np.stack([expected] * MANY))
+        for _ in range(3):  # in turns in two memories of each rank
+            synk.scatter(v, values)
+            np.testing.assert_array_equal(synk.gather(v, nd_up=0), values)
+            synk.all_gather(v)
+            np.testing.assert_array_equal(synk.gather(v), np.stack([values] * MANY))
+        synk.broadcast(v, values[:2])
+        np.testing.assert_array_equal(synk.get_value(MANY - 1, v), values[:2])
+
+    def trouble(row):
+        if row[0] == 11:
+            raise KeyError("eleven")
+        os.kill(
+            os.getpid(), signal.SIGINT if row[0] < 0 else 0
+        )  # only the master's script hears it
+        return row
+
+    z = T.dvector("z")
+    h = function([z], (Call(trouble)(z), "gather"))
+    with pytest.raises(WorkerError, match=f"Rank 11 of {MANY}"):
+        h(np.arange(1.0 * MANY))
+    with pytest.raises(KeyboardInterrupt):
+        h(-np.ones(MANY))
+    np.testing.assert_array_equal(h(np.ones(MANY)), np.ones(MANY))
+    os.kill(current("the test").worker_pids[8], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="rank 9 "):
+        f(data), f(data)
+    synk.close()
+    assert synk.fork(MANY) == MANY
+
+
+@pytest.mark.slow("16 ranks take turns on the cores")
+def test_what_a_rank_takes_grows_only_with_the_memories_of_others(no_session, tmp_path):
+    """The descriptors and maps of a worker, its threads, system calls, and shared memory."""
+    file = tmp_path / "counts.json"
+    line = ["--ranks", f"{FEW},{MANY}", "--calls", "20", "--json", str(file)]
+    assert frame.main("benchmarks", BENCHMARKS, "counts", line) == 0
+    few, many = json.loads(file.read_text())["sessions"]
+    more = MANY - FEW
+
+    def grown(when, what):
+        return [b - a for a, b in zip(*(each["rest"][when][what] for each in (few, many)))]
+
+    # One to wake each rank; the master has one more, of its end.
+    assert grown("after fork()", "descriptors") == [2 * more, more]
+    # Of each other rank, the memories of an all_reduce and of one in a function, and both of a
+    # variable that is gathered in turns.
+    _, of_worker = grown("at the end", "descriptors")
+    assert of_worker <= (1 + 5) * more
+    _, maps = grown("at the end", "maps")
+    assert maps <= 6 * more
+    for each in (few, many):
+        assert each["rest"]["at the end"]["threads"][1] == 1
+        assert all(phase.get("commands", 1) <= 2 for phase in each["phases"].values())
+    assert many["segment_bytes"] / MANY == pytest.approx(few["segment_bytes"] / FEW, rel=0.02)
+    assert many["gate_bytes"] / MANY < few["gate_bytes"] / FEW
+    if shutil.which("strace"):
+        # A rank that sleeps makes some; one that maps the memory of others, eight for each of them.
+        assert many["phases"]["scatter and all_gather"]["system calls"][1] < 2 * MANY
