@@ -34,7 +34,7 @@ def computing():
 
 before = computing()
 assert threads() == 3 and computing() == before + 2
-synk.fork(2, threads_per_rank=2)
+synk.fork(2, threads_per_rank=1)
 assert computing() == before
 assert on_ranks(threads) == [3, 3]
 synk.close()
