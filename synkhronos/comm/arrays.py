@@ -204,7 +204,8 @@ class Arrays:
         if any(array is not buffer for array, buffer in zip(own, buffers)):
             pairs, me, n_ranks = list(zip(buffers, own)), self._worker.rank, self._worker.n_ranks
             for first, n_others in ((0, me), (me + 1, n_ranks - me - 1)):
-                for position, (buffer, block) in cut(pairs, n_ranks, first, n_others):
+                blocks = cut(pairs, n_ranks, first, n_others) if n_others else ()
+                for position, (buffer, block) in blocks:
                     if own[position] is not buffers[position]:
                         buffer[...] = block
         return own

@@ -264,11 +264,11 @@ class SharedGate(Meetings, Gate):
 
     @property
     def descriptors(self) -> list:
-        """The descriptors of all ranks' pipes."""
+        """The descriptors of the pipes that all ranks inherit."""
         return [*self._life_pipe, *self._wake_pipes]
 
     def close_in_child(self) -> None:
-        """Close the master's ends of the life pipes, in a process that is not the master."""
+        """Close the write end of the life pipe, in a process that is not the master."""
         os.close(self._life_pipe[1])
 
     def close(self) -> None:
