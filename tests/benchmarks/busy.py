@@ -33,7 +33,6 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Measure each number of busy processes, and show the table."""
-    report.look_at_machine()
     loads = [0, *args.busy]
     report.results.update(ranks=args.ranks, busy=[])
     with contextlib.ExitStack() as stack:

@@ -25,6 +25,7 @@ from support import hosts
 
 from synkhronos.tools.bench import frame, options
 
+LOAD_MATTERS = False  # its script sleeps most of the time
 _SCRIPT = Path(__file__).with_name("programs") / "survivor.py"
 _AWAY_SECONDS = 25.0
 _FAULTS = ("killed", "stopped", "cut off")

@@ -28,6 +28,7 @@ from synkhronos.comm.mpi.all_reduce import chunk_bytes
 from synkhronos.comm.mpi.transfers import small_for_all
 from synkhronos.tools.bench import frame, scaling
 
+LOAD_MATTERS = False  # nothing is measured
 MACHINES = (8, 16, 32, 64)
 MESSAGE_SECONDS = 30e-6  # assumed, for a small message that a carrier sends and one that it gets
 

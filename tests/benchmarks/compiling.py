@@ -81,7 +81,6 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Measure all, and show the tables."""
-    report.look_at_machine()
     report.results.update(_measure_compiling(args.rounds))
     report.results.update(_measure_sending(args), **_measure_distribute(args.ranks))
     report.show(text(report.results, args))

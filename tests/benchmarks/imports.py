@@ -26,7 +26,6 @@ def measure(args, report):
 
     CPU time is that of the first process. It says more where other programs keep the cores busy.
     """
-    report.look_at_machine()
     seconds, cpu = ({step: [] for step in STEPS} for _ in range(2))
     for _ in turns.progress("interpreters", range(args.rounds)):
         times = run(args.ranks)

@@ -26,7 +26,6 @@ def measure(args, report):
     """Measure all, and show the table."""
     if importlib.util.find_spec("jax") is None or importlib.util.find_spec("pymc") is None:
         raise frame.Refused("bench jax needs PyMC and JAX: pip install '.[pymc]' jax")
-    report.look_at_machine()
     table = frame.Table(
         "  model", "rows", "plain", "JAX", "ranks", "plain / ranks", "JAX / ranks", first=20
     )

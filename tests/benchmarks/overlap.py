@@ -44,7 +44,6 @@ def add_arguments(parser):
 def measure(args, report):
     """Run the job, and show what its first worker tells."""
     frame.check_picture("--timeline", args.timeline)
-    report.look_at_machine()
     command = "from synkhronos.__main__ import main; sys.exit(main())"
     line = programs.interpreter(command, "launch")
     line += ["--servers", str(args.servers), "--workers", str(args.workers)]

@@ -49,7 +49,6 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Measure rounds, and the calls that issue them; show the tables."""
-    report.look_at_machine()
     report.results.update(devices=args.devices, cells=[])
     with contextlib.ExitStack() as stack:
         systems = [_OneCaller(args.devices), _DeviceThreads(args.devices)]

@@ -53,7 +53,6 @@ def measure(args, report):
     """Run the rules, and show their figures."""
     if args.plot and not args.convergence:
         raise frame.Refused("--plot draws the curves of --convergence: add it")
-    report.look_at_machine()
     if args.convergence:
         _converge(args, report)
         return

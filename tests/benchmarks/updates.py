@@ -38,7 +38,6 @@ def _units(text):
 
 def measure(args, report):
     """Measure each network and rule, and show the table."""
-    report.look_at_machine()
     found = report.results["updates"] = []
     titles = WAYS.values()
     table = frame.Table("rule", "parameters", *titles, "ranks/serial", first=18, least=16)

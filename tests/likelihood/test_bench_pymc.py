@@ -18,6 +18,7 @@ pytestmark = [
 
 def test_bench(capsys, tmp_path):
     arguments = ["--models", "hierarchical", "--rows", "50", "--pays", "20", "--seconds", "0.1"]
+    arguments += ["--busy-ok"]
     file, picture = tmp_path / "figures.json", tmp_path / "gains.png"
     arguments += ["--draws", "3", "--json", str(file), "--plot", str(picture)]
     assert main(["bench", "pymc", *arguments]) == 0
@@ -37,7 +38,7 @@ def test_bench(capsys, tmp_path):
 def test_beside_jax(capsys, tmp_path):
     pytest.importorskip("jax")
     file = tmp_path / "figures.json"
-    arguments = ["--models", "negative_binomial", "--rows", "50", "--seconds", "0.1"]
+    arguments = ["--models", "negative_binomial", "--rows", "50", "--seconds", "0.1", "--busy-ok"]
     assert frame.main("benchmarks", BENCHMARKS, "jax", [*arguments, "--json", str(file)]) == 0
     assert "JAX / ranks" in capsys.readouterr().out
     [found] = json.loads(file.read_text())["evaluations"]
@@ -46,7 +47,7 @@ def test_beside_jax(capsys, tmp_path):
 
 def test_samplers(capsys, tmp_path):
     file = tmp_path / "figures.json"
-    arguments = ["--samplers", "--models", "logistic", "--rows", "50", "--draws", "5"]
+    arguments = ["--samplers", "--models", "logistic", "--rows", "50", "--draws", "5", "--busy-ok"]
     assert main(["bench", "pymc", *arguments, "--json", str(file)]) == 0
     assert "one chain" in capsys.readouterr().out
     found = {each["sampler"]: each for each in json.loads(file.read_text())["samplers"]}

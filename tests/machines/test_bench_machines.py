@@ -22,10 +22,11 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos.__main__ import main
+from synkhronos._machine import load
 from synkhronos.extensions import update_rules
 from synkhronos.launch import mpirun, where
 from synkhronos.launch.where import Host
-from synkhronos.tools.bench import frame, machines, networks, programs, turns
+from synkhronos.tools.bench import frame, machines, networks, programs
 from synkhronos.tools.bench.machines import session
 from synkhronos.tools.bench.programs import Program
 
@@ -241,7 +242,7 @@ def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_pat
         return {**found, "counts": [host.ranks for host in layout]}
 
     monkeypatch.setattr(machines, "measure_layout", measured)
-    monkeypatch.setattr(turns, "busy_cores", lambda: 0.0)
+    monkeypatch.setattr(load, "look", lambda: load.Load(0.0))
     monkeypatch.setattr(mpirun, "check", lambda: None)
     file = tmp_path / "figures.json"
     assert main(["bench", "machines", *ARGUMENTS, "--json", str(file)]) == 0
@@ -336,7 +337,17 @@ def test_the_ranks_train_as_serial_theano(no_session, monkeypatch, quickly_compi
 def test_two_hosts(two_hosts, tmp_path):
     file = tmp_path / "figures.json"
     command = ["bench", "machines", "--sizes", "1K,64K", "--networks", "mlp", "--batch", "32"]
-    command += ["--seconds", "0.05", "--threads-per-rank", "1", "--json", str(file), "--ranks", "2"]
+    command += [
+        "--busy-ok",
+        "--seconds",
+        "0.05",
+        "--threads-per-rank",
+        "1",
+        "--json",
+        str(file),
+        "--ranks",
+        "2",
+    ]
     environment = two_hosts.environment(THEANO_FLAGS="mode=FAST_COMPILE")
     done = run(*on_hosts.line(two_hosts, command), env=environment, timeout=500)
     assert done.returncode == 0, done.stderr
@@ -362,7 +373,16 @@ def test_two_hosts(two_hosts, tmp_path):
 @pytest.mark.slow("starts a session on three hosts")
 def test_what_machines_send_is_counted_and_is_near_the_least(tmp_path):
     file = tmp_path / "figures.json"
-    command = ["bench", "machines", "--count", "--sizes", "1K,64K,1M,3M", "--ranks", "1"]
+    command = [
+        "bench",
+        "machines",
+        "--busy-ok",
+        "--count",
+        "--sizes",
+        "1K,64K,1M,3M",
+        "--ranks",
+        "1",
+    ]
     with hosts.up(3) as these:
         line = on_hosts.line(these, [*command, "--threads-per-rank", "1", "--json", str(file)])
         done = run(*line, env=these.environment(), timeout=300)
@@ -398,7 +418,7 @@ def test_the_processes_of_a_machine_are_measured(tmp_path):
     if hosts.missing():
         pytest.skip(hosts.missing())
     file = tmp_path / "figures.json"
-    line = [sys.executable, "-m", "benchmarks", "start", "--json", str(file)]
+    line = [sys.executable, "-m", "benchmarks", "start", "--busy-ok", "--json", str(file)]
     done = run(*line, env=groups.environment(), timeout=300)
     assert done.returncode == 0, done.stderr
     found = {name: taken for name, *taken in json.loads(file.read_text())["processes"]}
@@ -410,7 +430,9 @@ def test_the_processes_of_a_machine_are_measured(tmp_path):
 @pytest.mark.slow("starts two programs on two hosts")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_on_hosts_when_it_is_ended(two_hosts, number):
-    line = on_hosts.line(two_hosts, ["bench", "machines", "--sizes", "1K", "--seconds", "60"])
+    line = on_hosts.line(
+        two_hosts, ["bench", "machines", "--busy-ok", "--sizes", "1K", "--seconds", "60"]
+    )
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with subprocess.Popen(line, env=two_hosts.environment(), **quiet) as benchmark:
         try:

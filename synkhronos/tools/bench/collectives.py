@@ -37,7 +37,6 @@ def measure(args, report):
 
 def measure_beside(peers, args, report):
     """Measure Synkhronos, a copy, and other systems with the methods of these two in between."""
-    report.look_at_machine()
     cells = report.results["cells"] = []
     report.results["ranks"] = args.ranks
     with turns.session(args.ranks):

@@ -5,12 +5,16 @@ A benchmark is a module with a docstring that explains its figures, and
     add_arguments(parser)       its options, but for --json and --plot
     measure(args, report)       puts figures into ``report.results``, and shows tables of them
     plot(results, file)         optional: draws the picture of --plot
+    LOAD_MATTERS = False        optional: for figures that don't depend on other programs
 
-Systems that are compared take turns in rounds (`turns.Turns`): other programs disturb all alike.
+A benchmark begins when other programs leave the cores alone, or if --busy-ok is given, and says at
+its end if they did not. Systems that are compared take turns in rounds (`turns.Turns`): other
+programs disturb all alike.
 """
 
 import argparse
 import ast
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -18,10 +22,9 @@ import os
 import sys
 from pathlib import Path
 
+from synkhronos._machine import load
 from synkhronos.errors import SessionError, SharedMemoryFull
 from synkhronos.tools.bench import turns
-
-BUSY_CORES = 0.2  # kept busy by others, from which on a warning is printed
 
 
 class Refused(Exception):
@@ -70,6 +73,9 @@ def parser(program, module):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(found)
+    if _load_matters(module):
+        text = f"measure although other programs keep {load.BUSY_CORES} cores busy, or more"
+        found.add_argument("--busy-ok", action="store_true", help=text)
     text = "print a JSON object"
     if any(not action.option_strings for action in found._actions):
         # It would take a FILE that is meant for the other argument.
@@ -90,11 +96,19 @@ def run(module, args):
     if args.json not in (None, "-"):
         _check_folder("--json", args.json)
     report = Report(args.json)
-    module.measure(args, report)
+    if _load_matters(module):
+        with report.watching(args.busy_ok):
+            module.measure(args, report)
+    else:
+        module.measure(args, report)
     report.end()
     if picture:
         module.plot(report.results, picture)
         print(f"wrote {picture}", file=sys.stderr)
+
+
+def _load_matters(module):
+    return getattr(module, "LOAD_MATTERS", True)
 
 
 def check_picture(option, file):
@@ -124,12 +138,28 @@ class Report:
         self.results = {}
         self._file = file
 
-    def look_at_machine(self):
-        """Add what says how far the figures can be trusted, and warn of busy cores."""
-        busy = turns.busy_cores()
-        self.results.update(cores=os.cpu_count(), busy_cores=busy)
-        if busy > BUSY_CORES:
-            text = f"others keep {busy:.1f} cores busy: this tells little about speed"
+    @contextlib.contextmanager
+    def watching(self, busy_ok=False):
+        """Look what other programs do before the block and in it; refuse to begin if it is much.
+
+        Raises
+        ------
+        Refused
+            If they keep the cores busy, unless `busy_ok`.
+        """
+        with turns.shown("waiting for a quiet moment"):
+            before = load.look()
+        text = f"Other programs keep {before}."
+        if before.is_high and not busy_ok:
+            raise Refused(f"{text} Times would tell little. End them, or measure with --busy-ok.")
+        print(f"{text} Times tell little." if before.is_high else text, file=sys.stderr)
+        self.results.update(cores=os.cpu_count(), busy_cores=round(before.cores, 2))
+        watch = load.Watch()
+        yield
+        during = watch.others()
+        self.results["busy_cores_during"] = round(during.cores, 2)
+        if during.is_high:
+            text = f"While this was measured, other programs kept {during}. Times tell little."
             print(text, file=sys.stderr)
 
     def show(self, text):

@@ -29,7 +29,6 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Measure both, and show the tables."""
-    report.look_at_machine()
     report.results.update(measure_pass(args))
     report.results.update(measure_picks(args))
     report.show(_text(report.results, args))

@@ -59,7 +59,6 @@ def measure_beside(peer, args, report):
     from threadpoolctl import threadpool_limits
 
     importlib.import_module("pymc")  # and the BLAS libraries whose threads are limited
-    report.look_at_machine()
     found = report.results
     found.update(ranks=args.ranks, evaluations=[], pays=[], sampling=[])
     table = frame.Table(

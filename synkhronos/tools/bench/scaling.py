@@ -23,6 +23,7 @@ from pathlib import Path
 
 from synkhronos.tools.bench import frame
 
+LOAD_MATTERS = False  # nothing is measured
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 LATENCY = 20e-6  # seconds, for each other device: a barrier, and the start of a kernel
 # The exceptions that a file raises that `bench training` did not write.

@@ -108,7 +108,6 @@ def measure_beside(peers, args, report):
         raise frame.Refused("--batch gives one number of rows, --rows several: give one of them")
     if args.ranks and args.devices and args.ranks != len(args.devices):
         raise frame.Refused(f"--ranks {args.ranks}, but --devices names {len(args.devices)}")
-    report.look_at_machine()
     cores = devices.usable_cores()
     names = args.devices or ["cpu"] * (args.ranks or cores)
     report.results.update(cores=cores, devices=names, networks={})

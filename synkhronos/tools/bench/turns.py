@@ -1,27 +1,15 @@
 """How all benchmarks measure: systems take turns, so that other programs disturb all alike."""
 
 import contextlib
-import os
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
 _LONG_SECONDS = 0.1  # a repetition that takes longer needs none before it to wake all ranks
 
 clock = time.perf_counter
-
-
-def busy_cores(seconds=0.5):
-    """Return the number of cores that all processes of this machine use while this one sleeps."""
-    # The line "cpu" of proc(5): fields 4 and 5 are idle time. The two last are part of others.
-    before = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
-    time.sleep(seconds)
-    after = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
-    used = [end - begin for begin, end in zip(before, after)]
-    return max(0, sum(used) - used[3] - used[4]) / os.sysconf("SC_CLK_TCK") / seconds
 
 
 @contextlib.contextmanager

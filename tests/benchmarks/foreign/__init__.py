@@ -82,7 +82,6 @@ def measure(args, report):
             for each in chosen
             if each.larger
         ]
-    report.look_at_machine()
     table = frame.Table(
         "program", "lines", "divided", "on ranks", "difference", "still", "rounded", "CPU",
         "times", "", first=34, widths=[10, 9, 10, 12, 10, 10, 14, 7, 1],

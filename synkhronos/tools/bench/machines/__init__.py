@@ -67,7 +67,6 @@ def measure(args, report):
     try:
         hosts = _hosts(args)
         mpirun.check()
-        report.look_at_machine()
         found = report.results["layouts"] = []
         for layout in layouts(hosts, args.ranks):
             done = {tuple(each["counts"]) for each in found}
