@@ -488,6 +488,7 @@ def test_the_echo_answers_and_busy_processes_end():
 
 
 def test_processes_of_others_are_told_from_our_own(monkeypatch):
+    monkeypatch.undo()  # what `quickly` has found
     monkeypatch.setattr(load, "_NAMED", 1000)
     busy_line = f"{sys.executable} -S -c 'while True: pass'"
     begin, watch = time.monotonic(), load.Watch()
