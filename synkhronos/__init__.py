@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 
 # The module that defines each public name: `__getattr__` imports it when the name is first used.
 _PUBLIC = {
+    "tools.advice": ("advise",),
     "session": ("fork", "close", "restart_count"),
     "checkpoints": ("load", "save"),
     "resuming": ("resume",),
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from synkhronos.session import close as close
     from synkhronos.session import fork as fork
     from synkhronos.session import restart_count as restart_count
+    from synkhronos.tools.advice import advise as advise
     from synkhronos.values import get_lengths as get_lengths
     from synkhronos.values import get_shapes as get_shapes
     from synkhronos.values import get_value as get_value

@@ -484,6 +484,16 @@ for use, phrase in ((SAVE, ".json (a trace) or .txt (the summary)"), (PLOT, "one
 PLOT.refuses("last", TypeError, "2.5", "last must be an integer")
 PLOT.refuses("last", ValueError, "0", "last must be at least 1, got 0")
 
+ADVISE = Use("synk.advise", {"step": "f", "args": "(X,)", "seconds": "0.01"}, "result.rows == 5")
+ADVISE.refuses("step", TypeError, "loss", "step must be a function that synk.function()")
+ADVISE.refuses("step", ValueError, "picked", "step has sliceable shared variables")
+ADVISE.refuses("args", TypeError, "X", "args must be a tuple of a call's arguments, got array")
+ADVISE.refuses("args", ValueError, "(X[:0],)", "args must have rows to divide")
+ADVISE.refuses("kwargs", TypeError, "'batch'", "kwargs must be a dict")
+ADVISE.refuses("kwargs", ValueError, "{'batch': 9}", "batch=9 asks for the first 9 rows")
+ADVISE.refuses("seconds", TypeError, "'long'", "seconds must be a number, got 'long'")
+ADVISE.refuses("seconds", ValueError, "0", "seconds must be a number above 0, got 0")
+
 for use in uses("synk.parallel", n_parallel="None", check="True"):
     use.refuses("n_parallel", TypeError, "'two'", "n_parallel must be an integer")
     use.refuses("n_parallel", ValueError, "0", "n_parallel must be at least 1")
@@ -502,6 +512,7 @@ WITHOUT_WORKERS = {
     "synk.close": "says in the log that there is nothing to end",
     "synk.get_n_gpu": "asks the machine",
     "synk.restart_count": "reads a variable",
+    "synk.advise": "measures in sessions of its own",
     "synk.parallel": "the block forks and closes",
     "synk.parallel_report": "reads what was counted",
     "synk.status": "tells that there is no session",
@@ -548,6 +559,7 @@ TITLES = {
     "synk.data": "Data",
     "synk.broadcast": "Collectives",
     "synk.save": "Checkpoints",
+    "synk.advise": "Advice",
     "synk.parallel": "Libraries and scripts as they are",
     "synk.profile": "Profiling",
     "synk.ops.all_reduce": "Operations of graphs",

@@ -239,7 +239,7 @@ def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
 
 def test_all_are_tested(capsys):
     assert {each.split()[0] for each in OURS} == {*bench.BENCHMARKS} - {
-        "machines", "pymc", "scaling"
+        "advise", "machines", "pymc", "scaling"
     }  # fmt: skip
     assert {each.split()[0] for each in OF_THE_SOURCE} == {*BENCHMARKS} - {
         "chaos", "clusters", "counts", "gallery", "jax", "programs", "pymc", "start", "training"

@@ -5,6 +5,7 @@ Comparisons with other libraries, and benchmarks behind single figures of the do
 """
 
 BENCHMARKS = {
+    "advise": "synkhronos.tools.bench.advise",
     "call": "synkhronos.tools.bench.call",
     "collectives": "synkhronos.tools.bench.collectives",
     "function": "synkhronos.tools.bench.function",

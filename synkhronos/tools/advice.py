@@ -1,0 +1,433 @@
+"""How many ranks, with how many threads each, are fastest for a function: measured in turns.
+
+    advise()   fork ─────────────▶ a process for each way: k ranks, with t threads each
+               a number of calls ▶ its own session calls the function on the same arguments
+                                 ◀ their seconds
+
+These processes are forked from the caller's: so they have its compiled functions and the values of
+its variables. What they change is theirs, as they work on copies, and the caller's ranks sleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import signal
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from synkhronos import _host, session
+from synkhronos._arithmetic.partition import take_rows
+from synkhronos._arithmetic.selection import select_rows
+from synkhronos._calls.arguments import is_minibatch, rows_there
+from synkhronos._machine import devices
+from synkhronos._machine.load import Load, Watch
+from synkhronos._machine.log import log
+from synkhronos._machine.processes import (
+    ForkedProcess,
+    end_with_parent,
+    kill_all,
+    leave_signals_to_parent,
+    make_pipe,
+)
+from synkhronos._session.current import Current
+from synkhronos._wording import count, sentence, shown, without_folder
+from synkhronos.errors import SessionError
+from synkhronos.functions import Function
+from synkhronos.inputs import Data, data
+from synkhronos.profiling.tables import Tables
+from synkhronos.tools.bench import turns
+
+__all__ = ["Advice", "advise"]
+
+_NOISE = 1.03  # times as fast: less does not pay for more ranks
+_UNSTEADY = 1.1  # by which the rounds of one way may differ
+_ROUNDS, _MOST_CALLS = 5, 10_000
+_END_SECONDS = 5.0
+_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")  # of a call, beside its inputs
+
+
+class Way(NamedTuple):
+    """So many ranks with so many threads each; 0 ranks are the host's own function."""
+
+    ranks: int
+    threads: int
+
+    def __str__(self):
+        if not self.ranks:
+            return f"serial {_host.title}, {count(self.threads, 'thread')}"
+        return f"{count(self.ranks, 'rank')} with {count(self.threads, 'thread')} each"
+
+
+@dataclass(frozen=True, repr=False)
+class Advice(Tables):
+    """What :func:`advise` has measured; its text is a table with the line to write.
+
+    Attributes
+    ----------
+    function : str
+        The name of the function.
+    rows : int
+        Of a call, on all ranks.
+    cores : int
+        That this process may use.
+    seconds : dict
+        (ranks, threads of each) -> seconds of a call: the median of the best round. 0 ranks are
+        serial Theano (or PyTensor).
+    slowest : dict
+        The same of the slowest round.
+    busy_cores : float
+        That other programs kept busy meanwhile, on average.
+    ranks, threads : int
+        The fastest way; of ways that differ by less than 3 %, the one with the fewest ranks.
+    gain : float
+        How much faster it is than serial Theano with one thread.
+    """
+
+    function: str
+    rows: int
+    cores: int
+    seconds: dict[tuple[int, int], float]
+    slowest: dict[tuple[int, int], float]
+    others: Load
+
+    @property
+    def busy_cores(self) -> float:  # noqa: D102 - the class has it
+        return self.others.cores
+
+    @property
+    def ranks(self) -> int:  # noqa: D102
+        return choose(self.seconds).ranks
+
+    @property
+    def threads(self) -> int:  # noqa: D102
+        return choose(self.seconds).threads
+
+    @property
+    def gain(self) -> float:  # noqa: D102
+        return self.seconds[0, 1] / self.seconds[self.ranks, self.threads]
+
+    @property
+    def lines(self) -> str:
+        """The lines to write."""
+        if not self.ranks:
+            variable = "" if self.threads == self.cores else "  # and OMP_NUM_THREADS=1"
+            return (
+                f"{_host.library.__name__}.function(...) in place of synk.function(...){variable}"
+            )
+        gpu = ", use_gpu=False" if any(Path("/dev").glob("nvidia[0-9]*")) else ""
+        names = ",".join(["cpu"] * self.ranks)
+        return f"synk.fork({self.ranks}{gpu})  # or synk.fork() and SYNKHRONOS_DEVICES={names}"
+
+    def _headline(self):
+        return (
+            f"{without_folder(self.function)}: a call with {count(self.rows, 'row')}, "
+            f"{count(self.cores, 'core')}"
+        )
+
+    def _tables(self):
+        columns = ["ranks", "threads", "best round", "slowest", "/ serial, 1 thread"]
+        rows = []
+        for way, seconds in self.seconds.items():
+            ranks, threads = way
+            times = [f"{1e3 * each:.3f}" for each in (seconds, self.slowest[way])]
+            faster = f"{self.seconds[0, 1] / seconds:.2f}"
+            rows.append([str(ranks) if ranks else "serial", str(threads), *times, faster])
+        return [("Milliseconds of a call, medians", columns, rows)]
+
+    def __repr__(self):
+        best, text = choose(self.seconds), [super().__repr__(), ""]
+        gain = f"{self.gain:.2f} times as fast as serial {_host.title} with one thread"
+        text += [f"Best: {best}" + (f", {gain}" if best != (0, 1) else ""), f"    {self.lines}"]
+        unsteady = max(self.slowest[way] / self.seconds[way] for way in self.seconds)
+        if unsteady > _UNSTEADY:
+            text.append(f"Rounds of the same way differ by up to {100 * (unsteady - 1):.0f} %.")
+        if self.others.is_high:
+            text.append(
+                f"Other programs kept {self.others}. This tells little: measure without them."
+            )
+        return "\n".join(text)
+
+    def _repr_html_(self):
+        return None  # the text has more than the table
+
+
+def advise(
+    step: Function,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    seconds: float = 2.0,
+) -> Advice:
+    """Measure how many ranks, with how many threads each, are fastest for a function.
+
+    Few rows, or operations that BLAS divides over threads well, are often faster on one rank with
+    all threads than on a rank for each core. Each way is measured in processes of its own, in
+    turns: one rank with a thread for each core, two with half as many, ... and serial Theano with
+    one thread and with all. Nothing of the script changes, neither variables nor random numbers;
+    its session, if there is one, sleeps meanwhile. All ways take memory at the same time.
+
+    Parameters
+    ----------
+    step : Function
+        Made by :func:`~synkhronos.function` or ``make_train_step``; its session may be closed.
+    args, kwargs : tuple and dict, optional
+        The arguments of a call, such as ``(x, y)`` and ``{"batch": rows}``: arrays, Data, and
+        ``batch``, ``num_slices`` and ``output_subset``.
+    seconds : float
+        The time to measure each way, beside its start.
+
+    Returns
+    -------
+    Advice
+        Print it; or read its ``ranks``, ``threads``, ``gain``, ``lines`` and ``seconds``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no such function, arguments that a call refuses, no rows, and functions that
+        divide no inputs or have sliceable shared variables.
+    SessionError
+        For ranks on GPUs, of which each has one, on several machines, and if a way fails.
+
+    Examples
+    --------
+    >>> import numpy as np, theano.tensor as T
+    >>> import synkhronos as synk
+    >>> synk.fork(2)
+    2
+    >>> x = T.dmatrix("x")
+    >>> f = synk.function([x], T.dot(x, x.T).mean(), name="f")
+    >>> advice = synk.advise(f, (np.ones((64, 8)),), seconds=0.01)
+    >>> advice.rows, (0, 1) in advice.seconds, (1, advice.cores) in advice.seconds
+    (64, True, True)
+    >>> synk.close()
+    """
+    if not issubclass(type(step), Function):
+        raise TypeError(
+            "step must be a function that synk.function() or make_train_step() has made, without a "
+            f"store, got {shown(step)}."
+        )
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args must be a tuple of a call's arguments, got {shown(args)}.")
+    if not isinstance(kwargs, (Mapping, type(None))):
+        raise TypeError(f"kwargs must be a dict of a call's keywords, got {shown(kwargs)}.")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float, np.number)):
+        raise TypeError(f"seconds must be a number, got {shown(seconds)}.")
+    if not 0 < seconds < 1e6:
+        raise ValueError(f"seconds must be a number above 0, got {shown(seconds)}.")
+    if step._recipe.sliceables or (kwargs or {}).get("batch_s") is not None:
+        raise ValueError(
+            "advise() divides the rows of inputs, but step has sliceable shared variables, of "
+            "which each rank has rows of its own: measure a function that takes them as inputs."
+        )
+    current = Current.session
+    if Current.link is not None:
+        raise SessionError("advise() is for the ranks of one machine: start it without launch.")
+    if set((current or step._session).devices) != {"cpu"}:
+        raise SessionError("advise() is for ranks on CPU cores: each GPU has one rank.")
+    with contextlib.ExitStack() as stack:
+        if current is not None:
+            stack.enter_context(current.lock)  # calls of other threads wait
+            current.refuse_nesting()
+        return _measure(stack, step, (tuple(args), dict(kwargs or {})), seconds)
+
+
+def _measure(stack, step, arguments, seconds):
+    cores, n_ranks = devices.usable_cores(), step._session.n_ranks
+    devices.end_openmp_threads(cores)
+    measured, watch = turns.Turns(seconds, _ROUNDS, _MOST_CALLS), None
+    ways, rows = [Way(0, 1)], 0
+    for way in ways:  # which grows when the first process knows the number of rows
+        call = functools.partial(_on_ranks if way.ranks else _serially, step, *arguments, way)
+        with turns.shown(f"advise: {way} start{'' if way.ranks > 1 else 's'}"):
+            process = stack.enter_context(_Process(way, call))
+            known = process.hear()
+        if len(ways) == 1:
+            rows = _some(step, known)
+            ways += layouts(cores, rows, n_ranks)
+        measured.add(way, process.times)
+    watch = Watch()
+    measured.take_all("advise: rounds")
+    medians = {
+        tuple(way): [float(np.median(each)) for each in rounds]
+        for way, rounds in measured.rounds_of.items()
+    }
+    best, worst = ({way: each(found) for way, found in medians.items()} for each in (min, max))
+    return Advice(step.name, rows, cores, best, worst, watch.others())
+
+
+def _some(step, rows):
+    if rows is None:
+        raise ValueError(f"{step} divides no inputs: every rank would do all of the work.")
+    if not rows:
+        raise ValueError("args must have rows to divide over the ranks, got inputs without rows.")
+    return rows
+
+
+def layouts(cores: int, rows: int, n_ranks: int) -> list[Way]:
+    """Return the ways to measure beside one serial thread.
+
+    >>> [tuple(way) for way in layouts(4, 100, 3)]
+    [(0, 4), (1, 4), (2, 2), (3, 1), (4, 1)]
+    >>> [tuple(way) for way in layouts(1, 100, 1)]
+    [(1, 1)]
+    """
+    numbers = {1 << power for power in range(cores.bit_length())} | {cores, n_ranks}
+    possible = sorted(number for number in numbers if number <= min(cores, rows))
+    serial = [Way(0, cores)] if cores > 1 else []
+    return serial + [Way(number, cores // number) for number in possible]
+
+
+def choose(seconds: Mapping[tuple[int, int], float]) -> Way:
+    """Return the fastest way; the one with the fewest ranks and threads of those that are as fast.
+
+    >>> tuple(choose({(0, 1): 4.0, (0, 2): 2.2, (1, 2): 2.2, (2, 1): 2.15}))
+    (1, 2)
+    >>> tuple(choose({(0, 1): 1.0, (0, 2): 1.0, (1, 2): 1.2, (2, 1): 1.1}))
+    (0, 1)
+    """
+
+    def first(ways):
+        limit = _NOISE * min(seconds[way] for way in ways)
+        return min(way for way in ways if seconds[way] <= limit)
+
+    on_ranks = first([way for way in seconds if way[0]])
+    serial = first([way for way in seconds if not way[0]])
+    # Scripts of ranks are changed for more than noise only.
+    return Way(*(serial if _NOISE * seconds[serial] < seconds[on_ranks] else on_ranks))
+
+
+class _Process:
+    """A forked process that calls the function when it is asked, from `__enter__` to `__exit__`."""
+
+    def __init__(self, way, begin):
+        self._way, self._begin = way, begin
+
+    def __enter__(self):
+        asked, self._asks = make_pipe()
+        self._answers, answers = make_pipe()
+        try:
+            life = functools.partial(_serve, os.getpid(), self._begin, asked, answers)
+            self._process = ForkedProcess(life, (asked, answers))
+        finally:
+            os.close(asked)
+            os.close(answers)
+        self._lines = os.fdopen(self._answers)
+        return self
+
+    def __exit__(self, kind, error, trace):
+        os.close(self._asks)  # it ends
+        if kind is not None or not self._process.join(_END_SECONDS):
+            kill_all([self._process], _END_SECONDS)
+        self._lines.close()
+        self._process.close()
+
+    def times(self, number):
+        """Return the seconds of so many calls."""
+        with contextlib.suppress(BrokenPipeError):  # the missing answer tells of it
+            os.write(self._asks, b"%d\n" % number)
+        return self.hear()
+
+    def hear(self):
+        """Return the next answer; raise what the process tells of."""
+        line = self._lines.readline()
+        if not line:
+            raise SessionError(f"advise(), {self._way}: the process has ended.")
+        answer = json.loads(line)
+        if not isinstance(answer, dict):
+            return answer
+        kind, text = answer["kind"], answer["text"]
+        kinds = {"TypeError": TypeError, "ValueError": ValueError}
+        if kind in kinds and self._way.ranks < 2:  # where rows are not divided: of the arguments
+            raise kinds[kind](text)
+        raise SessionError(f"advise(), {self._way}: {kind}: {text}")
+
+
+def _serve(parent, begin, asked, answers):
+    """Be such a process."""
+    end_with_parent(parent, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller's answers it, and ends this one
+    leave_signals_to_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    warnings.simplefilter("ignore")  # the script's own call warns
+    log.setLevel(logging.CRITICAL)
+    os.environ.pop("SYNKHRONOS_PROFILE", None)
+    with os.fdopen(asked) as lines, os.fdopen(answers, "w") as out:
+
+        def tell(answer):
+            print(json.dumps(answer), file=out, flush=True)
+
+        try:
+            with begin() as (call, rows):
+                tell(rows)
+                for line in lines:
+                    tell([turns.seconds_of(call) for _ in range(int(line))])
+        except BaseException as error:
+            tell({"kind": type(error).__name__, "text": sentence(error)})
+
+
+def _copy_values(step):
+    """Give the variables of a function values of this process's own."""
+    for variable in step.get_shared():
+        value = _host.peek(variable)
+        if isinstance(value, np.ndarray):  # which may be in memory that the caller shares
+            _host.replace(variable, np.array(value))
+
+
+@contextlib.contextmanager
+def _serially(step, args, kwargs, way):
+    """Yield a call of the host's own function, and the number of rows that ranks would divide."""
+    devices.limit_threads(way.threads)
+    _copy_values(step)
+    named = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
+    inputs, compiled = step._inputs, step._compiled
+    values = inputs.bind(args, named, here=True)
+    arrays = list(map(inputs.array, range(len(values)), values))
+    scattered = [number for number, split in enumerate(inputs.is_scattered) if split]
+    subset = step._outputs.check_subset(kwargs.get("output_subset"), step)
+    batch, rows = kwargs.get("batch"), None
+    if scattered:
+        rows = len(select_rows("batch", batch, rows_there(inputs, values, arrays)))
+
+    def call():
+        chosen = list(arrays)
+        if scattered and batch is not None:
+            picked = select_rows("batch", batch, rows_there(inputs, values, arrays))
+            for i in scattered:
+                some = range(len(picked)) if is_minibatch(values[i]) else picked
+                chosen[i] = take_rows(arrays[i], some, axis=inputs.axes[i])
+        return _host.run(compiled, chosen, subset)
+
+    if rows:
+        call()
+    yield call, rows
+
+
+@contextlib.contextmanager
+def _on_ranks(step, args, kwargs, way):
+    """Yield a call on ranks, of a session that is new."""
+    _copy_values(step)
+    session.fork(
+        devices=["cpu"] * way.ranks, threads_per_rank=way.threads, restart=True, check=False
+    )
+    try:
+        step._end_checks()
+        args = [_in_session(each) for each in args]
+        kwargs = {name: _in_session(each) for name, each in kwargs.items()}
+        step(*args, **kwargs)
+        yield lambda: step(*args, **kwargs), None
+    finally:
+        session.close()
+
+
+def _in_session(value):
+    """Return a Data of the present session in place of one of the caller's."""
+    return data(value.data, minibatch=value.minibatch) if type(value) is Data else value
