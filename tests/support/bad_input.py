@@ -490,7 +490,6 @@ ADVISE.refuses("step", ValueError, "picked", "step has sliceable shared variable
 ADVISE.refuses("args", TypeError, "X", "args must be a tuple of a call's arguments, got array")
 ADVISE.refuses("args", ValueError, "(X[:0],)", "args must have rows to divide")
 ADVISE.refuses("kwargs", TypeError, "'batch'", "kwargs must be a dict")
-ADVISE.refuses("kwargs", ValueError, "{'batch': 9}", "batch=9 asks for the first 9 rows")
 ADVISE.refuses("seconds", TypeError, "'long'", "seconds must be a number, got 'long'")
 ADVISE.refuses("seconds", ValueError, "0", "seconds must be a number above 0, got 0")
 
