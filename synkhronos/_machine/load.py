@@ -12,7 +12,7 @@ from typing import Dict, NamedTuple, Tuple
 from synkhronos._machine.processes import number_in_proc
 
 BUSY_CORES = 0.1  # kept busy by others: from here on times tell little
-_LOOK_SECONDS, _LOOKS = 1.0, 6
+LOOK_SECONDS = 6
 _NAMED, _LEAST = 3, 0.01  # of the busiest processes, and cores that one of them keeps busy
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags of a process
 
@@ -70,11 +70,11 @@ class Watch:
         return Load(cores, tuple(sorted(users, reverse=True)[:_NAMED]), max(0, own) / per_core)
 
 
-def look() -> Load:
-    """Return the load of a quiet moment, or, if there is none for some seconds, of the last one."""
-    for _ in range(_LOOKS):
+def look(seconds: int = LOOK_SECONDS) -> Load:
+    """Return the load of a quiet second, or, if there is none for so many, of the last one."""
+    for _ in range(seconds):
         watch = Watch()
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(1)
         load = watch.others()
         if not load.is_high:
             break

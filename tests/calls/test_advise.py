@@ -12,7 +12,7 @@ import psutil
 import pytest
 import theano
 import theano.tensor as T
-from support import host_library
+from support import host_library, running
 from support.waiting import wait_until
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -185,11 +185,10 @@ def test_a_file_is_measured(no_session, tmp_path, capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_it_is_ended(tmp_path, number):
     (tmp_path / "mine.py").write_text(textwrap.dedent(FILE))
-    line = [sys.executable, "-m", "synkhronos", "bench", "advise", "mine.py:make", "--busy-ok"]
-    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with subprocess.Popen(
-        [*line, "--seconds", "1000"], cwd=tmp_path, start_new_session=True, **quiet
-    ) as command:
+    code = "import mine, synkhronos as synk; synk.advise(*mine.make(), seconds=1000)"
+    given = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    given.update(env={**os.environ, "PYTHONPATH": running.python_path(tmp_path)})
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **given) as command:
         wait_until(lambda: len(psutil.Process(command.pid).children()) >= 4)
         found = psutil.Process(command.pid).children(recursive=True)
         os.killpg(command.pid, number) if number == signal.SIGINT else command.send_signal(number)

@@ -242,7 +242,7 @@ def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_pat
         return {**found, "counts": [host.ranks for host in layout]}
 
     monkeypatch.setattr(machines, "measure_layout", measured)
-    monkeypatch.setattr(load, "look", lambda: load.Load(0.0))
+    monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.0))
     monkeypatch.setattr(mpirun, "check", lambda: None)
     file = tmp_path / "figures.json"
     assert main(["bench", "machines", *ARGUMENTS, "--json", str(file)]) == 0

@@ -148,7 +148,7 @@ class Report:
             If they keep the cores busy, unless `busy_ok`.
         """
         with turns.shown("waiting for a quiet moment"):
-            before = load.look()
+            before = load.look(1 if busy_ok else load.LOOK_SECONDS)
         text = f"Other programs keep {before}."
         if before.is_high and not busy_ok:
             raise Refused(f"{text} Times would tell little. End them, or measure with --busy-ok.")
