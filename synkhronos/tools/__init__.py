@@ -1,1 +1,1 @@
-"""The commands of the command line: ``synkhronos info`` and ``synkhronos bench``."""
+"""The commands of the command line, such as ``synkhronos bench``; and ``synk.advise``."""

@@ -28,6 +28,7 @@ from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._calls.arguments import is_minibatch, rows_there
 from synkhronos._machine import devices
+from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.load import Load, Watch
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import (
@@ -248,8 +249,8 @@ def _measure(stack, step, arguments, seconds):
     for way in ways:  # which grows when the first process knows the number of rows
         call = functools.partial(_on_ranks if way.ranks else _serially, step, *arguments, way)
         with turns.shown(f"advise: {way} start{'' if way.ranks > 1 else 's'}"):
-            process = stack.enter_context(_Process(way, call))
-            known = process.hear()
+            process = stack.enter_context(_Process(way))
+            known = process.start(call)
         if len(ways) == 1:
             rows = _some(step, known)
             ways += layouts(cores, rows, n_ranks)
@@ -308,22 +309,33 @@ def choose(seconds: Mapping[tuple[int, int], float]) -> Way:
 class _Process:
     """A forked process that calls the function when it is asked, from `__enter__` to `__exit__`."""
 
-    def __init__(self, way, begin):
-        self._way, self._begin = way, begin
+    def __init__(self, way):
+        self._way, self._process = way, None
 
     def __enter__(self):
-        asked, self._asks = make_pipe()
-        self._answers, answers = make_pipe()
-        try:
-            life = functools.partial(_serve, os.getpid(), self._begin, asked, answers)
-            self._process = ForkedProcess(life, (asked, answers))
-        finally:
-            os.close(asked)
-            os.close(answers)
-        self._lines = os.fdopen(self._answers)
         return self
 
+    def start(self, begin):
+        """Start the process, in the block; return what it tells first."""
+        with interrupts_held():  # a Ctrl-C before the last line would leave it running
+            asked, asks = make_pipe()
+            answered, answers = make_pipe()
+            try:
+                life = functools.partial(_serve, os.getpid(), begin, asked, answers)
+                process = ForkedProcess(life, (asked, answers))
+            except BaseException:
+                os.close(asks)
+                os.close(answered)
+                raise
+            finally:
+                os.close(asked)
+                os.close(answers)
+            self._asks, self._lines, self._process = asks, os.fdopen(answered), process
+        return self.hear()
+
     def __exit__(self, kind, error, trace):
+        if self._process is None:
+            return
         os.close(self._asks)  # it ends
         if kind is not None or not self._process.join(_END_SECONDS):
             kill_all([self._process], _END_SECONDS)
