@@ -18,6 +18,7 @@ BENCHMARKS = {
     "parameter_server": "benchmarks.parameter_server",
     "pymc": "benchmarks.pymc",
     "programs": "benchmarks.foreign",
+    "resnet": "benchmarks.resnet",
     "rules": "benchmarks.rules",
     "simulate": "benchmarks.simulate",
     "start": "benchmarks.start",

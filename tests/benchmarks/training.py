@@ -1,6 +1,7 @@
 """The time of a step of training beside PyTorch's, in one process and in DistributedDataParallel.
 
-See ``synkhronos bench training``. PyTorch trains the same network with the same rows, on CPUs.
+See ``synkhronos bench training``. PyTorch trains the same network with the same rows: on CPUs, or
+beside ranks on CUDA devices in one process on the first of these, without TF32.
 """
 
 import contextlib
@@ -24,40 +25,48 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Measure all, and show the tables."""
-    python = None
-    if args.devices and set(args.devices) != {"cpu"}:
-        print("not compared with PyTorch: that is for CPU ranks", file=sys.stderr)
-    else:
+    python, names = None, args.devices or ["cpu"]
+    if {*map(devices.kind, names)} in ({"cpu"}, {"cuda"}):
         with groups.telling("PyTorch", report):
             python = groups.find("torch", args.peer_python)
+    else:
+        print("not compared with PyTorch: that is for ranks on CPUs or CUDA", file=sys.stderr)
     training.measure_beside(
-        lambda job, n_ranks: _systems(python, job, n_ranks) if python else {}, args, report
+        lambda job, n_ranks: _systems(python, job, n_ranks, names[0]) if python else {},
+        args,
+        report,
     )
 
 
 plot = training.plot
 
 
-def _systems(python, job, n_ranks):
-    """Return one process with one thread, one with all, and a process for each rank."""
+def _systems(python, job, n_ranks, device):
+    """Return one process with one thread, one with all, and a process for each rank.
+
+    On CUDA it is one process.
+    """
     cores = devices.usable_cores()
+    layouts = [(1, 1), (1, cores), (n_ranks, max(1, cores // n_ranks))]
     found = {}
-    for number, threads in ((1, 1), (1, cores), (n_ranks, max(1, cores // n_ranks))):
+    for number, threads in [(1, cores)] if device != "cpu" else layouts:
         label = count(number, "rank") if number > 1 else count(threads, "thread")
-        program = trainers(python, job, number, threads)
+        program = trainers(python, job, number, threads, device)
+        label = label if device == "cpu" else device
         found[f"PyTorch, {label}"] = training.System("torch", number, program)
     return found
 
 
 @contextlib.contextmanager
-def trainers(python, job, n_ranks, threads):
-    """Yield processes that train a network."""
+def trainers(python, job, n_ranks, threads, device="cpu", network=None):
+    """Yield processes that train a network: one of `networks`, or the one that is given."""
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:
-        _write(job, Path(folder, "setup.npz"))
+        _write(job, network or networks.NETWORKS[job.name](), Path(folder, "setup.npz"))
         with groups.Group(
             [
                 groups.program(
-                    "PyTorch", python, "torch_training", rank, n_ranks, threads, job.name, folder,
+                    "PyTorch", python, "torch_training", rank, n_ranks, threads,
+                    device.replace("cuda", "cuda:").rstrip(":"), job.name, folder,
                     GLOO_SOCKET_IFNAME="lo",
                 )
                 for rank in range(n_ranks)
@@ -66,9 +75,8 @@ def trainers(python, job, n_ranks, threads):
             yield group
 
 
-def _write(job, path):
+def _write(job, network, path):
     """Write what the processes train: weights, rows, and the settings of the update."""
-    network = networks.NETWORKS[job.name]()
     weights = [param.get_value() for param in network.params]
     # Theano turns filters around.
     weights = [w[:, :, ::-1, ::-1] if w.ndim == 4 else w for w in weights]

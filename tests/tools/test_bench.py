@@ -130,6 +130,16 @@ OURS = {
         ["A pass over 30 rows", "2 ranks, 10 slices", "one numpy.take"],
         dict.fromkeys(["whole_s", "sliced_s", "picked_by_ranks_bytes_per_s"], positive),
     ),
+    "training --networks mlp --batch 16 --seconds 0.1 --ranks 1,2 --weak --one-core-each": (
+        ["minibatches of 16 rows", "minibatches of 32 rows"],
+        {
+            "networks.mlp, 2 ranks.systems": lambda found: "2 ranks" in found and len(found) == 3,
+            "": lambda found: [
+                (each["ranks"], each["rows"])
+                for [curve] in [scaling.measured(found)] for each in curve["steps"]
+            ] == [(1, 16), (2, 32)],
+        },
+    ),
     "training --networks mlp --batch 33 --seconds 0.1 --ranks 2 --plain-graphs --plot a.png": (
         ["mlp 784-512-512-10: 669,706 numbers; minibatches of 33", "  2 ranks, plain"],
         {
@@ -242,7 +252,8 @@ def test_all_are_tested(capsys):
         "advise", "machines", "pymc", "scaling"
     }  # fmt: skip
     assert {each.split()[0] for each in OF_THE_SOURCE} == {*BENCHMARKS} - {
-        "chaos", "clusters", "counts", "gallery", "jax", "programs", "pymc", "start", "training"
+        "chaos", "clusters", "counts", "gallery", "jax", "programs", "pymc", "resnet", "start",
+        "training"
     }  # fmt: skip
     assert frame.main("benchmarks", BENCHMARKS, None, []) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BENCHMARKS)
@@ -355,7 +366,8 @@ def test_sizes_and_names_are_parsed():
     "given, said",
     [
         (["--rows", "8,9", "--batch", "8"], "--rows several: give one of them"),
-        (["--ranks", "3", "--devices", "cpu,cpu"], "--ranks 3, but --devices names 2"),
+        (["--ranks", "1,3", "--devices", "cpu,cpu"], "--ranks 3, but --devices names 2"),
+        (["--one-core-each", "--devices", "cuda0"], "--one-core-each is for CPU ranks"),
         (["--plot", "no/such/a.png"], "--plot can't write no/such/a.png: no/such is no folder"),
         (["--json", "no/such/a.json"], "--json can't write no/such/a.json: no/such is no folder"),
     ],
@@ -703,16 +715,32 @@ def test_pytorch_begins_with_the_same_losses(network):
     np.testing.assert_allclose(compared, [losses[2]] * len(compared), rtol=1e-3)
 
 
-def test_pytorch_is_beside_ranks_on_cpus(monkeypatch, capsys):
+@pytest.mark.slow("compiles a ResNet and imports torch")
+def test_the_resnet_of_the_demo_trains_as_pytorchs(capsys):
+    """The benchmark compares their first losses."""
+    shape = "--depth 26 --width 4 --size 32 --classes 10 --batch 4 --seconds 0.1"
+    assert run(f"resnet {shape} --peer-python", python_with("torch")) == 0
+    *_, ours, theirs = capsys.readouterr().out.splitlines()
+    assert "1 rank, cpu" in ours and "PyTorch, cpu" in theirs
+
+
+def test_pytorch_is_beside_ranks_of_one_kind(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(training, "measure_beside", lambda peers, *_: asked.append(peers))
     monkeypatch.setattr(groups, "find", lambda package, pythons: "python")
-    for devices in (["cuda0"], None):
+    for devices in (["cuda1", "cpu"], ["cuda1", "cuda0"], None):
         args = types.SimpleNamespace(devices=devices, peer_python=[])
         beside_torch.measure(args, frame.Report(None))
-    assert capsys.readouterr().err == "not compared with PyTorch: that is for CPU ranks\n"
-    assert asked[0](training.Job("mlp"), 2) == {}
-    assert {"PyTorch, 1 thread", "PyTorch, 2 ranks"} <= set(asked[1](training.Job("mlp"), 2))
+    assert (
+        capsys.readouterr().err == "not compared with PyTorch: that is for ranks on CPUs or CUDA\n"
+    )
+    mixed, cuda, cpu = (peers(training.Job("mlp"), 2) for peers in asked)
+    assert mixed == {}
+    assert {"PyTorch, 1 thread", "PyTorch, 2 ranks"} <= set(cpu)
+    [(label, alone)] = cuda.items()
+    with alone.program as group:
+        [program] = group._members
+    assert label == "PyTorch, cuda1" and "cuda:1" in program._line
 
 
 def test_stan_that_is_missing_or_fails_is_told_of(monkeypatch, tmp_path):
@@ -761,6 +789,39 @@ def test_an_update_that_all_ranks_compute_is_no_gain():
     # One device would compute 16 ms with all rows, and update once.
     assert curve["model"]["2"] == pytest.approx(18 / 10, rel=0.01)
     assert curve["strong"]["8"] == pytest.approx(18 / (16 / 8 + 2 + 0.14), rel=0.01)
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_the_model_is_fitted_to_several_numbers_of_ranks(weak):
+    """Steps whose parts follow the model exactly, of a known bandwidth, latency and contention."""
+    nbytes, rows, found = 4 * 700_000, 512, {}
+    for n in (1, 2, 4, 8, 16):
+        own = rows if weak else rows / n
+        parts = {
+            "compute": 35e-6 * own * (1 + 0.02 * (n - 1)) + 1e-4,
+            "collectives": 2 * (n - 1) / n * nbytes / 5e9 + 12e-6 * (n - 1),
+            "waiting": 2e-4 + 30e-6 * (n - 1),
+        }
+        seconds = sum(parts.values())
+        shares = {**dict.fromkeys(training.SHARES, 0.0), **parts}
+        shares = {name: part / seconds for name, part in shares.items()}
+        network = found.setdefault(f"mlp, {n}" if weak else "mlp", figures_of(rows, 1, 1e-4))
+        network.update(numbers=nbytes // 4, **({"weak": rows, "batch": n * rows} if weak else {}))
+        network["systems"].pop("2 ranks", None)  # of `figures_of`
+        network["systems"][f"{n} of them"] = {
+            "form": "one", "number": n, "seconds": seconds, "shares": shares
+        }  # fmt: skip
+    [curve] = scaling.measured({"one_core": True, "networks": found})
+    fitted = [curve[name] for name in ("bandwidth", "latency", "contention", "overhead", "waiting")]
+    assert fitted == pytest.approx([5e9, 12e-6, 0.02, 2e-4, 30e-6], rel=1e-3)
+    assert [each["model"] for each in curve["steps"]] == pytest.approx(
+        [each["measured"] for each in curve["steps"]], rel=1e-6
+    )
+    # Two ranks alone do not show what grows with their number.
+    assert curve["steps"][1]["least"] == pytest.approx(curve["steps"][1]["measured"])
+    assert curve["steps"][4]["least"] < 0.9 * curve["steps"][4]["measured"]
+    [line] = [line for line in scaling.text([curve]).splitlines() if line.startswith("  16 ")]
+    assert line.split()[4] == "+0.0" and line.split()[7].startswith("-")
 
 
 def test_scaling_reads_a_file_with_several_sizes(tmp_path, capsys):

@@ -15,11 +15,16 @@ was measured, R in all: C is the time of R/n rows. The model assumes that nothin
 every device has its own memory bandwidth, which cores of one machine do not; and that B does not
 fall with n, although it does between machines.
 
-The measurements are those of ``synkhronos bench training --json``; nothing is measured here.
+The measurements are those of ``synkhronos bench training --json``; nothing is measured here. With
+those of several n (``--ranks 1,2,4,8 --one-core-each``, and ``--weak`` or not) everything is fitted
+to all of them: C with a part that grows with n, k (n - 1), as for cores that share their memory; L
+and B to the time of the collectives; O with a part that grows so, too. Then a table has the model's
+time of a step for each n beside the measured one, and what the fit to the least n > 1 alone gives.
 """
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from synkhronos.tools.bench import frame
 
@@ -84,36 +89,122 @@ def fit_bandwidth(n, nbytes, seconds, latency=LATENCY):
     return 2 * (n - 1) / n * nbytes / max(seconds - latency * (n - 1), 1e-9)
 
 
+class Sample(NamedTuple):
+    """What was measured of a step on n ranks: seconds of its parts, and of all."""
+
+    n: int
+    rows: float  # of each rank
+    compute: float
+    reduce: float
+    other: float
+    seconds: float
+
+
 def measured(results):
     """Return curves for the networks of ``bench training``.
 
     A file of several sizes of minibatches gives several curves.
     """
+    # Of --weak, each number of ranks is found on its own, with the same rows for each rank.
+    groups = {}
+    for key, found in results["networks"].items():
+        weak = found.get("weak")
+        groups.setdefault(key if weak is None else (found["title"], weak), []).append(found)
+    first = 1 if results.get("one_core") else 2  # one rank with all cores does not measure a device
+    n_sizes = len({found.get("weak", found.get("batch")) for [found, *_] in groups.values()})
     curves = []
-    for found in results["networks"].values():
-        ranked = [s for s in found["systems"].values() if s["form"] == "one"]
-        most = max(ranked, key=lambda system: system["number"])
-        n, seconds, shares = most["number"], most["seconds"], most["shares"]
-        if n < 2:
-            raise ValueError("it has no measurement of two ranks or more")
-        update = found.get("update", 0.0)  # files of earlier versions do not have it
-        compute = max(0.0, seconds * (shares["compute"] + shares["input"]) - update)
-        nbytes = 4 * found["numbers"]
-        bandwidth = fit_bandwidth(n, nbytes, seconds * shares["collectives"])
-        overhead = seconds * (shares["waiting"] + shares["call"])
-        serial = found["systems"]["serial, 1 thread"]["seconds"]
-        # One rank uses all cores, so it does not measure one device.
-        points = {s["number"]: serial / s["seconds"] for s in ranked if s["number"] > 1}
+    for group in groups.values():
+        found, weak = group[0], "weak" in group[0]
         title = "".join(c if c.isprintable() else "?" for c in found["title"])
-        if len({each.get("batch") for each in results["networks"].values()}) > 1:
-            title += f", {found['batch']} rows"
-        curves.append(curve_of(title, compute, nbytes, bandwidth, overhead, points, n, update))
+        if n_sizes > 1:
+            title += f", {found['weak' if weak else 'batch']} rows"
+        samples, points = [], {}
+        update = min(each.get("update", 0.0) for each in group)  # none in files of earlier versions
+        for each in group:
+            serial = each["systems"]["serial, 1 thread"]["seconds"]
+            for system in each["systems"].values():
+                if system["form"] == "one" and system["number"] >= first:
+                    samples.append(_sample(system, each["batch"], update))
+                    points[system["number"]] = serial / system["seconds"]
+        samples.sort()
+        if not samples or samples[-1].n < 2:
+            raise ValueError("it has no measurement of two ranks or more")
+        curves.append(_fitted(title, samples, 4 * found["numbers"], update, points))
         curves[-1]["strong"] = _strong(curves[-1])
+        least = [each for each in samples if each.n > 1][:1]
+        alone = _fitted(title, least, 4 * found["numbers"], update, {})
+        curves[-1]["steps"] = [
+            {
+                "ranks": each.n,
+                "rows": each.rows * each.n,
+                "measured": each.seconds,
+                "model": _modelled(curves[-1], each),
+                "least": _modelled(alone, each),
+            }
+            for each in samples
+        ]
     return curves
 
 
-def curve_of(name, compute, nbytes, bandwidth, overhead, points, n_ranks=8, update=0.0):
-    """Return a curve: what the model is fitted to, and the speedups, measured and modelled."""
+def _sample(system, batch, update):
+    n, seconds, shares = system["number"], system["seconds"], system["shares"]
+    compute = max(0.0, seconds * (shares["compute"] + shares["input"]) - update)
+    other = seconds * (shares["waiting"] + shares["call"])
+    return Sample(n, batch / n, compute, seconds * shares["collectives"], other, seconds)
+
+
+def _fitted(title, samples, nbytes, update, points):
+    """Return the curve whose parts are fitted to the samples."""
+    most, several = samples[-1], len(samples) > 1
+    others = [each.n - 1 for each in samples]
+    reduced = [each for each in samples if each.n > 1]
+    compute, contention = _fit(
+        [each.compute for each in samples],
+        [each.rows for each in samples],
+        [each.rows * more for each, more in zip(samples, others)] if several else None,
+    )
+    moved = [2 * (each.n - 1) / each.n * nbytes for each in reduced]
+    if len(reduced) > 1:
+        waits = [each.n - 1 for each in reduced]
+        per_byte, latency = _fit([each.reduce for each in reduced], moved, waits)
+        bandwidth = 1 / max(per_byte, 1e-15)
+    else:
+        latency, bandwidth = LATENCY, fit_bandwidth(most.n, nbytes, most.reduce)
+    overhead, waiting = _fit(
+        [each.other for each in samples], [1.0] * len(samples), others if several else None
+    )
+    curve = curve_of(
+        title, compute * most.rows, nbytes, bandwidth, overhead, points, most.n, update,
+        latency=latency, waiting=waiting, contention=contention / compute if compute else 0.0,
+    )  # fmt: skip
+    return {**curve, "rows": most.rows}
+
+
+def _fit(seconds, one, two):
+    """Return a, b >= 0 of the least relative errors of a one + b two; b is 0 without two."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    scales = np.maximum(seconds, 1e-9)
+    columns = np.stack([one] if two is None else [one, two], axis=1)
+    found = nnls(columns / scales[:, None], seconds / scales)[0]
+    return (*found.tolist(), 0.0)[:2]
+
+
+def _modelled(curve, sample):
+    """Return the modelled time of a step with the rows of a sample."""
+    return step_of(curve, curve["compute"] * sample.rows / curve["rows"], sample.n)
+
+
+def curve_of(
+    name, compute, nbytes, bandwidth, overhead, points, n_ranks=8, update=0.0, *,
+    latency=LATENCY, waiting=0.0, contention=0.0,
+):  # fmt: skip
+    """Return a curve: what the model is fitted to, and the speedups, measured and modelled.
+
+    For each other device, `waiting` is added to the overhead, and `contention` is the share of the
+    compute time that is added to it.
+    """
     curve = {
         "name": name,
         "ranks": n_ranks,
@@ -122,6 +213,9 @@ def curve_of(name, compute, nbytes, bandwidth, overhead, points, n_ranks=8, upda
         "bytes": nbytes,
         "bandwidth": bandwidth,
         "overhead": overhead,
+        "latency": latency,
+        "waiting": waiting,
+        "contention": contention,
         "measured": {str(n): speedup for n, speedup in points.items()},
     }
     curve["model"] = {str(n): (n * compute + update) / step_of(curve, compute, n) for n in DEVICES}
@@ -129,13 +223,18 @@ def curve_of(name, compute, nbytes, bandwidth, overhead, points, n_ranks=8, upda
 
 
 def step_of(curve, compute, n=None):
-    """Return the modelled time of a step in which a device computes for some seconds."""
+    """Return the modelled time of a step in which a device computes for some seconds.
+
+    Those are without contention.
+    """
+    n = curve["ranks"] if n is None else n
     return step_seconds(
-        curve["ranks"] if n is None else n,
-        compute,
+        n,
+        compute * (1 + curve["contention"] * (n - 1)),
         curve["bytes"],
         curve["bandwidth"],
-        overhead=curve["overhead"],
+        curve["latency"],
+        overhead=curve["overhead"] + curve["waiting"] * (n - 1),
         update=curve["update"],
     )
 
@@ -160,7 +259,29 @@ def text(curves):
             rows.append(("", "strong", "", "", "", *_cells(curve["strong"])))
         rows.append(("", "measured", "", "", "", *_cells(curve["measured"])))
         lines += [table.line(*row) for row in rows]
+    for curve in curves:
+        if len(curve.get("steps", ())) > 1:
+            lines += _steps(curve)
     return "\n".join(lines)
+
+
+def _steps(curve):
+    """Return the table of times of a step, of the model and measured."""
+    lines = [
+        f"\n{curve['name']}: {curve['bandwidth'] / 1e9:.2f} GB/s; each other rank adds "
+        f"{1e6 * curve['latency']:.1f} us to a reduction, {1e6 * curve['waiting']:.1f} us to the "
+        f"rest, and {100 * curve['contention']:.2f} % to computing"
+    ]
+    heads = "rows", "measured", "model", "error", "fit to least n", "error"
+    table = frame.Table("milliseconds of a step on n ranks", *heads, first=34)
+    lines.append(table.head)
+    for each in curve["steps"]:
+        cells = [f"{each['rows']:.0f}", f"{1e3 * each['measured']:.2f}"]
+        for name in ("model", "least"):
+            cells.append(f"{1e3 * each[name]:.2f}")
+            cells.append(f"{100 * (each[name] / each['measured'] - 1):+.1f} %")
+        lines.append(table.line(f"  {each['ranks']}", *cells))
+    return lines
 
 
 def _cells(speedups):

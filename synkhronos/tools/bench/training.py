@@ -9,6 +9,10 @@ the loss; waiting the time that ranks wait for one another in the reduction and 
 barrier; input the picking of rows; and call the rest. "Update" is the time that serial Theano
 needs, on one thread, to update all parameters from given gradients: ranks compute that in addition
 to their part of the rows.
+
+By default a minibatch has the same rows for any number of ranks, which divide it. With --weak each
+rank gets so many, and serial Theano those of all ranks. With --one-core-each n ranks use n cores,
+instead of all: so one rank is one device, and ``synkhronos bench scaling`` has the times of 1 to n.
 """
 
 import argparse
@@ -30,7 +34,9 @@ BATCH = 512
 MINIBATCHES = 8  # the data set has as many rows as this many minibatches
 RATE = 0.01
 MOMENTUM = {"sgd": 0.0, "momentum": 0.9}  # of the update rules
-PLAIN = "optimizer_excluding=synkhronos_cpu"  # flags for graphs without our rewrites
+# Of a line without what makes steps faster: our rewrites of graphs, or cuDNN.
+PLAIN = {"cpu": ("plain", "optimizer_excluding=synkhronos_cpu"),
+         "cuda": ("without cuDNN", "dnn.enabled=False")}  # fmt: skip
 FIRST = 4  # steps of each system whose losses are compared; they are not timed
 SHARES = ("compute", "collectives", "waiting", "input", "call")
 _ROUNDS = 10
@@ -41,24 +47,29 @@ _COLOURS = {"serial": "0.6", "torch": "0.8"}  # of the bars; others are ranks
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    what = "ranks at most (default: one for each core)"
-    options.add(parser, "--ranks", options.count, None, what)
+    what = "ranks at most, or these numbers alone, such as 1,2,4 (default: one for each core)"
+    options.add(parser, "--ranks", options.counts, None, what)
     what = "one for each rank, such as cuda0,cuda1; serial Theano gets the first (default: cpu)"
-    options.add(parser, "--devices", _devices_of_ranks, None, what)
+    options.add(parser, "--devices", devices_of_ranks, None, what)
     options.add(parser, "--networks", options.names(NETWORKS, "network"), list(NETWORKS), "which")
-    what = f"rows of a minibatch, on all ranks ({BATCH})"
+    what = f"rows of a minibatch, on all ranks, or with --weak on each ({BATCH})"
     options.add(parser, "--batch", options.count, None, what)
     what = "several of these, one after the other, such as 128,512"
     options.add(parser, "--rows", options.counts, None, what)
     what = "the update rule (momentum)"
     parser.add_argument("--rule", choices=list(MOMENTUM), default="momentum", help=what)
-    what = "measure the ranks without the rewrites of graphs for CPUs too"
+    what = "measure the ranks without the rewrites of graphs for CPUs too; on CUDA, without cuDNN"
     parser.add_argument("--plain-graphs", action="store_true", help=what)
+    what = "so many rows for each rank, instead of for all together"
+    parser.add_argument("--weak", action="store_true", help=what)
+    what = "one core for each CPU rank, and the others idle"
+    parser.add_argument("--one-core-each", action="store_true", help=what)
     what = "time for each system and network"
     options.add(parser, "--seconds", options.positive, 10.0, what)
 
 
-def _devices_of_ranks(text):
+def devices_of_ranks(text):
+    """Return the devices in a list such as ``cuda0,cuda1``."""
     from synkhronos._machine.devices import DEVICE_NAME, EXAMPLES
 
     found = [name.strip() for name in text.split(",")]
@@ -74,6 +85,7 @@ class Job(NamedTuple):
     name: str
     batch: int = BATCH
     rule: str = "momentum"
+    one_core: bool = False  # for each rank
 
 
 class System(NamedTuple):
@@ -106,24 +118,37 @@ def measure_beside(peers, args, report):
 
     if args.rows and args.batch:
         raise frame.Refused("--batch gives one number of rows, --rows several: give one of them")
-    if args.ranks and args.devices and args.ranks != len(args.devices):
-        raise frame.Refused(f"--ranks {args.ranks}, but --devices names {len(args.devices)}")
+    most = max(args.ranks or [0])
+    if most and args.devices and most != len(args.devices):
+        raise frame.Refused(f"--ranks {most}, but --devices names {len(args.devices)}")
+    names = args.devices or ["cpu"] * (most or devices.usable_cores())
+    if args.one_core_each and set(names) != {"cpu"}:
+        raise frame.Refused("--one-core-each is for CPU ranks, but --devices names others")
     cores = devices.usable_cores()
-    names = args.devices or ["cpu"] * (args.ranks or cores)
-    report.results.update(cores=cores, devices=names, networks={})
+    report.results.update(cores=cores, devices=names, one_core=args.one_core_each, networks={})
+    are_listed = args.weak or len(args.ranks or ()) > 1
+    numbers = sorted({*args.ranks}) if len(args.ranks or ()) > 1 else range(1, len(names) + 1)
     batches = args.rows or [args.batch or BATCH]
     for name, batch in itertools.product(args.networks, batches):
-        job = Job(name, batch, args.rule)
-        systems = {**_systems(job, names, cores, args.plain_graphs), **peers(job, len(names))}
-        found = _measure_network(job, systems, args.seconds)
         key = name if len(batches) == 1 else f"{name}, {batch} rows"
-        report.results["networks"][key] = found
-        report.show(text(found, cores))
+        for ranks in [[n] for n in numbers] if args.weak else [numbers]:
+            rows = batch * ranks[0] if args.weak else batch
+            job = Job(name, rows, args.rule, args.one_core_each)
+            systems = _systems(job, names, cores, ranks, args.plain_graphs, are_listed)
+            systems.update(peers(job, ranks[-1]))
+            found = _measure_network(job, systems, args.seconds)
+            if args.weak:
+                found["weak"] = batch
+            at = f"{key}, {count(ranks[0], 'rank')}" if args.weak else key
+            report.results["networks"][at] = found
+            report.show(text(found, cores))
 
 
-def _systems(job, devices, cores, plain_graphs):
-    """Return serial Theano and our ranks, by their labels."""
-    most, first = len(devices), devices[0]
+def _systems(job, devices, cores, numbers, plain_graphs, are_listed=False):
+    """Return serial Theano and our ranks, by their labels; if listed, only with one function."""
+    from synkhronos._machine.devices import kind
+
+    first, most = devices[0], numbers[-1]
     found = {}
 
     def add(label, form, number, where, flags=""):
@@ -138,11 +163,13 @@ def _systems(job, devices, cores, plain_graphs):
         add(f"serial, {cores} threads", "serial", cores, cores)
     else:
         add(f"serial, {first}", "serial", 1, [first])
-    for n in range(1, most + 1):
+    for n in numbers:
         add(count(n, "rank"), "one", n, devices[:n])
-    add(f"{count(most, 'rank')}, two functions", "two", most, devices)
+    if not are_listed:
+        add(f"{count(most, 'rank')}, two functions", "two", most, devices)
     if plain_graphs:
-        add(f"{count(most, 'rank')}, plain", "plain", most, devices, PLAIN)
+        what, flags = PLAIN.get(kind(first), PLAIN["cpu"])
+        add(f"{count(most, 'rank')}, {what}", "plain", most, devices[:most], flags)
     return found
 
 
@@ -249,10 +276,12 @@ def stepping(form, where, job):
     from synkhronos._host import library
     from synkhronos.extensions import train, updates
 
-    name, batch, _ = job
+    name, batch, *_ = job
     library.config.floatX = "float32"  # the dtype of constants that Theano adds to the graph
     with contextlib.ExitStack() as stack:
         if isinstance(where, list):
+            if job.one_core:
+                _take_cores(len(where))
             synk.fork(devices=where)  # before the network is made, so that its values are there
             stack.callback(synk.close)
         else:
@@ -288,6 +317,15 @@ def stepping(form, where, job):
             )
         data = [synk.data(array) for array in rows]
         yield lambda: function(*data, batch=pick())
+
+
+def _take_cores(n):
+    """Leave this process n cores, of those that it may use; or all, if there are fewer."""
+    from synkhronos.launch.cores import cores_here
+
+    chosen = {own[0] for own in cores_here(["cpu"] * n)}
+    if len(chosen) == n:
+        os.sched_setaffinity(0, chosen)
 
 
 def text(found, cores):

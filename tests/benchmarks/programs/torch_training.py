@@ -2,9 +2,11 @@
 
 One process with some threads, or several in DistributedDataParallel over gloo, each with its part
 of each minibatch. They begin with the weights of the other systems, pick the same rows, and average
-loss and gradients over all rows.
+loss and gradients over all rows. On CUDA they compute in single precision, as Theano does: without
+TF32.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -35,12 +37,12 @@ def _networks():
         x = functional.relu(dense(x.flatten(1), weights))
         return dense(x, weights)
 
-    def convolve(x, weights, buffers, stride=1):
+    def convolve(x, weights, buffers, stride=1, epsilon=1e-4):
         filters = next(weights)
         x = functional.conv2d(x, filters, stride=stride, padding=filters.shape[-1] // 2)
         scale, shift = next(weights), next(weights)
         running = next(buffers), next(buffers)
-        return functional.batch_norm(x, *running, scale, shift, training=True, eps=1e-4)
+        return functional.batch_norm(x, *running, scale, shift, training=True, eps=epsilon)
 
     def resnet(x, weights, buffers):
         x = functional.relu(convolve(x, weights, buffers))
@@ -52,20 +54,39 @@ def _networks():
             x = functional.relu(branch + shortcut)
         return dense(x.mean((2, 3)), weights)
 
-    return {"mlp": mlp, "cnn": cnn, "resnet": resnet}
+    def bottlenecks(x, weights, buffers, n_blocks):
+        """The networks of three convolutions in a block of ``demos/resnet``."""
+        convolved = functools.partial(convolve, weights=weights, buffers=buffers, epsilon=1e-5)
+        x = functional.max_pool2d(functional.relu(convolved(x, stride=2)), 3, 2, padding=1)
+        for stage, n in enumerate(n_blocks):
+            for block in range(n):
+                stride = 2 if stage and not block else 1
+                branch = functional.relu(convolved(x, stride=stride))
+                branch = convolved(functional.relu(convolved(branch)))
+                shortcut = x if block else convolved(x, stride=stride)
+                x = functional.relu(branch + shortcut)
+        return dense(x.mean((2, 3)), weights)
+
+    deep = {
+        f"resnet-{depth}": functools.partial(bottlenecks, n_blocks=n_blocks)
+        for depth, n_blocks in {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}.items()
+    }
+    return {"mlp": mlp, "cnn": cnn, "resnet": resnet, **deep}
 
 
 class Trainer:
     """A process that trains: a method for each thing that the benchmark asks for."""
 
-    def __init__(self, rank, n_ranks, threads, name, folder):
+    def __init__(self, rank, n_ranks, threads, device, name, folder):
         torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        self._device = torch.device(device)
         self._rank, self._n_ranks = rank, n_ranks
         setup = dict(np.load(Path(folder, "setup.npz")))
         self._batch = int(setup["batch"])
         self._rows, self._random = (setup["x"], setup["y"]), np.random.RandomState(3)
         weights = [setup[f"p{number}"] for number in range(len(setup)) if f"p{number}" in setup]
-        self._model = Model(name, weights)
+        self._model = Model(name, weights).to(self._device)
         self._optimizer = torch.optim.SGD(
             self._model.parameters(), lr=float(setup["rate"]), momentum=float(setup["momentum"])
         )
@@ -91,7 +112,7 @@ class Trainer:
         chosen = np.array_split(chosen, self._n_ranks)[self._rank]
         for array, buffer in zip(self._rows, self._buffers):
             np.take(array, chosen, axis=0, out=buffer, mode="clip")
-        x, y = map(torch.from_numpy, self._buffers)
+        x, y = (torch.from_numpy(each).to(self._device) for each in self._buffers)
         self._optimizer.zero_grad()
         loss = self._model(x, y) * self._weight
         loss.backward()
@@ -99,6 +120,8 @@ class Trainer:
         loss = loss.detach()
         if self._n_ranks > 1:
             dist.all_reduce(loss)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the update, too, is in the time of a step
         return float(loss) / self._n_ranks
 
 
@@ -111,7 +134,7 @@ class Model(torch.nn.Module):
         arrays = [torch.from_numpy(np.ascontiguousarray(w)) for w in weights]
         self._weights = torch.nn.ParameterList(map(torch.nn.Parameter, arrays))
         # Of the batch normalization of each filter's output.
-        sizes = [w.shape[0] for w in weights if w.ndim == 4 and name == "resnet"]
+        sizes = [w.shape[0] for w in weights if w.ndim == 4 and "resnet" in name]
         for number, size in enumerate(size for size in sizes for _ in range(2)):
             self.register_buffer(f"running{number}", torch.zeros(size))
 
@@ -123,7 +146,7 @@ class Model(torch.nn.Module):
 
 
 if __name__ == "__main__":
-    *numbers, name, folder = sys.argv[1:]
-    serve(Trainer(*map(int, numbers), name, folder))
+    *numbers, device, name, folder = sys.argv[1:]
+    serve(Trainer(*map(int, numbers), device, name, folder))
     if dist.is_initialized():
         dist.destroy_process_group()
