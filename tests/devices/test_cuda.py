@@ -17,6 +17,7 @@ from support.waiting import wait_until
 ONE = "cuda0"
 TWO = "cuda0,cuda0"
 THREE = "cuda0,cuda0,cuda0"
+FOUR = "cuda0,cuda0,cuda0,cuda0"
 MIX = "cuda0,cpu"
 MIX_OF_THREE = "cpu,cuda0,cuda0"
 CASES = [
@@ -51,7 +52,7 @@ def test_suites(devices, master, suites, request):
     run_suites(devices, master, suites, request)
 
 
-@pytest.mark.parametrize("devices", [ONE, TWO, THREE])
+@pytest.mark.parametrize("devices", [ONE, TWO, THREE, FOUR])
 def test_nccl(devices, request):
     run_suites(devices, 0, NCCL, request, transport="nccl")
 

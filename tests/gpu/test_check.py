@@ -5,12 +5,16 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scenarios
 from scenarios import compare
+from support.leaks import nothing_left
+
+from synkhronos.tools.bench import scaling
 
 HERE = Path(__file__).parent
 GIVEN = """
@@ -158,7 +162,65 @@ def test_wrong_arguments():
     assert check("--devices", ",").returncode == 2
 
 
-@pytest.mark.parametrize("name", ["make_kit.sh", "run_kit.sh"])
+@pytest.mark.slow("runs all steps on CPU ranks")
+def test_all_steps_write_their_results(tmp_path):
+    """With this Python, which is looked at for PyTorch, too, as the one of the machine."""
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    given = {"OUT": out, "KEEP": kept, "PYTHON": sys.executable, "PEER_PYTHON": sys.executable}
+    environment = {**os.environ, **given}
+    line = [HERE / "all.sh", "gpu", "cores", "check", "--cpu", "--time", "400"]
+    with nothing_left():
+        done = subprocess.run(line, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == (out / "summary.txt").read_text()
+    assert done.stdout.startswith("Steps: 10 ok, 0 failed, 2 left out\n")
+    with tarfile.open(out / "results.tar.gz") as results:
+        names = {Path(name).name for name in results.getnames()}
+    steps = "training resnet call collectives-2 strong weak check-one check-two figures"
+    assert names >= {f"{step}.json" for step in steps.split()}
+    for step in ("strong", "weak"):
+        assert f"\n{step}: speedup on n devices" in done.stdout
+        [curve] = scaling.measured(json.loads((kept / f"results/{step}.json").read_text()))
+        assert [each["ranks"] for each in curve["steps"]] == [1, 2]
+    assert "check-two" in done.stdout and "ok; 5 ok" in done.stdout
+
+
+def test_steps_that_fail_or_take_too_long_or_have_no_time_are_told(tmp_path):
+    """A Python that hangs, with a child in a session of its own, takes the time of all."""
+    python, out = tmp_path / "python", tmp_path / "out"
+    python.write_text("#!/bin/sh\ncase $* in *call*) echo begun; setsid sleep 300; esac\nexit 3\n")
+    python.chmod(0o755)
+    given = {"OUT": out, "KEEP": tmp_path / "kept", "PYTHON": python}
+    line = [HERE / "all.sh", "cores", "gpu", "--cpu", "--time", "16"]
+    with nothing_left():
+        done = subprocess.run(line, env={**os.environ, **given}, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [" ".join(text.split()) for text in done.stdout.splitlines()]
+    assert lines[0].startswith("Steps: 0 ok, 1 failed, ")
+    [late] = [n for n, line in enumerate(lines) if line.startswith("call ")]
+    assert "failed: out of time" in lines[late] and lines[late + 1] == "| begun"
+    assert any(line.startswith("training 0 s left out: 0 s of 16") for line in lines)
+
+
+def test_goals_are_reached_or_missed(tmp_path):
+    def systems(**milliseconds):
+        return {"systems": {name: {"seconds": each / 1e3} for name, each in milliseconds.items()}}
+
+    cnn = {"1 rank": 3.0, "1 rank, without cuDNN": 9.0, "PyTorch, cuda0": 1.0}
+    mlp = {"serial, cuda0": 1.0, "1 rank": 1.4}
+    found = {"networks": {"cnn": systems(**cnn), "mlp": systems(**mlp)}}
+    (tmp_path / "training.json").write_text(json.dumps(found))
+    (tmp_path / "resnet.json").write_text("{")  # the step was ended while it wrote
+    (tmp_path / "training.status").write_text("training\tok\t12\n")
+    done = subprocess.run([HERE / "summary.py", tmp_path], capture_output=True, text=True)
+    lines = [" ".join(text.split()) for text in done.stdout.splitlines()]
+    assert "cnn: 1 rank / PyTorch, cuda0 3.00 / 1.00 ms = 3.00; goal 2.0: MISSED" in lines
+    assert "cnn: 1 rank, without cuDNN / 1 rank 9.00 / 3.00 ms = 3.00" in lines
+    assert "mlp: 1 rank / serial, cuda0 1.40 / 1.00 ms = 1.40; goal 1.5: reached" in lines
+    assert not any("resnet" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["make_kit.sh", "run_kit.sh", "all.sh"])
 def test_scripts_parse_and_say_what_they_are_for(name):
     subprocess.run(["bash", "-n", HERE / name], check=True)
     done = subprocess.run([HERE / name, "--help"], capture_output=True, text=True, check=True)

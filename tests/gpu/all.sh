@@ -1,0 +1,211 @@
+#!/usr/bin/env bash
+# Run all that a machine with a GPU is to tell, in the time for which it is lent.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+checkout=$(cd "$here/../.." && pwd)
+
+usage() {
+    cat << END
+Usage: tests/gpu/all.sh [PART ...] [--time SECONDS] [--cpu] [--dry-run]
+
+Runs these parts, or those that are named, in this order:
+
+  gpu     the check's group cudnn; a step of training of the cnn and the mlp on cuda0, with cuDNN and without, beside
+          serial Theano and PyTorch there; the demo's ResNet-50 beside PyTorch's
+  cores   on 1 to 16 CPU ranks: calls, collectives beside Open MPI, training with the same rows for all ranks together
+          and for each, and the model of bench scaling fitted to both
+  check   check.py with one rank on cuda0 and with two, NCCL between 1, 2 and 4 ranks on it, beside one another; then
+          the check's figures alone
+  pymc    bench pymc on 1 to 16 ranks, with the kit of make_kit.sh --pymc and python3
+
+Each step has a time after which it is ended, and all together have --time (570). What no time is left for is left
+out. A step's output and figures are written as soon as they are there. After each step, OUT (a folder; default:
+gpu-results) has them in results.tar.gz, and what ran, what failed, and the figures beside their goals in summary.txt,
+which is also printed. The exit status is 1 if a step failed, whatever its figures.
+
+--cpu runs the same steps on CPU ranks, as short as they can be, to try this script. --dry-run prints them.
+
+  KEEP         folder for the unpacked kit and compiled code, kept for the next call (build/gpu-all)
+  PYTHON       a Python with Theano to use in place of the kit's
+  PEER_PYTHON  the one with PyTorch, and for the part pymc with NumPy, SciPy, pandas and numba (python3)
+END
+}
+
+fail() {
+    echo "all.sh: $*" >&2
+    exit 2
+}
+
+parts=() limit=570 cpu='' dry=''
+while [ $# -gt 0 ]; do
+    case "$1" in
+        -h | --help) usage; exit 0 ;;
+        gpu | cores | check | pymc) parts+=("$1") ;;
+        --cpu) cpu=yes ;;
+        --dry-run) dry=yes ;;
+        --time)
+            [[ "${2:-}" =~ ^[1-9][0-9]*$ ]] || fail "--time needs a number of seconds, got ${2:-nothing}"
+            limit=$2
+            shift
+            ;;
+        *) fail "there is no part or option $1; the parts are gpu, cores, check and pymc (--help)" ;;
+    esac
+    shift
+done
+[ ${#parts[@]} -gt 0 ] || parts=(gpu cores check pymc)
+
+out=${OUT:-gpu-results}
+work=${KEEP:-$checkout/build/gpu-all}
+peer=$(command -v "${PEER_PYTHON:-python3}") || fail "there is no ${PEER_PYTHON:-python3}: PEER_PYTHON=..."
+if [ -z "$dry" ]; then
+    mkdir -p "$out" "$work"
+    out=$(cd "$out" && pwd)
+    work=$(cd "$work" && pwd)
+    # Another machine's Python must not find the kit's libraries.
+    cat > "$work/peer-python" << END
+#!/bin/sh
+LD_LIBRARY_PATH='${LD_LIBRARY_PATH:-}' exec '$peer' "\$@"
+END
+    chmod +x "$work/peer-python"
+    rm -rf "$work/results"
+    mkdir "$work/results"
+fi
+results=$work/results
+
+if [ -n "${PYTHON:-}" ]; then
+    theano=(env "PYTHONPATH=$checkout:$checkout/tests" "$PYTHON")
+    check=("${theano[@]}" "$here/check.py")
+else
+    theano=("$here/run_kit.sh" --python)
+    check=("$here/run_kit.sh")
+fi
+bench=("${theano[@]}" -m synkhronos bench)
+beside=("${theano[@]}" -m benchmarks)
+torch=(--peer-python "$work/peer-python")
+if [ -n "$cpu" ]; then
+    one=cpu two=cpu,cpu ranks=1,2
+    networks=mlp more=mlp rows=16 strong_rows=16 weak_rows=8 seconds=0.02 brief=0.02 plain=() large=(--depth 26 --width 2 --size 32 --classes 4 --batch 16)
+    calls=(--calls 50 --idle 0.1 --megabytes 8) sizes=1K one_groups=versions two_groups=failure
+    quick=(--quick) pymc=(--models logistic --rows 2000 --pays 1000)
+else
+    one=cuda0 two=cuda0,cuda0 ranks=1,2,4,8,16
+    networks=mlp,cnn more=mlp,cnn,resnet rows=512 strong_rows=512 weak_rows=64 seconds=3 brief=0.5 plain=(--plain-graphs) large=(--batch 64)
+    calls=() sizes=1K,64K,1M,16M one_groups=versions,operations two_groups=training,failure,suites
+    quick=() pymc=(--models logistic,hierarchical --pays 10000,100000)
+fi
+
+note() { # NAME WHAT SECONDS
+    printf '%s\t%s\t%s\n' "$@" > "$results/$1.status"
+}
+
+step() { # NAME SECONDS COMMAND ...: run it for at most so long
+    local name=$1 most=$2 left began=$SECONDS status=0 file
+    shift 2
+    if [ -n "$dry" ]; then
+        printf '%-16s %4d s  %s\n' "$name" "$most" "$*"
+        return
+    fi
+    left=$((limit - SECONDS))
+    if [ "$left" -lt 15 ] || [ "$((4 * left))" -lt "$most" ]; then
+        note "$name" "left out: $left s of $limit were left" 0
+        return
+    fi
+    # Whatever a step starts has this variable, also in a session of its own.
+    KEEP=${keep:-$work/kit} RECORD=$results/$name SYNKHRONOS_STEP=$$-$name \
+        timeout -k 5 "$((most < left ? most : left))" "$@" > "$results/$name.txt" 2>&1 || status=$?
+    for file in $(grep -lzx "SYNKHRONOS_STEP=$$-$name" /proc/[0-9]*/environ 2> /dev/null); do
+        kill -KILL "$(basename "$(dirname "$file")")" 2> /dev/null || true
+    done
+    case $status in
+        0) note "$name" ok $((SECONDS - began)) ;;
+        124 | 137) note "$name" "failed: out of time" $((SECONDS - began)) ;;
+        *) note "$name" "failed: exit status $status" $((SECONDS - began)) ;;
+    esac
+    tell
+}
+
+tell() { # write what there is by now, whole at any moment
+    (
+        flock 9
+        "$peer" "$here/summary.py" "$results" > "$work/summary.part" 2>&1 || true
+        mv "$work/summary.part" "$out/summary.txt"
+        tar czf "$work/results.part" -C "$work" results
+        mv "$work/results.part" "$out/results.tar.gz"
+    ) 9> "$work/lock"
+}
+
+leave_out() { # NAME REASON
+    if [ -n "$dry" ]; then echo "$1: left out: $2"; else note "$1" "left out: $2" 0; fi
+}
+
+part_gpu() {
+    if [ -n "$cpu" ]; then
+        leave_out cudnn "it needs a GPU"
+    elif [ ! -e "$here/scenarios/cudnn.py" ]; then
+        leave_out cudnn "the check has no such group"
+    else
+        step cudnn 120 "${check[@]}" --devices $one --only cudnn --json "$results/cudnn.json"
+    fi
+    step training 150 "${beside[@]}" training --devices $one --networks $networks --batch $rows "${plain[@]}" \
+        --seconds $seconds "${torch[@]}" --json "$results/training.json"
+    step resnet 300 "${beside[@]}" resnet --devices $one "${large[@]}" --seconds $seconds "${torch[@]}" \
+        --json "$results/resnet.json"
+}
+
+part_cores() {
+    local n file
+    step call 30 "${bench[@]}" call "${calls[@]}" --json "$results/call.json"
+    for n in ${ranks//,/ }; do
+        [ "$n" = 1 ] || step "collectives-$n" 30 "${beside[@]}" collectives --ranks "$n" --sizes $sizes --no-models \
+            --seconds 0.05 "${torch[@]}" --json "$results/collectives-$n.json"
+    done
+    for n in strong weak; do
+        file=$results/$n.json
+        step $n 120 "${bench[@]}" training --ranks $ranks --one-core-each --networks $more --seconds $brief --json "$file" \
+            $([ $n = strong ] && echo --batch $strong_rows || echo --weak --batch $weak_rows)
+        step scaling-$n 20 "${bench[@]}" scaling "$file"
+    done
+}
+
+part_check() {
+    local name
+    keep=$work/kit-1 step check-one 400 "${check[@]}" "${quick[@]}" --devices $one --only $one_groups \
+        --json "$results/check-one.json" &
+    keep=$work/kit-2 step check-two 400 "${check[@]}" "${quick[@]}" --devices $two --only $two_groups \
+        --json "$results/check-two.json" &
+    if [ -z "$cpu" ]; then
+        keep=$work/kit-3 step check-suites 400 "${check[@]}" --devices $one --only $two_groups \
+            --json "$results/check-suites.json" &
+        keep=$work/kit-4 step nccl 400 "${theano[@]}" -m pytest -q -m "" -p no:cacheprovider \
+            "$checkout/tests/devices/test_cuda.py" -k "test_nccl and not stand_in" &
+    else
+        leave_out nccl "it needs a GPU"
+    fi
+    wait
+    step figures 100 "${check[@]}" "${quick[@]}" ${cpu:+--devices $two} --only figures --json "$results/figures.json"
+}
+
+part_pymc() {
+    local kit=$checkout/build/gpu-kit/kit-pymc.tar.xz site=$work/pymc n
+    if [ ! -e "$kit" ]; then
+        leave_out pymc "there is no kit-pymc.tar.xz beside the kit: make_kit.sh --pymc makes it"
+        return
+    fi
+    if [ -z "$dry" ] && [ ! -e "$site" ]; then
+        mkdir -p "$work/pymc-part"
+        tar xJf "$kit" -C "$work/pymc-part"
+        mv "$work/pymc-part" "$site"
+    fi
+    for n in ${ranks//,/ }; do
+        [ "$n" = 1 ] || step "pymc-$n" 60 env PYTHONPATH="$checkout:$site" PYTENSOR_FLAGS="base_compiledir=$work/pytensor" \
+            "$peer" -m synkhronos bench pymc --ranks "$n" "${pymc[@]}" --draws 0 --seconds 1 \
+            --json "$results/pymc-$n.json"
+    done
+}
+
+[ -n "$dry" ] || trap 'tell; cat "$out/summary.txt"' EXIT
+for part in "${parts[@]}"; do
+    "part_$part"
+done
+[ -n "$dry" ] || ! grep -qs failed "$results"/*.status
