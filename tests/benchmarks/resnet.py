@@ -10,6 +10,7 @@ import functools
 import json
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from synkhronos._machine import devices
 from synkhronos._wording import count
 from synkhronos.tools.bench import frame, networks, options, programs, training, turns
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # where demos are
 # Relative, of the losses of the first steps, which are not timed. An update amplifies roundings:
 # 53 normalizations follow one another.
 _TOLERANCES = np.array([1e-3, 3e-2])
@@ -29,7 +31,7 @@ def add_arguments(parser):
     """Add the options of this benchmark."""
     what = "one for each rank, such as cuda0,cuda1 (default: cpu)"
     options.add(parser, "--devices", training.devices_of_ranks, None, what)
-    options.add(parser, "--depth", options.count, _SHAPE["depth"], "26, 50 or 101 layers")
+    options.add(parser, "--depth", options.count, _SHAPE["depth"], "layers, as of the demo")
     options.add(parser, "--width", options.count, _SHAPE["width"], "channels of the first stage")
     options.add(parser, "--size", options.count, _SHAPE["size"], "pixels, both ways")
     options.add(parser, "--classes", options.count, _SHAPE["classes"], "classes")
@@ -40,9 +42,14 @@ def add_arguments(parser):
 
 def measure(args, report):
     """Measure both, and show a line for each."""
+    from demos.resnet.models import DEPTHS
+
+    if args.depth not in DEPTHS:
+        raise frame.Refused(f"--depth {args.depth} is none of {', '.join(map(str, DEPTHS))}")
+    n_convolutions, n_blocks = DEPTHS[args.depth]
     report.look_at_machine()
     names = args.devices or ["cpu"]
-    job = training.Job(f"resnet-{args.depth}", args.batch)
+    job = training.Job("-".join(map(str, ["demo", n_convolutions, *n_blocks])), args.batch)
     shape = {name: getattr(args, name) for name in _SHAPE}
     serve = "from benchmarks import resnet; resnet.serve()"
     line = programs.interpreter(serve, json.dumps([names, job, shape]))

@@ -85,12 +85,12 @@ beside=("${theano[@]}" -m benchmarks)
 torch=(--peer-python "$work/peer-python")
 if [ -n "$cpu" ]; then
     one=cpu two=cpu,cpu ranks=1,2
-    networks=mlp more=mlp rows=16 strong_rows=16 weak_rows=8 seconds=0.02 brief=0.02 plain=() large=(--depth 26 --width 2 --size 32 --classes 4 --batch 16)
+    networks=mlp more=mlp rows=16 strong_rows=16 weak_rows=8 seconds=0.02 brief=0.02 plain=() large=(--depth 8 --width 2 --size 8 --classes 4 --batch 8)
     calls=(--calls 50 --idle 0.1 --megabytes 8) sizes=1K one_groups=versions two_groups=failure
     quick=(--quick) pymc=(--models logistic --rows 2000 --pays 1000)
 else
     one=cuda0 two=cuda0,cuda0 ranks=1,2,4,8,16
-    networks=mlp,cnn more=mlp,cnn,resnet rows=512 strong_rows=512 weak_rows=64 seconds=3 brief=0.5 plain=(--plain-graphs) large=(--batch 64)
+    networks=cnn,mlp more=mlp,cnn,resnet rows=512 strong_rows=512 weak_rows=64 seconds=3 brief=0.5 plain=(--plain-graphs) large=(--batch 64)
     calls=() sizes=1K,64K,1M,16M one_groups=versions,operations two_groups=training,failure,suites
     quick=() pymc=(--models logistic,hierarchical --pays 10000,100000)
 fi
@@ -145,9 +145,9 @@ part_gpu() {
     elif [ ! -e "$here/scenarios/cudnn.py" ]; then
         leave_out cudnn "the check has no such group"
     else
-        step cudnn 120 "${check[@]}" --devices $one --only cudnn --json "$results/cudnn.json"
+        step cudnn 180 "${check[@]}" --devices $one --only cudnn --json "$results/cudnn.json"
     fi
-    step training 150 "${beside[@]}" training --devices $one --networks $networks --batch $rows "${plain[@]}" \
+    step training 220 "${beside[@]}" training --devices $one --networks $networks --batch $rows "${plain[@]}" \
         --seconds $seconds "${torch[@]}" --json "$results/training.json"
     step resnet 300 "${beside[@]}" resnet --devices $one "${large[@]}" --seconds $seconds "${torch[@]}" \
         --json "$results/resnet.json"

@@ -718,10 +718,13 @@ def test_pytorch_begins_with_the_same_losses(network):
 @pytest.mark.slow("compiles a ResNet and imports torch")
 def test_the_resnet_of_the_demo_trains_as_pytorchs(capsys):
     """The benchmark compares their first losses."""
-    shape = "--depth 26 --width 4 --size 32 --classes 10 --batch 4 --seconds 0.1"
-    assert run(f"resnet {shape} --peer-python", python_with("torch")) == 0
-    *_, ours, theirs = capsys.readouterr().out.splitlines()
-    assert "1 rank, cpu" in ours and "PyTorch, cpu" in theirs
+    shape = "--width 4 --size 32 --classes 10 --batch 8 --seconds 0.1"
+    for depth in (8, 26):  # two convolutions in a block, and three
+        assert run(f"resnet --depth {depth} {shape} --peer-python", python_with("torch")) == 0
+        *_, ours, theirs = capsys.readouterr().out.splitlines()
+        assert "1 rank, cpu" in ours and "PyTorch, cpu" in theirs
+    assert run("resnet --depth 9") == 2
+    assert "--depth 9 is none of 8, 14" in capsys.readouterr().err
 
 
 def test_pytorch_is_beside_ranks_of_one_kind(monkeypatch, capsys):

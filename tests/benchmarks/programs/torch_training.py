@@ -54,24 +54,26 @@ def _networks():
             x = functional.relu(branch + shortcut)
         return dense(x.mean((2, 3)), weights)
 
-    def bottlenecks(x, weights, buffers, n_blocks):
-        """The networks of three convolutions in a block of ``demos/resnet``."""
+    def demo(x, weights, buffers, n_convolutions, *n_blocks):
+        """The networks of ``demos/resnet``: convolutions of each block, blocks of each stage."""
         convolved = functools.partial(convolve, weights=weights, buffers=buffers, epsilon=1e-5)
-        x = functional.max_pool2d(functional.relu(convolved(x, stride=2)), 3, 2, padding=1)
+        if len(n_blocks) == 4:
+            x = functional.max_pool2d(functional.relu(convolved(x, stride=2)), 3, 2, padding=1)
+        else:
+            x = functional.relu(convolved(x))
         for stage, n in enumerate(n_blocks):
             for block in range(n):
                 stride = 2 if stage and not block else 1
                 branch = functional.relu(convolved(x, stride=stride))
-                branch = convolved(functional.relu(convolved(branch)))
-                shortcut = x if block else convolved(x, stride=stride)
+                for _ in range(n_convolutions - 2):
+                    branch = functional.relu(convolved(branch))
+                branch = convolved(branch)
+                has_filters = not block and (stage or n_convolutions == 3)
+                shortcut = convolved(x, stride=stride) if has_filters else x
                 x = functional.relu(branch + shortcut)
         return dense(x.mean((2, 3)), weights)
 
-    deep = {
-        f"resnet-{depth}": functools.partial(bottlenecks, n_blocks=n_blocks)
-        for depth, n_blocks in {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}.items()
-    }
-    return {"mlp": mlp, "cnn": cnn, "resnet": resnet, **deep}
+    return {"mlp": mlp, "cnn": cnn, "resnet": resnet, "demo": demo}
 
 
 class Trainer:
@@ -130,18 +132,19 @@ class Model(torch.nn.Module):
 
     def __init__(self, name, weights):
         super().__init__()
-        self._forward = _networks()[name]
+        name, *numbers = name.split("-")  # as of demo-3-3-4-6-3
+        self._forward, self._numbers = _networks()[name], [*map(int, numbers)]
         arrays = [torch.from_numpy(np.ascontiguousarray(w)) for w in weights]
         self._weights = torch.nn.ParameterList(map(torch.nn.Parameter, arrays))
         # Of the batch normalization of each filter's output.
-        sizes = [w.shape[0] for w in weights if w.ndim == 4 and "resnet" in name]
+        sizes = [w.shape[0] for w in weights if w.ndim == 4 and name in ("resnet", "demo")]
         for number, size in enumerate(size for size in sizes for _ in range(2)):
             self.register_buffer(f"running{number}", torch.zeros(size))
 
     def forward(self, x, y):
         """Return the loss."""
         buffers = (buffer for _, buffer in self.named_buffers())
-        scores = self._forward(x, iter(self._weights), buffers)
+        scores = self._forward(x, iter(self._weights), buffers, *self._numbers)
         return functional.cross_entropy(scores, y.long())
 
 
