@@ -47,7 +47,6 @@ def measure(args, report):
     if args.depth not in DEPTHS:
         raise frame.Refused(f"--depth {args.depth} is none of {', '.join(map(str, DEPTHS))}")
     n_convolutions, n_blocks = DEPTHS[args.depth]
-    report.look_at_machine()
     names = args.devices or ["cpu"]
     job = training.Job("-".join(map(str, ["demo", n_convolutions, *n_blocks])), args.batch)
     shape = {name: getattr(args, name) for name in _SHAPE}
