@@ -97,6 +97,7 @@ EXTRAS = {
         "hypothesis",
         "psutil",
         "wheel",
+        "remotezip",  # the headers of cuDNN, out of wheels of 700 MB
         "nbclient",
         "ipykernel",
     ],
@@ -143,7 +144,7 @@ setup(
         "Topic :: Scientific/Engineering",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
-    package_data={"synkhronos": ["py.typed"]},
+    package_data={"synkhronos": ["py.typed", "_host/theano/cudnn/include/*.h"]},
     cmdclass={"build_py": BuildWithImportSupport},
     python_requires=">={},<{}".format(PYTHONS["numbers"](OLDEST), END),
     install_requires=REQUIREMENTS,

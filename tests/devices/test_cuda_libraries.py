@@ -27,6 +27,10 @@ int nvrtcCreateProgram() { return 0; }
 int nvrtcCompileProgram() { return STATUS; }
 const char *nvrtcGetErrorString(int status) { return "NVRTC_ERROR_OF_THE_TEST"; }
 #endif
+#ifdef CUDNN
+unsigned long cudnnGetVersion(void) { return CUDNN; }
+int cudnnCreateTensorDescriptor(void **made) { *made = 0; return 0; }
+#endif
 #ifdef LIGHT
 int light(void);
 int heavy(void) { return light(); }
@@ -34,6 +38,9 @@ int heavy(void) { return light(); }
 int light(void) { return 7; }
 #endif
 """
+
+
+WHEELS = "cuda_nvrtc", "cublas", "nccl", "cudnn"
 
 
 def compiled(folder, name, *flags):
@@ -58,6 +65,8 @@ def made(tmp_path_factory):
     rpath = "-Wl,-rpath,$ORIGIN"
     compiled(light.parent, "libcublas.so.12", "-DLIGHT", str(light), rpath)
     compiled(wheels / "nccl" / "lib", "libnccl.so.2")
+    compiled(wheels / "cudnn" / "lib", "libcudnn.so.9", "-DCUDNN=92800")
+    compiled(wheels / "cudnn" / "lib", "libcudnn_engines_new.so.9")
     return root
 
 
@@ -80,14 +89,14 @@ def link_cuda(made, folder, **variables):
 
 
 def wheel_folders(made):
-    return [made / "site" / "nvidia" / name / "lib" for name in ("cuda_nvrtc", "cublas", "nccl")]
+    return [made / "site" / "nvidia" / name / "lib" for name in WHEELS]
 
 
 def test_names_without_versions_are_made(made, tmp_path):
     folder = tmp_path / "a" / "b"
     child = link_cuda(made, folder)
     assert (child.returncode, child.stderr) == (0, "")
-    nvrtc, cublas, nccl = wheel_folders(made)
+    nvrtc, cublas, nccl, cudnn = wheel_folders(made)
     expected = {
         "libcuda.so": made / "driver" / "libcuda.so.1",
         "libcuda.so.1": made / "driver" / "libcuda.so.1",
@@ -99,6 +108,9 @@ def test_names_without_versions_are_made(made, tmp_path):
         "libcublasLt.so.12": cublas / "libcublasLt.so.12",
         "libnccl.so": nccl / "libnccl.so.2",
         "libnccl.so.2": nccl / "libnccl.so.2",
+        "libcudnn.so": cudnn / "libcudnn.so.9",
+        "libcudnn.so.9": cudnn / "libcudnn.so.9",
+        "libcudnn_engines_new.so.9": cudnn / "libcudnn_engines_new.so.9",
     }
     assert {each.name: os.readlink(each) for each in folder.iterdir()} == {
         name: str(path) for name, path in expected.items()
@@ -165,8 +177,9 @@ def test_what_others_made_is_refused(made, tmp_path, alone, capsys, kind):
 def test_what_is_missing_is_named(made, tmp_path, alone, capsys):
     alone(made / "driver")
     assert main(["info", "--link-cuda", str(tmp_path)]) == 1
-    wheels = "nvidia-cublas-cu12 nvidia-nccl-cu12"
-    assert "not found: libnvrtc, libcublas, libnccl: pip install" in capsys.readouterr().out
+    wheels = "nvidia-cublas-cu12 nvidia-nccl-cu12 nvidia-cudnn-cu12"
+    out = capsys.readouterr().out
+    assert "not found: libnvrtc, libcublas, libnccl, libcudnn: pip install" in out and wheels in out
     alone(*wheel_folders(made))
     assert main(["info", "--link-cuda", str(tmp_path)]) == 1
     out = capsys.readouterr().out
@@ -175,9 +188,10 @@ def test_what_is_missing_is_named(made, tmp_path, alone, capsys):
     assert main(["info", "--link-cuda", str(tmp_path)]) == 1
     assert "export" not in capsys.readouterr().out
     assert os.listdir(tmp_path) == []
-    alone(made / "driver", *wheel_folders(made)[:2])  # NCCL is not needed
+    alone(made / "driver", *wheel_folders(made)[:2])  # NCCL and cuDNN are not needed
     assert main(["info", "--link-cuda", str(tmp_path)]) == 0
-    assert "not found: libnccl: pip install nvidia-nccl-cu12" in capsys.readouterr().out
+    optional = "not found: libnccl, libcudnn: pip install nvidia-nccl-cu12 nvidia-cudnn-cu12"
+    assert optional in capsys.readouterr().out
 
 
 def test_what_is_linked_but_does_not_open_is_told(made, tmp_path, alone, capsys):
@@ -204,9 +218,10 @@ def test_probe_tells_files_and_versions(made, tmp_path, alone):
     alone(made / "driver", *wheel_folders(made))
     cuda.link(tmp_path, cuda.find())
     opened = cuda.probe(environment(made, tmp_path))
-    assert list(opened) == ["libcuda", "libnvrtc", "libcublas", "libnccl"]
+    assert list(opened) == ["libcuda", "libnvrtc", "libcublas", "libnccl", "libcudnn"]
     assert not any(library.error for library in opened.values())
     assert opened["libcuda"].version == opened["libnvrtc"].version == (12, 4)
+    assert opened["libcudnn"].version == (92800,)
     assert opened["libcuda"].path == str(made / "driver" / "libcuda.so.1")
     assert cuda.newer_than_driver(opened) == ""
 
@@ -228,6 +243,7 @@ def test_probe_tells_what_does_not_work(made, tmp_path):
     compiled(tmp_path, "libnvrtc.so", "-DMINOR=4", "-DSTATUS=7")
     (tmp_path / "libcublas.so").write_text("/* for the linker */ INPUT(libcublas.so.12)" * 2)
     compiled(tmp_path, "libnccl.so", "-DCRASH")
+    compiled(tmp_path, "libcudnn.so")
     other = compiled(tmp_path / "other", "libcuda.so").parent
     opened = cuda.probe(environment(made, other))
     assert "undefined symbol: cuDriverGetVersion" in opened["libcuda"].error
@@ -238,6 +254,7 @@ def test_probe_tells_what_does_not_work(made, tmp_path):
     assert opened["libnvrtc"].version == (12, 4)
     assert "invalid ELF header" in opened["libcublas"].error
     assert "status -6" in opened["libnccl"].error
+    assert "undefined symbol: cudnnCreateTensorDescriptor" in opened["libcudnn"].error
 
 
 def test_stubs_scripts_and_other_machines_are_not_found(made, tmp_path, alone):

@@ -34,6 +34,7 @@ NAMES = [
     "CUDA devices",
     "OpenCL devices",
     "NCCL",
+    "cuDNN",
 ]
 
 
@@ -98,7 +99,8 @@ def test_origin_of_the_flags(monkeypatch):
 def opened(**changes):
     """Return what the probe says where all libraries open, but for these."""
     driver, nvrtc = Opened("libcuda", version=(12, 4)), Opened("libnvrtc", version=(12, 1))
-    libraries = driver, nvrtc, Opened("libcublas"), Opened("libnccl")
+    others = (Opened(name) for name in ("libcublas", "libnccl", "libcudnn"))
+    libraries = driver, nvrtc, *others
     return {**{library.name: library for library in libraries}, **changes}
 
 
@@ -112,6 +114,10 @@ def cuda(found, **changes):
 
 def nccl(found, library):
     return _info.check_libraries("NCCL", ["libnccl"], opened(libnccl=library), found)
+
+
+def cudnn(library):
+    return _info.check_cudnn(opened(libcudnn=library), {})
 
 
 def blas(**changes):
@@ -174,10 +180,24 @@ CHECKS = [
         "no libnccl.so, but /wheels/libnccl.so.12", EXPORT,
     ),
     (lambda: nccl({}, absent("libnccl")), "missing", False, "no libnccl.so", "several NVIDIA GPUs"),
+    (
+        lambda: cudnn(absent("libcudnn")), "missing", False,
+        "no libcudnn.so", f"^only convolutions on .*pip install nvidia-cudnn-cu12, then .*{EXPORT}",
+    ),
+    (
+        lambda: cudnn(Opened("libcudnn", "/x/lib/libcudnn.so.10", version=(100000,))), "broken",
+        False, "/x/lib/libcudnn.so.10 is cuDNN 10.0.0, but", "pip install nvidia-cudnn-cu12",
+    ),
+    (
+        lambda: cudnn(Opened("libcudnn", "/x/lib/libcudnn.so.9", version=(92800,))), "broken",
+        False, "is cuDNN 9.28.0, but its header cudnn.h is not in /x/include", "pip install",
+    ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "status", "failed", "found", "advice"), CHECKS, ids=range(20))
+@pytest.mark.parametrize(
+    ("make", "status", "failed", "found", "advice"), CHECKS, ids=range(len(CHECKS))
+)
 def test_checks(make, status, failed, found, advice):
     check = make()
     assert (check.status, check.failed) == (status, failed)
@@ -222,7 +242,7 @@ def no_probes(monkeypatch):
 def test_no_pygpu(monkeypatch, no_probes):
     monkeypatch.setattr(_info.importlib.util, "find_spec", lambda name: None)
     checks = _info.check_gpus()
-    assert [check.status for check in checks] == ["missing"] * 5
+    assert [check.status for check in checks] == ["missing"] * 6
     assert all(check.advice for check in checks)
     assert not any(check.failed for check in checks)
     assert "make opencl" in checks[0].advice and sysconfig.get_path("purelib") in checks[0].advice

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 
+from synkhronos._host.theano import cudnn
 from synkhronos.errors import SessionError
 
 # Optimizations that move an operation to the device. OpenCL has no working kernel for these.
@@ -56,6 +57,7 @@ def import_device_backend():
             f"Ranks on GPUs and OpenCL devices need pygpu, which can't be imported here ({error}). "
             "`synkhronos info` says how to install it; CPU ranks work without it."
         ) from error
+    cudnn.tf32()  # a bad value is refused before the fork
     import theano.gpuarray
 
     return theano.gpuarray
@@ -73,6 +75,7 @@ def open_device(device: str, rank: int, threads: int) -> None:
         _prepare_pocl(rank, threads)
     backend = import_device_backend()
     _tried.add(device)
+    wanted = cudnn.hold_back() if device.startswith("cuda") else "False"
     try:
         backend.use(device)
     except Exception as error:
@@ -87,6 +90,7 @@ def open_device(device: str, rank: int, threads: int) -> None:
         _work_around_opencl()
     else:
         _let_reductions_be_cached()
+        cudnn.enable(device_context(), wanted, rank)
     for function in _when_open:
         function()
 

@@ -58,15 +58,24 @@ def set_defaults(configparser):
     if sys.version_info >= (3, 11):
         # The C code of scan does not compile, and fails loudly; without it scan loops in Python.
         sys.modules["theano.scan_module.scan_perform_ext"] = None
+    configparser.set_by_synkhronos = set()
     for name, value in default_flags().items():
         section, option = section_and_option(name)
         interpolated, raw = configparser.theano_cfg, configparser.theano_raw_cfg
         if name in configparser.THEANO_FLAGS_DICT or raw.has_option(section, option):
             continue
+        configparser.set_by_synkhronos.add(name)
         for config, text in ((interpolated, value.replace("%", "%%")), (raw, value)):
             if not config.has_section(section):
                 config.add_section(section)
             config.set(section, option, text)
+
+
+def accept_new_cudnn(dnn):
+    """Silence the warning of a cuDNN that is newer than Theano: ranks adapt to it or refuse it."""
+    import warnings
+
+    warnings.filterwarnings("ignore", "Your cuDNN version is more recent than Theano")
 
 
 def split_like_a_shell(blas):
@@ -223,6 +232,7 @@ def _spec_of_substitute(name):
 PREPARERS = {
     "downhill": restore_collections,
     "keras": restore_collections,
+    "theano.gpuarray.dnn": accept_new_cudnn,
     "theano.tensor.io": hide_mpi,
 }
 FINISHERS = {
@@ -248,7 +258,8 @@ def default_flags():
         # Importing Theano must not open a device: each rank opens its own.
         "device": "cpu",
         "force_device": "True",
-        # Theano 1.0.5 knows cuDNN 5 to 7. It would take a newer one, and then fail.
+        # Theano 1.0.5 knows cuDNN 5 to 7. It would take a newer one, and then fail. Ranks that open
+        # a CUDA device enable cuDNN by themselves.
         "dnn.enabled": "False",
         # Ranks that compile at the same time wait for one another: seconds between two polls.
         "compile.wait": "1",

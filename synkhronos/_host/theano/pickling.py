@@ -20,6 +20,7 @@ from theano.tensor.opt import ShapeFeature
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.pickles import Pickler, dump_with, load_with
+from synkhronos._host.theano import cudnn
 from synkhronos._host.theano.faster import compile_cache
 from synkhronos._host.theano.functions import compile_expression
 from synkhronos._host.theano.portable import Expression, Value, values_of
@@ -120,7 +121,8 @@ def dump(functions, known, new, portable=False) -> bytes:
         if isinstance(function, Function):
             _drop_kernels(function)
     values = values_of(new, known) if portable else None
-    return dump_with(_Pickler, _compile_config(), functions, known, new, values)
+    settings = _compile_config(), () if portable else (cudnn.facts(),)
+    return dump_with(_Pickler, settings, functions, known, new, values)
 
 
 def _drop_kernels(function):
@@ -140,11 +142,14 @@ def _compile_config():
     return {v.fullname: v.__get__(True, None) for v in config_variables if v.in_c_key}
 
 
-def _set_config(values):
+def _adopt(settings):
     """Set the master's settings, which its script may have changed after the fork.
 
     If a setting differed, this process would compile every module again.
     """
+    values, of_cudnn = settings
+    for theirs in of_cudnn:
+        cudnn.refuse_other(theirs)
     for variable in config_variables:
         name = variable.fullname
         if name in values and variable.__get__(True, None) != values[name]:
@@ -153,7 +158,7 @@ def _set_config(values):
 
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
-    return load_with(_set_config, _compiled, data, variables, _made)
+    return load_with(_adopt, _compiled, data, variables, _made)
 
 
 def _made(sent, variables):

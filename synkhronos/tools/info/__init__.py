@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Sequence
 
 from synkhronos._host import choice, pythons
-from synkhronos._host.theano import import_support
+from synkhronos._host.theano import cudnn, import_support
 from synkhronos._machine import devices as _devices
 from synkhronos.tools.info import cuda_libraries, pytensor
 from synkhronos.tools.info.cuda_libraries import Opened
@@ -226,7 +226,7 @@ def check_gpus() -> list[Check]:
             Check(name, MISSING, "not known without pygpu", "see pygpu")
             for name in ("CUDA devices", "OpenCL devices")
         ]
-    return [pygpu, libraries, *devices, nccl]
+    return [pygpu, libraries, *devices, nccl, check_cudnn(opened, found)]
 
 
 def check_pygpu() -> Check:
@@ -273,10 +273,26 @@ def check_libraries(
     advice = ", then ".join(steps)
     if "libcuda" in install:
         advice = f"only NVIDIA GPUs need them: {advice}"
+    elif "libcudnn" in install:
+        advice = f"only convolutions on NVIDIA GPUs use it: {advice}"
     elif "libnccl" in install:
         advice = f"only several NVIDIA GPUs need it: {advice}"
     broken = newer or any(not library.absent for library in failed)
     return Check(label, BROKEN if broken else MISSING, text, advice)
+
+
+def check_cudnn(opened: dict[str, Opened], found: dict[str, Path]) -> Check:
+    """Check that ranks can use the cuDNN that opens, which is optional."""
+    library = opened["libcudnn"]
+    if library.error or library.version is None:
+        return check_libraries("cuDNN", ["libcudnn"], opened, found)
+    try:
+        cudnn.check_version(library.path, library.version[0])
+        cudnn.find_headers(library.path, library.version[0])
+    except cudnn.UnusableError as problem:
+        return Check("cuDNN", BROKEN, f"{problem}", cuda_libraries.how_to_install(["libcudnn"]))
+    found_version = f"{cudnn.shown(library.version[0])} ({library.path})"
+    return Check("cuDNN", OK, f"{found_version}: convolutions on GPUs use it")
 
 
 def _library_state(library: Opened, found: dict[str, Path]) -> str:

@@ -1,7 +1,8 @@
 """Find the libraries of CUDA, and link them by the names that libgpuarray opens.
 
-libgpuarray opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so``. The wheels
-of PyPI and most drivers have only names with a version, such as ``libnvrtc.so.12``::
+libgpuarray opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libnccl.so``, and Theano
+``libcudnn.so``. The wheels of PyPI and most drivers have only names with a version, such as
+``libnvrtc.so.12``::
 
     LD_LIBRARY_PATH, wheels, the loader's cache, the usual folders
         |  find()    the file of each library
@@ -28,17 +29,16 @@ import sys
 from pathlib import Path
 from typing import Mapping, Sequence
 
-# The libraries that libgpuarray opens -> the libraries that each of these opens.
+# The libraries that libgpuarray and Theano open -> patterns of those that each of these opens.
 HELPERS = {
     "libcuda": ("libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-ml"),  # the last for NCCL
     "libnvrtc": ("libnvrtc-builtins",),
     "libcublas": ("libcublasLt",),
     "libnccl": (),
+    "libcudnn": (r"libcudnn_\w+",),
 }
 NEEDED = ("libcuda", "libnvrtc", "libcublas")
-NAME = re.compile(
-    rf"({'|'.join(map(re.escape, [*HELPERS, *sum(HELPERS.values(), ())]))})\.so((?:\.\d+)*)"
-)
+NAME = re.compile(rf"({'|'.join([*HELPERS, *sum(HELPERS.values(), ())])})\.so((?:\.\d+)*)")
 
 USUAL_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu")
 DRIVER = "install the NVIDIA driver, or start the container with the GPUs (docker run --gpus all)"
@@ -46,6 +46,7 @@ WHEELS = {
     "libnvrtc": "nvidia-cuda-nvrtc-cu12",
     "libcublas": "nvidia-cublas-cu12",
     "libnccl": "nvidia-nccl-cu12",
+    "libcudnn": "nvidia-cudnn-cu12",
 }
 
 KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
@@ -53,12 +54,15 @@ KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """The result of opening ``<name>.so``: an error or a file, and the CUDA version if known."""
+    """The result of opening ``<name>.so``: an error or a file, and the version if known.
+
+    It is that of CUDA; that of cuDNN is one number, such as (92800,).
+    """
 
     name: str
     path: str = ""
     error: str = ""
-    version: tuple[int, int] | None = None
+    version: tuple[int, ...] | None = None
 
     @property
     def absent(self) -> bool:
@@ -101,7 +105,7 @@ def _open(name: str) -> dict:
         path = _mapped_file(name)
         if "stubs" in Path(path).parts:
             return {"path": path, "error": f"{path} is a stub to link with, not the driver"}
-        ask = {"libcuda": _ask_driver, "libnvrtc": _ask_nvrtc}.get(name)
+        ask = {"libcuda": _ask_driver, "libnvrtc": _ask_nvrtc, "libcudnn": _ask_cudnn}.get(name)
         # AttributeError: the file lacks a function that every library of this name has.
         return {"path": path, **(ask(library) if ask else {})}
     except (OSError, AttributeError) as error:
@@ -135,6 +139,14 @@ def _ask_nvrtc(library: ctypes.CDLL) -> dict:
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     problem = library.nvrtcGetErrorString(status).decode()
     return {"version": version, "error": f"cannot compile a kernel: {problem}"}
+
+
+def _ask_cudnn(library: ctypes.CDLL) -> dict:
+    """Return cuDNN's version, after loading the library that does the work: else it ends here."""
+    descriptor = ctypes.c_void_p()
+    library.cudnnCreateTensorDescriptor(ctypes.byref(descriptor))
+    library.cudnnGetVersion.restype = ctypes.c_size_t
+    return {"version": (library.cudnnGetVersion(),)}
 
 
 def find(skip: Path | None = None) -> dict[str, Path]:
@@ -175,8 +187,8 @@ def _cached_folders() -> list[Path]:
     return [path.parent for path in paths if NAME.fullmatch(path.name)]
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    """Return the files of a library in a folder, the best one to link first."""
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of libraries in a folder, the best one to link first."""
     try:
         paths = [folder / file for file in os.listdir(folder)]
     except OSError:
@@ -185,7 +197,7 @@ def _files(folder: Path, name: str) -> list[Path]:
     ranked = [
         (_rank(match.group(2)), path)
         for match, path in matches
-        if match and match.group(1) == name and _is_library(path)
+        if match and re.fullmatch(pattern, match.group(1)) and _is_library(path)
     ]
     return [path for _, path in sorted(ranked, reverse=True)]
 
@@ -288,7 +300,7 @@ def _is_own_link(path: Path) -> bool:
     return os.path.isabs(target) and all(names) and names[0].group(1) == names[1].group(1)
 
 
-def how_to_install(names: Sequence[str], driver: tuple[int, int] | None = None) -> str:
+def how_to_install(names: Sequence[str], driver: tuple[int, ...] | None = None) -> str:
     """Return how to install these libraries, for a driver that supports CUDA up to `driver`.
 
     >>> how_to_install(["libcublas", "libnccl"])
