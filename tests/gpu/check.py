@@ -25,8 +25,7 @@ import scenarios
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
 
-# The ranks open their devices themselves. Theano 1.0.5 is for cuDNN 5 to 7, but tries later ones.
-FLAGS = "device=cpu,force_device=True,floatX=float32,dnn.enabled=False"
+FLAGS = "device=cpu,force_device=True,floatX=float32"  # the ranks open their devices themselves
 STARTUP = 300  # seconds until a group has imported what it needs
 SHOWN = 12  # lines of an error; the record has all of them
 FAILED = "FAIL"

@@ -93,7 +93,7 @@ def test_cpu_ranks_pass(tmp_path):
     record = json.loads(file.read_text())
     assert record["ok"]
     passed = collections.Counter(r["group"] for r in record["results"] if r["status"] == "ok")
-    assert set(passed) == set(scenarios.GROUPS)
+    assert set(passed) == set(scenarios.GROUPS) - {"cudnn"}  # which skips there
     assert sum(passed.values()) >= 25
 
 

@@ -9,9 +9,9 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 
-GROUPS = ("versions", "operations", "suites", "training", "figures", "failure")
+GROUPS = ("versions", "operations", "cudnn", "suites", "training", "figures", "failure")
 # They look at the device, not at the ranks: once is enough for all layouts of one device.
-ONCE = ("versions", "operations")
+ONCE = ("versions", "operations", "cudnn")
 
 
 class Skip(Exception):

@@ -64,6 +64,7 @@ def cuda(run):
         ("libnvrtc", _nvrtc_version),
         ("libcublas", _cublas_version),
         ("libnccl", _nccl_version),
+        ("libcudnn", lambda library: library.cudnnGetVersion()),
     ):
         try:
             library = ctypes.CDLL(f"{name}.so.1" if name == "libnvidia-ml" else f"{name}.so")

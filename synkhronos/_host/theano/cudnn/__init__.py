@@ -294,6 +294,8 @@ def _change_theano(found):
     CDataType.c_code_cache_version = lambda self: (
         (*original(self), found.version) if _is_of_cudnn(self) else original(self)
     )
+    for made in (dnn.GpuDnnConv, dnn.GpuDnnConvGradW, dnn.GpuDnnConvGradI):
+        _ask_for_memory_later(made)
     if found.version >= 90000:
         for made in (dnn.RNNBlock, dnn.GpuDnnRNNOp):
             _refuse_to_make(made, found.version)
@@ -311,6 +313,31 @@ def _put_first(made, name, more):
 
 def _is_of_cudnn(made):
     return "cudnn" in made.c_libraries()
+
+
+def _ask_for_memory_later(made):
+    """Let convolutions ask the driver for the free memory only when an algorithm is chosen.
+
+    Theano asks before each one, and needs the answer once for each shape.
+    """
+    ask = "c_get_largest_free_block_size(c);"
+    check = "\n        if (PyErr_Occurred()) { cuda_exit(c->ctx); return 1; }\n"
+    choose = "if (params->choose_time) {\n        int count;"
+    changes = {
+        f"size_t maxfree = {ask}": "size_t maxfree = 0;",
+        choose: f"maxfree = {ask}{check}{choose}",
+    }
+    original = made.load_c_code
+
+    def load_c_code(self, files):
+        original(self, files)
+        for old, new in changes.items():
+            assert sum(code.count(old) for code in self.func_codes) == 1
+            self.func_codes = [code.replace(old, new) for code in self.func_codes]
+            for name, code in self.code_sections.items():
+                self.code_sections[name] = code.replace(old, new)
+
+    made.load_c_code = load_c_code
 
 
 def _refuse_to_make(made, version):
