@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from support import cudnn as _real
 from support import running
+from support.host_library import ON_PYTENSOR
 
 from synkhronos._host.theano import cudnn
 
 needs_pygpu = pytest.mark.skipif(
     importlib.util.find_spec("pygpu") is None, reason="pygpu is not installed"
 )
+needs_theano = pytest.mark.skipif(ON_PYTENSOR, reason="for Theano only")
 BOTH = pytest.mark.parametrize("major", [8, 9])
 
 # Answers with lists of algorithms, and remembers the math type that a call ran in.
@@ -222,6 +224,7 @@ def test_all_operations_compile_and_find_their_functions(major):
     results = [json.loads(line) for line in child.stdout.splitlines()]
     assert [each for each in results if each["failed"] or each["said"]] == []
     names = {each["name"] for each in results}
+    assert not any(each["asks_at_once"] for each in results)
     assert {"GpuDnnConv", "GpuDnnConvGradW", "GpuDnnConvGradI", "GpuDnnTransformerGradT"} < names
     assert ("GpuDnnRNNOp" in names) == (major == 8)
     listed = subprocess.run(
@@ -284,6 +287,7 @@ def enable(library, **variables):
     return dict(zip(names, json.loads(child.stdout.splitlines()[-1])))
 
 
+@needs_theano
 @pytest.mark.slow("imports Theano in new interpreters")
 @BOTH
 def test_a_cudnn_is_enabled_and_its_flags_are_obeyed(major, tmp_path):
@@ -302,6 +306,7 @@ def test_a_cudnn_is_enabled_and_its_flags_are_obeyed(major, tmp_path):
     assert (off["available"], off["version"], off["said"]) == (False, -1, [])
 
 
+@needs_theano
 @pytest.mark.slow("imports Theano in new interpreters")
 def test_a_cudnn_that_can_not_be_used_is_told_of(tmp_path):
     real = _real.of_wheel(9)
@@ -349,3 +354,16 @@ def test_bad_values_and_ranks_that_differ_are_refused(monkeypatch):
         RuntimeError, match=r"computes with cuDNN 9.28.0 and TF32, this rank with none"
     ):
         cudnn.refuse_other(theirs)
+
+
+@needs_theano
+def test_workers_refuse_what_was_compiled_for_another_cudnn(monkeypatch):
+    from synkhronos._host.theano import pickling
+
+    monkeypatch.setattr(cudnn, "_enabled", [cudnn.Facts(8907, tf32=False, deterministic=True)])
+    alike, portable = (pickling.dump({}, {}, {}, portable=each) for each in (False, True))
+    assert pickling.load(alike, {}) == ({}, ())
+    monkeypatch.setattr(cudnn, "_enabled", [])
+    assert pickling.load(portable, {}) == ({}, ())
+    with pytest.raises(RuntimeError, match=r"with cuDNN 8.9.7 and deterministic=more, this rank"):
+        pickling.load(alike, {})

@@ -133,6 +133,7 @@ def compiled(node, folder):
         "name": type(node.op).__name__,
         "said": child.stderr,
         "failed": child.returncode != 0,
+        "asks_at_once": "maxfree = c_get_largest" in code.split("choose_algo")[0],
         "symbols": [each for each in symbols if each.startswith("cudnn")],
     }
 

@@ -57,7 +57,7 @@ def all_names():
     found.update(f"tmlauncher {name}" for name in re.findall(r" (--?\w+)", tmlauncher.__doc__))
     found.update(f"tmlauncher: {name} in a file" for name in cfg.KEYS)
     for page in DOCS.glob("*.rst"):
-        found.update(re.findall(r"\bSYNKHRONOS_[A-Z_]+", page.read_text(encoding="utf-8")))
+        found.update(re.findall(r"\bSYNKHRONOS_[A-Z0-9_]+", page.read_text(encoding="utf-8")))
     return sorted(found)
 
 

@@ -181,18 +181,19 @@ def reductions(dtype):
 @of_cudnn("GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference")
 def batch_normalization(dtype):
     """Of channels and of activations: training, gradients, and with given statistics."""
-    x, scale, shift = (array(name, 4, dtype) for name in ("x", "scale", "shift"))
+    x, top, scale, shift = (array(name, 4, dtype) for name in ("x", "top", "scale", "shift"))
     outputs = []
     for axes in ("spatial", "per-activation"):
         once = (True, False, axes == "spatial", axes == "spatial")
         part = tuple(slice(0, 1) if each else slice(None) for each in once)
         one, two = (T.patternbroadcast(each[part], once) for each in (scale, shift))
         y, mean, inverse = bn.batch_normalization_train(x, one, two, axes)
-        grads = T.grad(T.sqr(y).sum(), [x, scale, shift])
+        grads = T.grad(None, [x, scale, shift], known_grads={y: top})
         given = bn.batch_normalization_test(x, one, two, one, two, axes)
         outputs += [y, mean, inverse, *grads, given]
     positive = 1 + signed(1, 5, 7, 6, seed=1) / 4
-    return {x: signed(16, 5, 7, 6), scale: positive, shift: 1 + positive}, outputs
+    values = {x: signed(16, 5, 7, 6), top: signed(16, 5, 7, 6, seed=2)}
+    return {**values, scale: positive, shift: 1 + positive}, outputs
 
 
 @scenario(limit=400)

@@ -249,7 +249,10 @@ def _use(found, context):
         dnn.dnn_present.avail, dnn.dnn_present.msg = True, None
         dnn.version.v = found.version
         # It compiles a module, which tells now whether headers and library fit the compiler.
-        context.cudnn_handle_param = dnn.handle_type.make_value(context.cudnn_handle.value)
+        capsule = dnn.handle_type.make_value(context.cudnn_handle.value)
+        # Never freed: at exit Python frees it after the device is closed, and it needs the device.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))
+        context.cudnn_handle_param = capsule
     except Exception as error:
         config.dnn.library_path, config.dnn.bin_path = before
         dnn.dnn_present.avail, dnn.dnn_present.msg = False, f"{error}"
