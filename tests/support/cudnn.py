@@ -36,6 +36,7 @@ def _fetch(major, folder):
     except ImportError:
         return "remotezip is not installed"
     options = "--quiet --dry-run --no-deps --ignore-installed --only-binary=:all: --report=-"
+    options += " --retries=1 --timeout=10"
     child = run(sys.executable, "-m", "pip", "install", *options.split(), REQUIREMENTS[major])
     if child.returncode:
         return f"pip finds no wheel: {child.stderr.strip().splitlines()[-1:]}"

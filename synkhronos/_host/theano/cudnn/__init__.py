@@ -258,9 +258,9 @@ def _use(found, context):
         dnn.dnn_present.avail, dnn.dnn_present.msg = False, f"{error}"
         dnn.version.v = None
         _enabled.clear()
-        reason = " ".join(" ".join(map(str, error.args)).split())
+        reason = " ".join(" ".join(map(str, error.args)).split()) or repr(error)
         raise UnusableError(
-            f"cuDNN {shown(found.version)} in {found.folder}: {reason[:500] or error!r}"
+            f"cuDNN {shown(found.version)} in {found.folder}: {reason[:500]}"
         ) from error
     config.dnn.enabled = "auto"
     for name in ALGORITHMS:
