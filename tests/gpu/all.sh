@@ -22,7 +22,8 @@ Runs these parts, or those that are named, in this order:
 Each step has a time after which it is ended, and all together have --time (570). What no time is left for is left
 out. A step's output and figures are written as soon as they are there. After each step, OUT (a folder; default:
 gpu-results) has them in results.tar.gz, and what ran, what failed, and the figures beside their goals in summary.txt,
-which is also printed. The exit status is 1 if a step failed, whatever its figures.
+which is also printed. Both have the steps of earlier commands, too, as long as KEEP has them. The exit status is 1 if
+a step failed, whatever the figures.
 
 --cpu runs the same steps on CPU ranks, as short as they can be, to try this script. --dry-run prints them.
 
@@ -68,8 +69,8 @@ if [ -z "$dry" ]; then
 LD_LIBRARY_PATH='${LD_LIBRARY_PATH:-}' exec '$peer' "\$@"
 END
     chmod +x "$work/peer-python"
-    rm -rf "$work/results"
-    mkdir "$work/results"
+    mkdir -p "$work/results"
+    touch "$work/begun"
 fi
 results=$work/results
 
@@ -111,6 +112,7 @@ step() { # NAME SECONDS COMMAND ...: run it for at most so long
         note "$name" "left out: $left s of $limit were left" 0
         return
     fi
+    rm -rf "$results/$name" "$results/$name".*
     # Whatever a step starts has this variable, also in a session of its own.
     KEEP=${keep:-$work/kit} RECORD=$results/$name SYNKHRONOS_STEP=$$-$name \
         timeout -k 5 "$((most < left ? most : left))" "$@" > "$results/$name.txt" 2>&1 || status=$?
@@ -208,4 +210,4 @@ part_pymc() {
 for part in "${parts[@]}"; do
     "part_$part"
 done
-[ -n "$dry" ] || ! grep -qs failed "$results"/*.status
+[ -n "$dry" ] || ! find "$results" -name '*.status' -newer "$work/begun" -exec grep -l failed {} + | grep -q .

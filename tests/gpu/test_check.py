@@ -199,7 +199,7 @@ def test_steps_that_fail_or_take_too_long_or_have_no_time_are_told(tmp_path):
     assert lines[0].startswith("Steps: 0 ok, 1 failed, ")
     [late] = [n for n, line in enumerate(lines) if line.startswith("call ")]
     assert "failed: out of time" in lines[late] and lines[late + 1] == "| begun"
-    assert any(line.startswith("training 0 s left out: 0 s of 16") for line in lines)
+    assert any(line.startswith("training 0 s left out: ") for line in lines)
 
 
 def test_goals_are_reached_or_missed(tmp_path):
