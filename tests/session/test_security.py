@@ -371,6 +371,9 @@ def test_titles_in_figures_reach_no_terminal_as_codes():
     found = {"title": "\033]0;me\007mlp", "numbers": 10, "systems": systems}
     [curve] = scaling.measured({"networks": {"mlp": found}})
     assert curve["name"] == "?]0;me?mlp"
+    weak = [{**found, "weak": rows} for rows in (8, "\033]0;me")]
+    curves = scaling.measured({"networks": dict(enumerate(weak))})
+    assert [each["name"].split("mlp")[1] for each in curves] == [", 8 rows", ", ?]0;me rows"]
 
 
 def test_what_a_pickle_says_of_itself_reaches_no_terminal_as_codes():

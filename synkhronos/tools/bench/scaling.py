@@ -32,7 +32,7 @@ LOAD_MATTERS = False  # nothing is measured
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 LATENCY = 20e-6  # seconds, for each other device: a barrier, and the start of a kernel
 # The exceptions that a file raises that `bench training` did not write.
-NONSENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 def add_arguments(parser):
@@ -115,16 +115,17 @@ def measured(results):
     curves = []
     for group in groups.values():
         found, weak = group[0], "weak" in group[0]
-        title = "".join(c if c.isprintable() else "?" for c in found["title"])
-        if n_sizes > 1:
-            title += f", {found['weak' if weak else 'batch']} rows"
+        title = found["title"] + (
+            f", {found['weak' if weak else 'batch']} rows" if n_sizes > 1 else ""
+        )
+        title = "".join(c if c.isprintable() else "?" for c in title)
         samples, points = [], {}
         update = min(each.get("update", 0.0) for each in group)  # none in files of earlier versions
         for each in group:
             serial = each["systems"]["serial, 1 thread"]["seconds"]
             for system in each["systems"].values():
                 if system["form"] == "one" and system["number"] >= first:
-                    samples.append(_sample(system, each["batch"], update))
+                    samples.append(_sample(system, each.get("batch", 1), update))
                     points[system["number"]] = serial / system["seconds"]
         samples.sort()
         if not samples or samples[-1].n < 2:
