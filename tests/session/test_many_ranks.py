@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 
 import numpy as np
@@ -118,6 +117,7 @@ def test_what_a_rank_takes_grows_only_with_the_memories_of_others(no_session, tm
         assert all(phase.get("commands", 1) <= 2 for phase in each["phases"].values())
     assert many["segment_bytes"] / MANY == pytest.approx(few["segment_bytes"] / FEW, rel=0.02)
     assert many["gate_bytes"] / MANY < few["gate_bytes"] / FEW
-    if shutil.which("strace"):
-        # A rank that sleeps makes some; one that maps the memory of others, eight for each of them.
-        assert many["phases"]["scatter and all_gather"]["system calls"][1] < 2 * MANY
+    # Where strace counts them. A rank that sleeps makes some; one that maps the memory of others,
+    # eight for each of them.
+    made = many["phases"]["scatter and all_gather"].get("system calls", [0, 0])
+    assert made[1] < 2 * MANY
