@@ -22,7 +22,7 @@ CONVOLUTIONS = "GpuDnnConv", "GpuDnnConvGradW", "GpuDnnConvGradI"
 TF32_ERROR = 1e-2  # at most, of sums of products that keep 10 bits
 
 
-def of_cudnn(*names, dtypes=("float32", "float64")):
+def of_cudnn(*names, dtypes=("float32", "float64"), quick=False):
     """Make a function that returns (values of inputs, outputs) for a dtype a scenario.
 
     The device must compute with operations of these names.
@@ -33,6 +33,8 @@ def of_cudnn(*names, dtypes=("float32", "float64")):
         @functools.wraps(graph)
         def compare(run):
             version = need_cudnn(run)
+            if run.quick and not quick:
+                raise Skip("--quick")
             details = []
             for dtype in dtypes:
                 status, detail = in_a_fork(largest_difference, graph, dtype, names, run.devices[0])
@@ -101,7 +103,7 @@ def convolution_and_gradients(dtype, image, filters, **options):
 ALL = ("float32", "float64", "float16")
 
 
-@of_cudnn(*CONVOLUTIONS, dtypes=ALL)
+@of_cudnn(*CONVOLUTIONS, dtypes=ALL, quick=True)
 def convolution_valid(dtype):
     return convolution_and_gradients(dtype, (8, 3, 28, 27), (16, 3, 5, 5))
 
@@ -141,7 +143,7 @@ def convolution_of_volumes(dtype):
     return convolution_and_gradients(dtype, (2, 4, 9, 11, 10), (6, 4, 3, 3, 3), **options)
 
 
-@of_cudnn("GpuDnnPool", "GpuDnnPoolGrad")
+@of_cudnn("GpuDnnPool", "GpuDnnPoolGrad", quick=True)
 def pooling_of_images(dtype):
     """Largest and averages, overlapping and with padding."""
     x = array("x", 4, dtype)

@@ -3,7 +3,7 @@
    Theano's C code   #include <cudnn.h>  -->  this file  -->  the header of the installed cuDNN
                      cudnnConvolution...(a, b)  -->  run()  -->  set_math(), cudnnConvolution...(a, b)
 
-   Theano's code stays as it is. Each convolution runs in the math type of its data type:
+   Theano's calls stay as they are. Each convolution runs in the math type of its data type:
 
                      SYNKHRONOS_TF32 is 0     SYNKHRONOS_TF32 is 1
        float16       tensor cores             tensor cores
