@@ -240,10 +240,10 @@ def test_all_operations_compile_and_find_their_functions(major):
 
 
 ENABLE = """
-import json, logging, sys
-import theano
+import json, logging, sys, types as modules
+import theano.gpuarray
 from theano.gpuarray import dnn, type as types
-from synkhronos._host.theano import cudnn
+from synkhronos._host.theano import devices
 from synkhronos._machine.log import log
 
 class Context:
@@ -254,9 +254,15 @@ said = []
 log.setLevel(logging.INFO)
 log.addHandler(type("List", (logging.Handler,), {"emit": lambda self, record: said.append(
     f"{record.levelname} {record.getMessage()}")})())
-context = types._context_reg[None] = Context()
+# Stand in for the driver: Theano refuses to use a device if the flag says so and there is no cuDNN.
+def use(device):
+    types._context_reg[None] = Context()
+    assert theano.config.dnn.enabled == "False" and not dnn.dnn_available(None)
+
+sys.modules.setdefault("pygpu", modules.ModuleType("pygpu"))
+theano.gpuarray.use = use
 try:
-    cudnn.enable(context, cudnn.hold_back(), rank=0)
+    devices.open_device("cuda0", rank=0, threads=1)
 except RuntimeError as error:
     said.append(f"raised {error}")
 algorithm = theano.config.dnn.conv.algo_fwd
