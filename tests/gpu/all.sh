@@ -149,22 +149,22 @@ part_gpu() {
     else
         step cudnn 180 "${check[@]}" --devices $one --only cudnn --json "$results/cudnn.json"
     fi
-    step training 220 "${beside[@]}" training --devices $one --networks $networks --batch $rows "${plain[@]}" \
+    step training 220 "${beside[@]}" training --busy-ok --devices $one --networks $networks --batch $rows "${plain[@]}" \
         --seconds $seconds "${torch[@]}" --json "$results/training.json"
-    step resnet 300 "${beside[@]}" resnet --devices $one "${large[@]}" --seconds $seconds "${torch[@]}" \
+    step resnet 300 "${beside[@]}" resnet --busy-ok --devices $one "${large[@]}" --seconds $seconds "${torch[@]}" \
         --json "$results/resnet.json"
 }
 
 part_cores() {
     local n file
-    step call 30 "${bench[@]}" call "${calls[@]}" --json "$results/call.json"
+    step call 30 "${bench[@]}" call --busy-ok "${calls[@]}" --json "$results/call.json"
     for n in ${ranks//,/ }; do
-        [ "$n" = 1 ] || step "collectives-$n" 30 "${beside[@]}" collectives --ranks "$n" --sizes $sizes --no-models \
+        [ "$n" = 1 ] || step "collectives-$n" 30 "${beside[@]}" collectives --busy-ok --ranks "$n" --sizes $sizes --no-models \
             --seconds 0.05 "${torch[@]}" --json "$results/collectives-$n.json"
     done
     for n in strong weak; do
         file=$results/$n.json
-        step $n 120 "${bench[@]}" training --ranks $ranks --one-core-each --networks $more --seconds $brief --json "$file" \
+        step $n 120 "${bench[@]}" training --busy-ok --ranks $ranks --one-core-each --networks $more --seconds $brief --json "$file" \
             $([ $n = strong ] && echo --batch $strong_rows || echo --weak --batch $weak_rows)
         step scaling-$n 20 "${bench[@]}" scaling "$file"
     done
@@ -201,7 +201,7 @@ part_pymc() {
     fi
     for n in ${ranks//,/ }; do
         [ "$n" = 1 ] || step "pymc-$n" 60 env PYTHONPATH="$checkout:$site" PYTENSOR_FLAGS="base_compiledir=$work/pytensor" \
-            "$peer" -m synkhronos bench pymc --ranks "$n" "${pymc[@]}" --draws 0 --seconds 1 \
+            "$peer" -m synkhronos bench pymc --busy-ok --ranks "$n" "${pymc[@]}" --draws 0 --seconds 1 \
             --json "$results/pymc-$n.json"
     done
 }
