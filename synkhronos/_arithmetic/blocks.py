@@ -13,6 +13,7 @@ import functools
 
 import numpy as np
 
+from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, divide, reciprocal
 
 BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
@@ -84,7 +85,8 @@ def shares(sizes, n_ranks, rank, count=1):
     `count` the blocks are those of so many ranks, from this one on.
     """
     total = sum(elements * nbytes for elements, nbytes in sizes)
-    begin, end = total * rank // n_ranks, total * (rank + count) // n_ranks
+    begin, _ = partition.share(total, n_ranks, rank)
+    _, end = partition.share(total, n_ranks, rank + count - 1)
     offset = 0
     for position, (elements, nbytes) in enumerate(sizes):
         # Both ends round up, so each element belongs to exactly one rank.

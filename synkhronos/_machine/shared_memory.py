@@ -94,9 +94,9 @@ def _lack_of_descriptors_or_addresses_explained():
         if error.errno == errno.ENFILE:
             whose = "This machine has no file descriptor left"
         raise SharedMemoryFull(
-            f"{whose}. Each Data takes two in the master and one in a worker; shared variables "
-            "share a few, for the memory of each rank. Free some Data (free_memory()), or raise "
-            "the limit (ulimit -n) and start again."
+            f"{whose}. Each Data takes two in the master and one in a worker, and all shared "
+            "variables together a few for each rank. Free some Data (free_memory()), or raise the "
+            "limit (ulimit -n) and start again."
         ) from error
 
 

@@ -150,9 +150,7 @@ def start_workers(processes, gate, ranks, devices, threads, profile):
         for rank in ranks:
             if rank != gate.rank:
                 life = functools.partial(_be_worker, rank, gate, devices, threads, profile)
-                # It closes the sentinels of ranks before it by itself.
-                kept = [*gate.descriptors, *[each.sentinel for each in processes.values()]]
-                processes[rank] = ForkedProcess(life, kept)
+                processes[rank] = ForkedProcess(life, gate.descriptors)
                 gate.watch(rank, processes[rank])
     finally:
         restore()

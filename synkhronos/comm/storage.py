@@ -25,7 +25,6 @@ A log holds the present places, not events: a rank that has missed an entry, bec
 reads it in the next call.
 """
 
-import collections
 import pickle
 import sys
 import weakref
@@ -40,11 +39,14 @@ _HEADER = 8  # bytes before each entry of a log, with its length
 
 
 class Place(NamedTuple):
-    """The place of arrays in a segment: the dtype, shape and offset of each."""
+    """The place of arrays in a segment: the dtype, shape and offset of each.
+
+    `spare` is the segment of the place that these arrays had before, if they turn: see `turn`.
+    """
 
     segment: Hashable  # stands for it in messages
     arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
-    turns: bool = False  # whether the place before this one will be the next, see `turn`
+    spare: Hashable = None
 
 
 class _Region:
@@ -104,8 +106,8 @@ class Storage:
         # rank -> key -> (segment, arrays, place), or the Place until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
-        # rank -> key -> the segments of both places of a variable that turns. Each rank would map
-        # those of all others anew at each turn otherwise.
+        # rank -> key -> {segment, spare: their memory, as far as it is mapped}, of what turns. Each
+        # rank would map that of all others anew at each turn otherwise.
         self._turning = [{} for _ in range(worker.n_ranks)]
         # Weak: a segment stays mapped for as long as `_others` has an array in it.
         self._attached = weakref.WeakValueDictionary()
@@ -348,12 +350,16 @@ class Storage:
     def _entry(self, keys):
         regions = {key: self._own[key] for key in keys if key in self._own}
         places = {
-            key: region.place._replace(turns=key in self._spares)
+            key: region.place._replace(spare=self._spare_of(key))
             for key, region in regions.items()
             if region.layout is not None
         }
         data = pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
         return len(data).to_bytes(_HEADER, "little") + data
+
+    def _spare_of(self, key):
+        spare = self._spares.get(key)
+        return None if spare is None else spare.segment.ref
 
     def hear(self) -> None:
         """Read the new entries in the logs of the other ranks. All ranks have met before it."""
@@ -389,9 +395,11 @@ class Storage:
         found = self._others[rank][key]
         if isinstance(found, Place):
             found = self._others[rank][key] = self._attach(found)
-            if found[2].turns:
-                recent = self._turning[rank].setdefault(key, collections.deque(maxlen=2))
-                recent.append(found[0])
+            segment, _, place = found
+            kept = self._turning[rank].pop(key, {})
+            if place.spare is not None:
+                memory = {place.segment: segment, place.spare: kept.get(place.spare)}
+                self._turning[rank][key] = memory
         return found[1]
 
     def places(self, rank, key) -> list:

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import theano
+from support.helpers import on_ranks
 
 import synkhronos as synk
+from synkhronos._machine.shared_memory import Segment
 from synkhronos._session.repeated import Repeated
 
 
@@ -37,6 +39,43 @@ def test_many_variables_side_by_side(ranks):
         synk.broadcast(variables)
         for gathered, value in zip(synk.gather(variables), values):
             np.testing.assert_array_equal(gathered, [value] * ranks.n)
+
+
+def count_opened():
+    """Return how many segments this rank has mapped since it was first asked."""
+    if not hasattr(Segment, "opened"):
+        Segment.opened, Segment.uncounted, attach = 0, vars(Segment)["attach"], Segment.attach
+
+        def counting(ref):
+            Segment.opened += 1
+            return attach(ref)
+
+        Segment.attach = counting
+    return Segment.opened
+
+
+def count_no_longer():
+    """Undo what `count_opened` did; return a number."""
+    Segment.attach = vars(Segment)["uncounted"]
+    del Segment.opened, Segment.uncounted
+    return 0
+
+
+def test_both_memories_of_a_gathered_variable_stay_mapped(ranks):
+    """Also where other collectives come between. Counting maps some itself, so it is counted."""
+    v, rows, counts = theano.shared(np.zeros(3)), np.arange(3.0 * ranks.n), []
+    for step in range(12):
+        synk.scatter(v, rows)
+        synk.all_gather(v)
+        np.testing.assert_array_equal(v.get_value(), rows)
+        if step % 3 == 2:
+            synk.broadcast(v, rows + 1)
+            np.testing.assert_array_equal(synk.gather(v), [rows + 1] * ranks.n)
+        if step > 4:
+            counts.append(on_ranks(count_opened))
+    counts = np.array([*counts, on_ranks(count_opened)])
+    on_ranks(count_no_longer)
+    assert (np.diff(counts, axis=0) == counts[-1] - counts[-2]).all()
 
 
 def test_a_gap_between_values_is_no_part_of_them(ranks):

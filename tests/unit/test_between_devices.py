@@ -118,16 +118,23 @@ def test_outputs_are_reduced_by_rows(worker, devices):
 
 def test_what_devices_can_not_do_goes_through_memory(worker):
     devices = Mock()
-    devices.exchange.return_value = [1]
-    worker.gate.n_ranks = 1  # so that memory gives back what it gets
     arrays = Arrays(worker, Mock(), devices)
+
+    def exchange(*given):
+        arrays._is_alone = True  # so that memory gives back what it gets
+        return [1]
+
+    devices.exchange.side_effect = exchange
     target = np.zeros(2)
     results = arrays.exchange([np.ones(2), "a", np.ones(3)], "xyz", (1,), [target, "b", None])
     assert results[0] is target and target.tolist() == [1, 1]
     assert results[1] == "b" and results[2].tolist() == [1, 1, 1]
     assert arrays.landing_place(0, (2,), np.dtype("f8")) is None
 
-    worker.gate.n_ranks = 2
+    # One rank reduces with no other: its devices are left alone.
+    assert arrays.exchange(["c"], ("sum",), (1,), [None]) == ["c"]
+    assert devices.exchange.call_count == 1
+
     variables = Variables(worker, Mock(), devices)
     variables._meet, variables._reduce = Mock(), Mock(return_value="unequal")
     assert variables.reduce((1,), "sum", 0) is None and not variables._meet.called

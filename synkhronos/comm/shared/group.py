@@ -27,6 +27,7 @@ import numpy as np
 from synkhronos._arithmetic.blocks import plan as plan_of
 from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos._machine.devices import usable_cores
+from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
@@ -57,6 +58,7 @@ class Founding:
 
     def __init__(self, size: int, host: str = "", has_carrier: bool = False):
         self._size, self._host = size, host or socket.gethostname()
+        take_standard_streams()  # the descriptors made here must not be theirs
         allow_descriptors(size)
         self._memory = os.memfd_create("synkhronos", os.MFD_CLOEXEC)
         os.ftruncate(self._memory, Memory.nbytes(size))
