@@ -72,7 +72,8 @@ class Worker:
         if self.device == "cpu":
             keep_freed_memory()
         else:
-            _host.open_device(self.device, self.rank, self.threads)
+            is_first = kind(self.device) not in map(kind, self.devices[: self.rank])
+            _host.open_device(self.device, self.rank, self.threads, is_first)
         log.info(
             "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
         )

@@ -12,14 +12,14 @@ import pytest
 from support.running import run
 
 REQUIREMENTS = {8: "nvidia-cudnn-cu12<9", 9: "nvidia-cudnn-cu12>=9,<10"}
-CACHE = Path(__file__).parents[2] / ".venv"
+CACHE = Path(__file__).parents[2] / "build"
 IN_WHEEL = "nvidia/cudnn/"
 
 
 def of_wheel(major):
     """Return the folder of a cuDNN, with include/ and lib/; skip the test if it can't be had.
 
-    A wheel has 700 MB, of which this reads 1 MB, once: the files stay in the environment's folder.
+    A wheel has 700 MB, of which this reads 1 MB, once: the files stay in the folder build.
     """
     folder = CACHE / f"cudnn-{major}"
     if not folder.exists():

@@ -16,7 +16,7 @@ def import_device_backend():
     )
 
 
-def open_device(device: str, rank: int, threads: int) -> None:
+def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> None:
     """Raise ImportError, as `import_device_backend`."""
     import_device_backend()
 

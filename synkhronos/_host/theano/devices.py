@@ -69,8 +69,11 @@ def when_open(function):
     return function
 
 
-def open_device(device: str, rank: int, threads: int) -> None:
-    """Open the device of this rank: shared variables and computations move to it from now on."""
+def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> None:
+    """Open the device of this rank: shared variables and computations move to it from now on.
+
+    The `is_first` rank with a device of its kind warns of what concerns all of them.
+    """
     if device.startswith("opencl"):
         _prepare_pocl(rank, threads)
     backend = import_device_backend()
@@ -90,7 +93,7 @@ def open_device(device: str, rank: int, threads: int) -> None:
         _work_around_opencl()
     else:
         _let_reductions_be_cached()
-        cudnn.enable(device_context(), wanted, rank)
+        cudnn.enable(device_context(), wanted, is_first)
     for function in _when_open:
         function()
 

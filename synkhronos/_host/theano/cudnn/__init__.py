@@ -122,11 +122,11 @@ def hold_back() -> str:
     return wanted
 
 
-def enable(context, wanted: str, rank: int) -> None:
+def enable(context, wanted: str, warns: bool) -> None:
     """Use cuDNN on a device, if there is one of a version that works here.
 
-    If `wanted` is "auto", a cuDNN that can't be used is only told in the log, by rank 0; if it is
-    "True" or "no_check", that and a missing one raise RuntimeError.
+    If `wanted` is "auto", a cuDNN that can't be used is only told in the log, as a warning if this
+    rank `warns`; if it is "True" or "no_check", that and a missing one raise RuntimeError.
     """
     if wanted == "False":
         return
@@ -143,7 +143,7 @@ def enable(context, wanted: str, rank: int) -> None:
                 "`synkhronos info` says more."
             ) from problem
         log.log(
-            logging.INFO if rank else logging.WARNING,
+            logging.WARNING if warns else logging.INFO,
             "cuDNN can't be used: %s. Convolutions run as matrix products, which are slower.",
             problem,
         )
@@ -236,7 +236,7 @@ def _path_of(library) -> str:
 
 
 def _use(found, context):
-    """Let Theano use this cuDNN in this process; change nothing if it can't be used."""
+    """Let Theano use this cuDNN in this process, or leave it without cuDNN if that fails."""
     from theano import config
     from theano.gpuarray import dnn
 
