@@ -83,6 +83,23 @@ def figures_of(batch, seconds, update):
     return {"title": "mlp", "numbers": 1000, "batch": batch, "update": update, "systems": systems}
 
 
+def figures_of_several(numbers, parts_of, weak):
+    """Return the same with several numbers of ranks, from the seconds of the parts of each."""
+    rows, found = 512, {}
+    for n in numbers:
+        parts = parts_of(n, rows if weak else rows / n)
+        seconds = sum(parts.values())
+        shares = {**dict.fromkeys(training.SHARES, 0.0), **parts}
+        shares = {name: part / seconds for name, part in shares.items()}
+        network = found.setdefault(f"mlp, {n}" if weak else "mlp", figures_of(rows, 1, 1e-4))
+        network.update(numbers=700_000, **({"weak": rows, "batch": n * rows} if weak else {}))
+        network["systems"].pop("2 ranks", None)  # of `figures_of`
+        network["systems"][f"{n} of them"] = {
+            "form": "one", "number": n, "seconds": seconds, "shares": shares
+        }  # fmt: skip
+    return found
+
+
 def layout(hidden=None, compute=0.4, nbytes=4_000_000):
     """Return what ``bench machines --json`` has of two machines."""
     step = {"compute": {"median": compute}, "communication": {"median": 0.4}}
@@ -795,26 +812,21 @@ def test_an_update_that_all_ranks_compute_is_no_gain():
 
 
 @pytest.mark.parametrize("weak", [False, True])
-def test_the_model_is_fitted_to_several_numbers_of_ranks(weak):
+@pytest.mark.parametrize(
+    "given", [{"one_core": True}, {"devices": [f"cuda{n}" for n in range(16)]}]
+)
+def test_the_model_is_fitted_to_several_numbers_of_ranks(weak, given):
     """Steps whose parts follow the model exactly, of a known bandwidth, latency and contention."""
-    nbytes, rows, found = 4 * 700_000, 512, {}
-    for n in (1, 2, 4, 8, 16):
-        own = rows if weak else rows / n
-        parts = {
-            "compute": 35e-6 * own * (1 + 0.02 * (n - 1)) + 1e-4,
-            "collectives": 2 * (n - 1) / n * nbytes / 5e9 + 12e-6 * (n - 1),
+
+    def parts(n, rows):
+        return {
+            "compute": 35e-6 * rows * (1 + 0.02 * (n - 1)) + 1e-4,
+            "collectives": 2 * (n - 1) / n * 4 * 700_000 / 5e9 + 12e-6 * (n - 1),
             "waiting": 2e-4 + 30e-6 * (n - 1),
         }
-        seconds = sum(parts.values())
-        shares = {**dict.fromkeys(training.SHARES, 0.0), **parts}
-        shares = {name: part / seconds for name, part in shares.items()}
-        network = found.setdefault(f"mlp, {n}" if weak else "mlp", figures_of(rows, 1, 1e-4))
-        network.update(numbers=nbytes // 4, **({"weak": rows, "batch": n * rows} if weak else {}))
-        network["systems"].pop("2 ranks", None)  # of `figures_of`
-        network["systems"][f"{n} of them"] = {
-            "form": "one", "number": n, "seconds": seconds, "shares": shares
-        }  # fmt: skip
-    [curve] = scaling.measured({"one_core": True, "networks": found})
+
+    found = {"networks": figures_of_several((1, 2, 4, 8, 16), parts, weak), **given}
+    [curve] = scaling.measured(found)
     fitted = [curve[name] for name in ("bandwidth", "latency", "contention", "overhead", "waiting")]
     assert fitted == pytest.approx([5e9, 12e-6, 0.02, 2e-4, 30e-6], rel=1e-3)
     assert [each["model"] for each in curve["steps"]] == pytest.approx(
@@ -825,6 +837,25 @@ def test_the_model_is_fitted_to_several_numbers_of_ranks(weak):
     assert curve["steps"][4]["least"] < 0.9 * curve["steps"][4]["measured"]
     [line] = [line for line in scaling.text([curve]).splitlines() if line.startswith("  16 ")]
     assert line.split()[4] == "+0.0" and line.split()[7].startswith("-")
+
+
+@pytest.mark.parametrize("devices", [["cpu"] * 8, ["cuda0"] * 8])
+@pytest.mark.parametrize("weak", [False, True])
+def test_the_largest_number_is_fitted_where_ranks_differ_in_their_threads(devices, weak):
+    """Of 8 perfect cores, which any number of ranks divides."""
+
+    def parts(n, rows):
+        return {"compute": rows * 1e-5 * n / 8, "collectives": 5e-4 * (n > 1), "waiting": 1e-5}
+
+    several = figures_of_several((1, 2, 4, 8), parts, weak)
+    largest = figures_of_several((8,), parts, weak)
+    both = [{"networks": each, "devices": devices} for each in (several, largest)]
+    [curve], [alone] = map(scaling.measured, both)
+    assert list(curve.pop("measured")) == ["2", "4", "8"] and alone.pop("measured")
+    assert curve == alone and curve["contention"] == curve["waiting"] == 0
+    seconds = sum(parts(8, 512 if weak else 64).values())
+    assert curve["model"]["8"] == pytest.approx((8 * curve["compute"] + 1e-4) / seconds)
+    assert curve["compute"] == pytest.approx(parts(8, 512 if weak else 64)["compute"] - 1e-4)
 
 
 def test_scaling_reads_a_file_with_several_sizes(tmp_path, capsys):

@@ -15,11 +15,12 @@ was measured, R in all: C is the time of R/n rows. The model assumes that nothin
 every device has its own memory bandwidth, which cores of one machine do not; and that B does not
 fall with n, although it does between machines.
 
-The measurements are those of ``synkhronos bench training --json``; nothing is measured here. With
-those of several n (``--ranks 1,2,4,8 --one-core-each``, and ``--weak`` or not) everything is fitted
-to all of them: C with a part that grows with n, k (n - 1), as for cores that share their memory; L
-and B to the time of the collectives; O with a part that grows so, too. Then a table has the model's
-time of a step for each n beside the measured one, and what the fit to the least n > 1 alone gives.
+The measurements are those of ``synkhronos bench training --json``; nothing is measured here. Those
+of the largest n are used. Only where each rank is one device, those of all n are: on GPUs, and with
+``--ranks 1,2,4,8 --one-core-each``, with ``--weak`` or without. Then everything is fitted to all: C
+with a part that grows with n, k (n - 1), as for cores that share their memory; L and B to the time
+of the collectives; O with a part that grows so, too. Then a table has the model's time of a step
+for each n beside the measured one, and what the fit to the least n > 1 alone gives.
 """
 
 import json
@@ -110,7 +111,10 @@ def measured(results):
     for key, found in results["networks"].items():
         weak = found.get("weak")
         groups.setdefault(key if weak is None else (found["title"], weak), []).append(found)
-    first = 1 if results.get("one_core") else 2  # one rank with all cores does not measure a device
+    # Otherwise fewer ranks have more threads each, or share a GPU.
+    names = results.get("devices", ["cpu"])
+    are_apart = results.get("one_core") or (len({*names}) == len(names) and "cpu" not in names)
+    first = 1 if are_apart else 2
     n_sizes = len({found.get("weak", found.get("batch")) for [found, *_] in groups.values()})
     curves = []
     for group in groups.values():
@@ -122,12 +126,13 @@ def measured(results):
         samples, points = [], {}
         update = min(each.get("update", 0.0) for each in group)  # none in files of earlier versions
         for each in group:
-            serial = each["systems"]["serial, 1 thread"]["seconds"]
-            for system in each["systems"].values():
+            systems = each["systems"]
+            serial = systems.get(f"serial, {names[0]}", systems["serial, 1 thread"])
+            for system in systems.values():
                 if system["form"] == "one" and system["number"] >= first:
                     samples.append(_sample(system, each.get("batch", 1), update))
-                    points[system["number"]] = serial / system["seconds"]
-        samples.sort()
+                    points[system["number"]] = serial["seconds"] / system["seconds"]
+        samples = sorted(samples) if are_apart else sorted(samples)[-1:]
         if not samples or samples[-1].n < 2:
             raise ValueError("it has no measurement of two ranks or more")
         curves.append(_fitted(title, samples, 4 * found["numbers"], update, points))
