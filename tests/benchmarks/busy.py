@@ -57,7 +57,7 @@ def measure(args, report):
 
 @contextlib.contextmanager
 def kept_busy(n_processes):
-    """Run so many processes that never wait, in a context."""
+    """Yield so many processes that never wait, and end them."""
     started = []
     try:
         for _ in range(n_processes):
@@ -70,7 +70,7 @@ def kept_busy(n_processes):
             )
         if started:
             time.sleep(_SETTLE_SECONDS)
-        yield
+        yield started
     finally:
         for process in started:
             process.kill()

@@ -507,9 +507,8 @@ def test_the_echo_answers_and_busy_processes_end():
         echo()
         echo()
     assert echo._process.exitcode == 0
-    before = {*psutil.Process().children()}
-    with pytest.raises(KeyError), busy.kept_busy(2):
-        started = {*psutil.Process().children()} - before
+    with pytest.raises(KeyError), busy.kept_busy(2) as processes:
+        started = [psutil.Process(process.pid) for process in processes]
         assert len(started) == 2
         wait_until(lambda: all(sum(p.cpu_times()[:2]) > 0.1 for p in started))
         raise KeyError
@@ -521,8 +520,7 @@ def test_processes_of_others_are_told_from_our_own(monkeypatch):
     monkeypatch.setattr(load, "_NAMED", 1000)
     busy_line = f"{sys.executable} -S -c 'while True: pass'"
     begin, watch = time.monotonic(), load.Watch()
-    with busy.kept_busy(1):
-        [ours] = psutil.Process().children()
+    with busy.kept_busy(1) as [ours]:
         # Of a parent that has ended, so it is not below this process.
         orphan = int(running.run("sh", "-c", f"{busy_line} >/dev/null 2>&1 & echo $!").stdout)
         try:
