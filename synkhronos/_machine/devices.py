@@ -291,9 +291,14 @@ def _first_gpus(n_parallel, n_gpu):
     return tuple(f"cuda{rank}" for rank in range(n_parallel or n_gpu))
 
 
-def _count_default_gpus(pattern: str = "/dev/nvidia[0-9]*") -> int:
-    """Count the CUDA devices. pygpu is asked only if the driver has made device files."""
-    if not glob.glob(pattern) or importlib.util.find_spec("pygpu") is None:
+def has_nvidia_driver() -> bool:
+    """Return whether NVIDIA's driver has made files of devices."""
+    return bool(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def _count_default_gpus() -> int:
+    """Count the CUDA devices. pygpu is asked only if there is a driver."""
+    if not has_nvidia_driver() or importlib.util.find_spec("pygpu") is None:
         return 0
     n_gpu, problem = probe("cuda")
     if n_gpu == 0:

@@ -18,7 +18,6 @@ import os
 import signal
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -87,7 +86,8 @@ class Advice(Tables):
     busy_cores : float
         That other programs kept busy meanwhile, on average.
     ranks, threads : int
-        The fastest way; of ways that differ by less than 3 %, the one with the fewest ranks.
+        The fastest way: among ways on ranks that differ by less than 3 %, the one with the fewest
+        ranks; serial only if it is more than 3 % faster than that.
     gain : float
         How much faster it is than serial Theano with one thread.
     """
@@ -123,7 +123,7 @@ class Advice(Tables):
             return (
                 f"{_host.library.__name__}.function(...) in place of synk.function(...){variable}"
             )
-        gpu = ", use_gpu=False" if any(Path("/dev").glob("nvidia[0-9]*")) else ""
+        gpu = ", use_gpu=False" if devices.has_nvidia_driver() else ""
         names = ",".join(["cpu"] * self.ranks)
         return f"synk.fork({self.ranks}{gpu})  # or synk.fork() and SYNKHRONOS_DEVICES={names}"
 
@@ -288,7 +288,7 @@ def layouts(cores: int, rows: int, n_ranks: int) -> list[Way]:
 
 
 def choose(seconds: Mapping[tuple[int, int], float]) -> Way:
-    """Return the fastest way; the one with the fewest ranks and threads of those that are as fast.
+    """Return the fastest way on ranks, with the fewest of them; or a serial one if that is faster.
 
     >>> tuple(choose({(0, 1): 4.0, (0, 2): 2.2, (1, 2): 2.2, (2, 1): 2.15}))
     (1, 2)

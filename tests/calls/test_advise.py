@@ -116,7 +116,7 @@ def test_ways_are_those_of_the_cores_and_the_rows():
 
 
 def test_the_text_says_what_to_write_and_what_to_doubt(monkeypatch):
-    monkeypatch.setattr("pathlib.Path.glob", lambda *given: iter(()))
+    monkeypatch.setattr(devices, "has_nvidia_driver", lambda: False)
     title = host_library.NAME.replace("pytensor", "PyTensor").replace("theano", "Theano")
     text = str(advice_of(0.004, 0.0025, 0.002, 0.0026))
     assert text.startswith("train.py:7: a call with 128 rows, 2 cores\n")
@@ -133,7 +133,7 @@ def test_the_text_says_what_to_write_and_what_to_doubt(monkeypatch):
     said = str(advice_of(4, 3, 2, 1, slowest=slowest, others=others)).splitlines()[-2:]
     assert said[0] == "Rounds of the same way differ by up to 25 %."
     assert said[1].startswith("Other programs kept 1.00 of ") and "cc (pid 9) 0.90" in said[1]
-    monkeypatch.setattr("pathlib.Path.glob", lambda *given: iter(["/dev/nvidia0"]))
+    monkeypatch.setattr(devices, "has_nvidia_driver", lambda: True)
     assert advice_of(4, 3, 2, 1).lines.startswith("synk.fork(2, use_gpu=False)")
     assert str(Way(2, 1)) == "2 ranks with 1 thread each"
 
@@ -189,7 +189,8 @@ def test_nothing_is_left_when_it_is_ended(tmp_path, number):
     given = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     given.update(env={**os.environ, "PYTHONPATH": running.python_path(tmp_path)})
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **given) as command:
-        wait_until(lambda: len(psutil.Process(command.pid).children()) >= 4)
+        # With one core there are two ways, beside the worker.
+        wait_until(lambda: len(psutil.Process(command.pid).children()) >= 3)
         found = psutil.Process(command.pid).children(recursive=True)
         os.killpg(command.pid, number) if number == signal.SIGINT else command.send_signal(number)
     wait_until(lambda: not any(each.is_running() for each in found))

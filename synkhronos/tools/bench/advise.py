@@ -45,9 +45,13 @@ def measure(args, report):
         if synk.status().state == "open":
             synk.close()
     ways = [
-        {"ranks": ranks, "threads": threads, "seconds": seconds, "slowest": advice.slowest[way]}
-        for way, seconds in advice.seconds.items()
-        for ranks, threads in [way]
+        {
+            "ranks": ranks,
+            "threads": threads,
+            "seconds": seconds,
+            "slowest": advice.slowest[ranks, threads],
+        }
+        for (ranks, threads), seconds in advice.seconds.items()
     ]
     best = {name: getattr(advice, name) for name in ("ranks", "threads", "gain", "lines")}
     report.results.update(function=advice.function, rows=advice.rows, ways=ways, **best)
