@@ -25,9 +25,9 @@ usage() {
     cat << END
 Usage: tests/gpu/make_kit.sh [--pymc] OUTDIR [PACKAGE ...]
 
-Writes OUTDIR/kit.tar.xz, some 46 MiB: Python 3.11, NumPy, SciPy, Theano, pygpu, pytest, Open MPI, for run_kit.sh. It
+Writes OUTDIR/kit.tar.xz, some 43 MiB: Python 3.11, NumPy, SciPy, Theano, pygpu, pytest, Open MPI, for run_kit.sh. It
 needs Debian 12 on x86-64 with its package archive, PyPI, and a $PYTHON with pip (or another: PYTHON=...).
-With --pymc it writes OUTDIR/kit-pymc.tar.xz instead, some 4 MiB: PyTensor and PyMC for a Python $PYMC_PYTHON that has
+With --pymc it writes OUTDIR/kit-pymc.tar.xz instead, some 6 MiB: PyTensor and PyMC for a Python $PYMC_PYTHON that has
 NumPy, SciPy, pandas and numba (or another: PYMC_PYTHON=3.13). Only pip and PyPI are needed for it.
 OUTDIR may be build/gpu-kit of the checkout, where git ignores it and run_kit.sh looks for it.
 Each PACKAGE is put into the kit too, without what it depends on: matplotlib
