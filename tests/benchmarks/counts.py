@@ -2,11 +2,11 @@
 
 A cell has the number of the master, and the median of the workers. Exact are descriptors, maps (of
 /proc/PID/maps), threads, shared memory (of all segments, divided by the ranks) and commands: the
-same with every run. The others depend on which rank is when where: own memory (it counts pages that
-a rank has to itself), wake-ups (what it has written: a byte for each sleeping rank), switches (from
-one process to another, both kinds of /proc/PID/status) and the CPU time. Waiting ranks leave the
-core to others in `sched_yield`, which the system calls do without; strace counts them, in a session
-of its own, where it is installed.
+same with every run. The others depend on timing: own memory (it counts pages that a rank has to
+itself), wake-ups (what it has written: a byte for each sleeping rank), switches (from one process
+to another, both kinds of /proc/PID/status) and the CPU time. Waiting ranks leave the core to others
+in `sched_yield`, which the system calls do without; strace counts them, in a session of its own,
+where it is installed.
 """
 
 import os
