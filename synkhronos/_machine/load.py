@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Dict, NamedTuple, Tuple
 
-from synkhronos._machine.processes import number_in_proc
+from synkhronos._machine.processes import number_in_proc, stat_of
 
 BUSY_CORES = 0.1  # kept busy by others: from here on times tell little
 LOOK_SECONDS = 6
@@ -27,7 +27,7 @@ class Load(NamedTuple):
     @property
     def is_high(self) -> bool:
         """Whether this disturbs measurements."""
-        # Clock ticks and the times of processes differ by less than a hundredth.
+        # The system counts both times apart: a hundredth of ours may look like others'.
         return self.cores > max(BUSY_CORES, self.own / 100)
 
     def __str__(self) -> str:
@@ -104,18 +104,14 @@ def _processes() -> Dict[Tuple[int, str], _Process]:
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        try:
-            # A name may be of any bytes, ")" and spaces among them.
-            text = Path("/proc", entry, "stat").read_text(errors="replace")
-        except OSError:  # it has ended
+        fields = stat_of(entry)
+        if not fields:  # it has ended
             continue
-        name = text[text.index("(") + 1 : text.rindex(")")]
-        fields = text[text.rindex(")") + 1 :].split()
-        user, system, children_user, children_system = map(int, fields[11:15])
-        found[int(entry), fields[19]] = _Process(
-            name,
-            int(fields[1]),
-            bool(int(fields[6]) & _KERNEL_THREAD),
+        user, system, children_user, children_system = map(int, fields[12:16])
+        found[int(entry), fields[20]] = _Process(
+            fields[0],
+            int(fields[2]),
+            bool(int(fields[7]) & _KERNEL_THREAD),
             user + system,
             user + system + children_user + children_system,
         )
@@ -127,7 +123,8 @@ def _tree(processes):
     below = {}
     for key, process in processes.items():
         below.setdefault(process.parent, []).append(key)
-    found = [key for key in processes if key[0] == number_in_proc()]
+    own = number_in_proc()
+    found = [key for key in processes if key[0] == own]
     for key in found:  # which grows
         found += below.get(key[0], [])
     return {*found}

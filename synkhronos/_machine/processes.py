@@ -46,19 +46,28 @@ def life_of(pid: int) -> str:
     """
     if not proc_has_our_numbers():
         return "unknown"
-    text = _read(f"/proc/{pid}/stat", gone="")
-    if not text:
-        return "unknown" if text is None else "gone"
-    return _LIVES.get(text.rpartition(")")[2].split()[0], "ended")
+    fields = stat_of(pid, gone="")
+    if not fields:
+        return "unknown" if fields is None else "gone"
+    return _LIVES.get(fields[1], "ended")
 
 
 def cpu_seconds_of(pid: int) -> float | None:
     """Return the CPU time that a process has used; None if it is gone, or can't be read."""
-    text = proc_has_our_numbers() and _read(f"/proc/{pid}/stat")
-    if not text:
+    fields = proc_has_our_numbers() and stat_of(pid)
+    if not fields:
         return None
-    user, system = text.rpartition(")")[2].split()[11:13]
+    user, system = fields[12:14]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def stat_of(pid, gone=None):
+    """Return the name of a process and what follows it in /proc/<pid>/stat; else as `_read`."""
+    text = _read(f"/proc/{pid}/stat", gone)
+    if not text:
+        return text
+    name, _, rest = text.partition("(")[2].rpartition(")")  # a name may have ")" and spaces
+    return [name, *rest.split()]
 
 
 def name_of_signal(number: int) -> str:
@@ -138,7 +147,7 @@ def _turns_of(pid):
 def _read(path, gone=None):
     """Return the text of a file of the system; None if it can't be read, `gone` if it is gone."""
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:  # names of processes are of any bytes
             return file.read()
     except (FileNotFoundError, ProcessLookupError):
         return gone
