@@ -384,6 +384,7 @@ def test_sizes_and_names_are_parsed():
     [
         (["--rows", "8,9", "--batch", "8"], "--rows several: give one of them"),
         (["--ranks", "1,3", "--devices", "cpu,cpu"], "--ranks 3, but --devices names 2"),
+        (["--one-core-each", "--ranks", "1,9999"], "--one-core-each: 9999 ranks, but only "),
         (["--one-core-each", "--devices", "cuda0"], "--one-core-each is for CPU ranks"),
         (["--plot", "no/such/a.png"], "--plot can't write no/such/a.png: no/such is no folder"),
         (["--json", "no/such/a.json"], "--json can't write no/such/a.json: no/such is no folder"),

@@ -125,6 +125,9 @@ def measure_beside(peers, args, report):
     if args.one_core_each and set(names) != {"cpu"}:
         raise frame.Refused("--one-core-each is for CPU ranks, but --devices names others")
     cores = devices.usable_cores()
+    if args.one_core_each and len(names) > cores:
+        ranks = count(len(names), "rank")
+        raise frame.Refused(f"--one-core-each: {ranks}, but only {count(cores, 'core')} here")
     report.results.update(cores=cores, devices=names, one_core=args.one_core_each, networks={})
     are_listed = args.weak or len(args.ranks or ()) > 1
     numbers = sorted({*args.ranks}) if len(args.ranks or ()) > 1 else range(1, len(names) + 1)
@@ -281,7 +284,7 @@ def stepping(form, where, job):
     with contextlib.ExitStack() as stack:
         if isinstance(where, list):
             if job.one_core:
-                _take_cores(len(where))
+                os.sched_setaffinity(0, cores_of(len(where)))
             synk.fork(devices=where)  # before the network is made, so that its values are there
             stack.callback(synk.close)
         else:
@@ -319,13 +322,12 @@ def stepping(form, where, job):
         yield lambda: function(*data, batch=pick())
 
 
-def _take_cores(n):
-    """Leave this process n cores, of those that it may use; or all, if there are fewer."""
+def cores_of(n):
+    """Return n cores of those that this process may use: second threads of a core come last."""
     from synkhronos.launch.cores import cores_here
 
     chosen = {own[0] for own in cores_here(["cpu"] * n)}
-    if len(chosen) == n:
-        os.sched_setaffinity(0, chosen)
+    return [*chosen, *(os.sched_getaffinity(0) - chosen)][:n]
 
 
 def text(found, cores):
