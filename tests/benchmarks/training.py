@@ -47,7 +47,7 @@ def _systems(python, job, n_ranks, device):
     On CUDA it is one process.
     """
     cores = devices.usable_cores()
-    layouts = [(1, 1), (1, cores), (n_ranks, max(1, cores // n_ranks))]
+    layouts = [(1, 1), (1, cores), (n_ranks, 1 if job.one_core else max(1, cores // n_ranks))]
     found = {}
     for number, threads in [(1, cores)] if device != "cpu" else layouts:
         label = count(number, "rank") if number > 1 else count(threads, "thread")
@@ -62,10 +62,12 @@ def trainers(python, job, n_ranks, threads, device="cpu", network=None):
     """Yield processes that train a network: one of `networks`, or the one that is given."""
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:
         _write(job, network or networks.NETWORKS[job.name](), Path(folder, "setup.npz"))
+        # As our ranks.
+        bound = training.cores_of(n_ranks) if job.one_core and n_ranks > 1 else []
         with groups.Group(
             [
                 groups.program(
-                    "PyTorch", python, "torch_training", rank, n_ranks, threads,
+                    "PyTorch", python, "torch_training", rank, n_ranks, threads, *bound,
                     device.replace("cuda", "cuda:").rstrip(":"), job.name, folder,
                     GLOO_SOCKET_IFNAME="lo",
                 )

@@ -759,6 +759,12 @@ def test_pytorch_is_beside_ranks_of_one_kind(monkeypatch, capsys):
     [(label, alone)] = cuda.items()
     with alone.program as group:
         [program] = group._members
+    beside = asked[2](training.Job("mlp", one_core=True), 2)["PyTorch, 2 ranks"]
+    with beside.program as group:
+        for rank, member in enumerate(group._members):
+            cores = map(str, training.cores_of(2))
+            at = member._line.index("benchmarks.programs.torch_training") + 1
+            assert member._line[at:-3] == [str(rank), "2", "1", *cores]
     assert label == "PyTorch, cuda1" and "cuda:1" in program._line
 
 

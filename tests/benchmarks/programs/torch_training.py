@@ -7,6 +7,7 @@ TF32.
 """
 
 import functools
+import os
 import sys
 from pathlib import Path
 
@@ -150,6 +151,9 @@ class Model(torch.nn.Module):
 
 if __name__ == "__main__":
     *numbers, device, name, folder = sys.argv[1:]
-    serve(Trainer(*map(int, numbers), device, name, folder))
+    rank, n_ranks, threads, *cores = map(int, numbers)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    serve(Trainer(rank, n_ranks, threads, device, name, folder))
     if dist.is_initialized():
         dist.destroy_process_group()
