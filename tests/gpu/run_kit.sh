@@ -102,8 +102,9 @@ import glob, site, sysconfig
 folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
 print(":".join(sorted((p for f in folders for p in glob.glob(f + "/nvidia/*/lib")), reverse=True)))
 ' 2> /dev/null || true)
-known || clean "$wheels${wheels:+:}$libraries" "$python" -m synkhronos info --link-cuda "$work/cuda" > "$work/links.txt" 2>&1 ||
-    echo "CUDA's libraries are not all here; ranks on cpu and OpenCL devices don't need them." >> "$work/links.txt"
+known || clean "$wheels${wheels:+:}$libraries" "$python" -m synkhronos info --link-cuda "$work/cuda" > "$work/links.part" 2>&1 ||
+    echo "CUDA's libraries are not all here; ranks on cpu and OpenCL devices don't need them." >> "$work/links.part"
+known || mv "$work/links.part" "$work/links.txt" # when all are linked: a step of all.sh may be ended before
 
 # The driver and NCCL open more of the driver's libraries, such as libnvidia-ml.so.1, wherever those are.
 driver=$(readlink -f "$work/cuda/libcuda.so" || true)
