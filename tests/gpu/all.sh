@@ -29,6 +29,7 @@ a step failed, whatever the figures.
 
   KEEP         folder for the unpacked kit and compiled code, kept for the next call (build/gpu-all)
   PYTHON       a Python with Theano to use in place of the kit's
+  LEAST        seconds that must be left for a step to begin (15)
   PEER_PYTHON  the one with PyTorch, and for the part pymc with NumPy, SciPy, pandas and numba (python3)
 END
 }
@@ -56,6 +57,7 @@ while [ $# -gt 0 ]; do
 done
 [ ${#parts[@]} -gt 0 ] || parts=(gpu cores check pymc)
 
+least=${LEAST:-15} # seconds in which a step can do something
 out=${OUT:-gpu-results}
 work=${KEEP:-$checkout/build/gpu-all}
 peer=$(command -v "${PEER_PYTHON:-python3}") || fail "there is no ${PEER_PYTHON:-python3}: PEER_PYTHON=..."
@@ -107,9 +109,9 @@ step() { # NAME SECONDS COMMAND ...: run it for at most so long
         printf '%-16s %4d s  %s\n' "$name" "$most" "$*"
         return
     fi
-    left=$((limit - SECONDS))
-    if [ "$left" -lt 15 ] || [ "$((4 * left))" -lt "$most" ]; then
-        note "$name" "left out: $left s of $limit were left" 0
+    left=$((limit > SECONDS ? limit - SECONDS : 0))
+    if [ "$left" -lt "$least" ] || [ "$((4 * left))" -lt "$most" ]; then
+        leave_out "$name" "$left s of $limit were left"
         return
     fi
     rm -rf "$results/$name" "$results/$name".*
@@ -138,7 +140,11 @@ tell() { # write what there is by now, whole at any moment
 }
 
 leave_out() { # NAME REASON
-    if [ -n "$dry" ]; then echo "$1: left out: $2"; else note "$1" "left out: $2" 0; fi
+    if [ -n "$dry" ]; then
+        echo "$1: left out: $2"
+    elif ! grep -qs $'\tok\t' "$results/$1.status"; then # what an earlier command measured stays
+        note "$1" "left out: $2" 0
+    fi
 }
 
 part_gpu() {

@@ -190,16 +190,19 @@ def test_steps_that_fail_or_take_too_long_or_have_no_time_are_told(tmp_path):
     python, out = tmp_path / "python", tmp_path / "out"
     python.write_text("#!/bin/sh\ncase $* in *call*) echo begun; setsid sleep 300; esac\nexit 3\n")
     python.chmod(0o755)
-    given = {"OUT": out, "KEEP": tmp_path / "kept", "PYTHON": python}
+    given = {"OUT": out, "KEEP": tmp_path / "kept", "PYTHON": python, "LEAST": "1"}
+    earlier = tmp_path / "kept" / "results" / "resnet.status"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("resnet\tok\t7\n")
     line = [HERE / "all.sh", "cores", "gpu", "--cpu", "--time", "16"]
     with nothing_left():
         done = subprocess.run(line, env={**os.environ, **given}, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [" ".join(text.split()) for text in done.stdout.splitlines()]
-    assert lines[0].startswith("Steps: 0 ok, 1 failed, ")
+    assert lines[0].startswith("Steps: 1 ok, 1 failed, ") and "resnet 7 s ok" in lines
     [late] = [n for n, line in enumerate(lines) if line.startswith("call ")]
     assert "failed: out of time" in lines[late] and lines[late + 1] == "| begun"
-    assert any(line.startswith("training 0 s left out: ") for line in lines)
+    assert "training 0 s left out: 0 s of 16 were left" in lines
 
 
 def test_goals_are_reached_or_missed(tmp_path):
