@@ -170,10 +170,14 @@ part_cores() {
     done
     for n in strong weak; do
         file=$results/$n.json
-        step $n 120 "${bench[@]}" training --busy-ok --ranks $ranks --one-core-each --networks $more --seconds $brief --json "$file" \
-            $([ $n = strong ] && echo --batch $strong_rows || echo --weak --batch $weak_rows)
-        step scaling-$n 20 "${bench[@]}" scaling "$file"
+        {
+            step $n 120 "${bench[@]}" training --busy-ok --ranks $ranks --one-core-each --networks $more --seconds $brief --json "$file" \
+                $([ $n = strong ] && echo --batch $strong_rows || echo --weak --batch $weak_rows)
+            step scaling-$n 20 "${bench[@]}" scaling "$file"
+        } &
+        [ -n "$cpu" ] || wait # those of CPU ranks say nothing, so they may disturb one another
     done
+    wait
 }
 
 part_check() {

@@ -1,8 +1,10 @@
 """The check for GPU machines must work when a GPU machine is at hand: run it on CPU ranks."""
 
 import collections
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scenarios
+from benchmarks import BENCHMARKS
 from scenarios import compare
 from support.leaks import nothing_left
 
-from synkhronos.tools.bench import scaling
+from synkhronos.tools import bench
+from synkhronos.tools.bench import frame, scaling
 
 HERE = Path(__file__).parent
 GIVEN = """
@@ -162,27 +166,36 @@ def test_wrong_arguments():
     assert check("--devices", ",").returncode == 2
 
 
-@pytest.mark.slow("runs all steps on CPU ranks")
-def test_all_steps_write_their_results(tmp_path):
+@pytest.mark.slow("runs steps on CPU ranks")
+def test_steps_write_their_results_and_all_have_options_that_there_are(tmp_path):
     """With this Python, which is looked at for PyTorch, too, as the one of the machine."""
     out, kept = tmp_path / "out", tmp_path / "kept"
     given = {"OUT": out, "KEEP": kept, "PYTHON": sys.executable, "PEER_PYTHON": sys.executable}
-    environment = {**os.environ, **given}
-    line = [HERE / "all.sh", "gpu", "cores", "check", "--cpu", "--time", "400"]
+    given = {"env": {**os.environ, **given}, "capture_output": True, "text": True}
     with nothing_left():
-        done = subprocess.run(line, env=environment, capture_output=True, text=True)
+        done = subprocess.run([HERE / "all.sh", "cores", "--cpu", "--time", "1200"], **given)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == (out / "summary.txt").read_text()
-    assert done.stdout.startswith("Steps: 11 ok, 0 failed, 2 left out\n")
+    assert done.stdout.startswith("Steps: 6 ok, 0 failed, 0 left out\n")
     with tarfile.open(out / "results.tar.gz") as results:
         names = {Path(name).name for name in results.getnames()}
-    steps = "training resnet call collectives-2 strong weak check-one check-two figures"
-    assert names >= {f"{step}.json" for step in steps.split()}
+    assert names >= {f"{step}.json" for step in ["call", "collectives-2", "strong", "weak"]}
     for step in ("strong", "weak"):
         assert f"\n{step}: speedup on n devices" in done.stdout
         [curve] = scaling.measured(json.loads((kept / f"results/{step}.json").read_text()))
         assert [each["ranks"] for each in curve["steps"]] == [1, 2]
-    assert "check-two" in done.stdout and "ok; 5 ok" in done.stdout
+    for more in ([], ["--cpu"]):
+        done = subprocess.run([HERE / "all.sh", "--dry-run", *more], check=True, **given)
+        lines = [line.split() for line in done.stdout.splitlines() if " -m " in line]
+        for words in lines:
+            _, program, *rest = words[words.index("-m") :]
+            if program != "pytest":
+                name, *options = rest[program == "synkhronos" :]
+                module = importlib.import_module({**bench.BENCHMARKS, **BENCHMARKS}[name])
+                frame.parser(name, module).parse_args(options)
+        checks = re.findall(r"check\.py .*--only (\S+)", done.stdout)
+        assert len(lines) >= 8 and len(checks) >= 3
+        assert {*",".join(checks).split(",")} <= {*scenarios.GROUPS}
 
 
 def test_steps_that_fail_or_take_too_long_or_have_no_time_are_told(tmp_path):
