@@ -81,6 +81,7 @@ class Session:
         self.gate.on_answer = self._hear
         try:
             ranks = self.gate.ranks_here
+            self.worker.limit_threads()  # so that workers need not, in which BLAS would start some
             start_workers(self._processes, self.gate, ranks, devices, threads, profile_workers)
         except BaseException:
             self.end()

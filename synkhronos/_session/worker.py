@@ -68,7 +68,7 @@ class Worker:
 
     def bind(self) -> int:
         """Open the device, limit the threads to this rank's part of the cores; return the pid."""
-        self._restore_threads = limit_threads(self.threads)
+        self.limit_threads()
         if self.device == "cpu":
             keep_freed_memory()
         else:
@@ -78,6 +78,11 @@ class Worker:
             "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
         )
         return os.getpid()
+
+    def limit_threads(self) -> None:
+        """Limit the threads of BLAS and OpenMP to this rank's part of the cores, until `unbind`."""
+        if self._restore_threads is None:
+            self._restore_threads = limit_threads(self.threads)
 
     def unbind(self) -> None:
         """Restore the limits of threads, and log without a rank from now on."""
@@ -145,16 +150,11 @@ class Worker:
 
 def start_workers(processes, gate, ranks, devices, threads, profile):
     """Fork a process for each of the ranks but this one, and note it: rank -> ForkedProcess."""
-    # Before the forks, so that workers need not: see `limit_threads`.
-    restore = limit_threads(threads)
-    try:
-        for rank in ranks:
-            if rank != gate.rank:
-                life = functools.partial(_be_worker, rank, gate, devices, threads, profile)
-                processes[rank] = ForkedProcess(life, gate.descriptors)
-                gate.watch(rank, processes[rank])
-    finally:
-        restore()
+    for rank in ranks:
+        if rank != gate.rank:
+            life = functools.partial(_be_worker, rank, gate, devices, threads, profile)
+            processes[rank] = ForkedProcess(life, gate.descriptors)
+            gate.watch(rank, processes[rank])
 
 
 def _be_worker(rank, gate, devices, threads, profile):

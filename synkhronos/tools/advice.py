@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 import logging
+import numbers
 import os
 import signal
 import warnings
@@ -27,7 +28,7 @@ from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._calls.arguments import is_minibatch, rows_there
 from synkhronos._machine import devices
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
 from synkhronos._machine.load import Load, Watch
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import (
@@ -120,8 +121,10 @@ class Advice(Tables):
         """The lines to write."""
         if not self.ranks:
             variable = "" if self.threads == self.cores else "  # and OMP_NUM_THREADS=1"
+            plain = f"{_host.library.__name__}.function"
             return (
-                f"{_host.library.__name__}.function(...) in place of synk.function(...){variable}"
+                f"{plain}(...) in place of synk.function(...), or {plain}(inputs, loss, "
+                f"updates=rule(loss, params, ...)) in place of make_train_step(...){variable}"
             )
         gpu = ", use_gpu=False" if devices.has_nvidia_driver() else ""
         names = ",".join(["cpu"] * self.ranks)
@@ -172,8 +175,9 @@ def advise(
     Few rows, or operations that BLAS divides over threads well, are often faster on one rank with
     all threads than on a rank for each core. Each way is measured in processes of its own, in
     turns: one rank with a thread for each core, two with half as many, ... and serial Theano with
-    one thread and with all. Nothing of the script changes, neither variables nor random numbers;
-    its session, if there is one, sleeps meanwhile. All ways take memory at the same time.
+    one thread and with all, without ``num_slices``. Nothing of the script changes, neither
+    variables nor random numbers; its session, if there is one, sleeps meanwhile. All ways take
+    memory at the same time.
 
     Parameters
     ----------
@@ -183,7 +187,7 @@ def advise(
         The arguments of a call, such as ``(x, y)`` and ``{"batch": rows}``: arrays, Data, and
         ``batch``, ``num_slices`` and ``output_subset``.
     seconds : float
-        The time to measure each way, beside its start.
+        The time to measure each way, beside its start; five rounds of a call at least.
 
     Returns
     -------
@@ -220,7 +224,11 @@ def advise(
         raise TypeError(f"args must be a tuple of a call's arguments, got {shown(args)}.")
     if not isinstance(kwargs, (Mapping, type(None))):
         raise TypeError(f"kwargs must be a dict of a call's keywords, got {shown(kwargs)}.")
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float, np.number)):
+    if not all(isinstance(name, str) for name in kwargs or ()):
+        raise TypeError(
+            f"kwargs must have names of inputs or options as keys, got {shown(kwargs)}."
+        )
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
         raise TypeError(f"seconds must be a number, got {shown(seconds)}.")
     if not 0 < seconds < 1e6:
         raise ValueError(f"seconds must be a number above 0, got {shown(seconds)}.")
@@ -318,29 +326,38 @@ class _Process:
     def start(self, begin):
         """Start the process, in the block; return what it tells first."""
         with interrupts_held():  # a Ctrl-C before the last line would leave it running
-            asked, asks = make_pipe()
-            answered, answers = make_pipe()
+            ends: list[int] = []
             try:
+                ends += make_pipe()
+                ends += make_pipe()
+                asked, asks, answered, answers = ends
                 life = functools.partial(_serve, os.getpid(), begin, asked, answers)
                 process = ForkedProcess(life, (asked, answers))
-            except BaseException:
-                os.close(asks)
-                os.close(answered)
-                raise
-            finally:
-                os.close(asked)
-                os.close(answers)
+            except OSError as error:
+                for end in ends:
+                    os.close(end)
+                raise SessionError(f"advise() can't start {self._way}: {error}.") from error
+            os.close(asked)
+            os.close(answers)
             self._asks, self._lines, self._process = asks, os.fdopen(answered), process
         return self.hear()
 
     def __exit__(self, kind, error, trace):
-        if self._process is None:
-            return
-        os.close(self._asks)  # it ends
-        if kind is not None or not self._process.join(_END_SECONDS):
-            kill_all([self._process], _END_SECONDS)
-        self._lines.close()
-        self._process.close()
+        self._end(kind is not None)
+
+    def __del__(self):
+        self._end(True)  # a Ctrl-C between two exits leaves out the others
+
+    def _end(self, at_once):
+        with interrupts_raised_later():
+            process, self._process = self._process, None
+            if process is None:
+                return
+            os.close(self._asks)  # it ends
+            if at_once or not process.join(_END_SECONDS):
+                kill_all([process], _END_SECONDS)
+            self._lines.close()
+            process.close()
 
     def times(self, number):
         """Return the seconds of so many calls."""
@@ -401,23 +418,26 @@ def _serially(step, args, kwargs, way):
     _copy_values(step)
     named = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
     inputs, compiled = step._inputs, step._compiled
-    values = inputs.bind(args, named, here=True)
-    arrays = list(map(inputs.array, range(len(values)), values))
     scattered = [number for number, split in enumerate(inputs.is_scattered) if split]
     subset = step._outputs.check_subset(kwargs.get("output_subset"), step)
-    batch, rows = kwargs.get("batch"), None
-    if scattered:
-        rows = len(select_rows("batch", batch, rows_there(inputs, values, arrays)))
+    batch = kwargs.get("batch")
 
-    def call():
-        chosen = list(arrays)
-        if scattered and batch is not None:
-            picked = select_rows("batch", batch, rows_there(inputs, values, arrays))
+    def chosen():
+        values = inputs.bind(args, named, here=True, ahead=True)
+        arrays = list(map(inputs.array, range(len(values)), values))
+        if not scattered:
+            return arrays, None
+        picked = select_rows("batch", batch, rows_there(inputs, values, arrays))
+        if batch is not None:
             for i in scattered:
                 some = range(len(picked)) if is_minibatch(values[i]) else picked
-                chosen[i] = take_rows(arrays[i], some, axis=inputs.axes[i])
-        return _host.run(compiled, chosen, subset)
+                arrays[i] = take_rows(arrays[i], some, axis=inputs.axes[i])
+        return arrays, len(picked)
 
+    def call():
+        return _host.run(compiled, chosen()[0], subset)
+
+    _, rows = chosen()
     if rows:
         call()
     yield call, rows

@@ -67,11 +67,14 @@ def _made(file, name):
     sys.path.insert(0, folder)  # as for a script
     spec = importlib.util.spec_from_file_location(module[:-3], file)
     loaded = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    make = getattr(loaded, name, None)
-    if not callable(make):
-        raise frame.Refused(f"{file} has no function {name}")
-    made = make()
+    try:
+        spec.loader.exec_module(loaded)
+        make = getattr(loaded, name, None)
+        if not callable(make):
+            raise frame.Refused(f"{file} has no function {name}")
+        made = make()
+    except SystemExit as end:
+        raise frame.Refused(f"{file} has ended the process, with {end.code!r}") from end
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise frame.Refused(f"{file}:{name}() must return (step, args), or (step, args, kwargs)")
     return (*made, None)[:3]

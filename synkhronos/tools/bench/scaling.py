@@ -52,9 +52,20 @@ def measure(args, report):
 def read(file, understand):
     """Return what a function makes of a file with JSON."""
     try:
-        return understand(json.loads(Path(file).read_text()))
+        found = json.loads(Path(file).read_text(), parse_constant=_refuse_constant)
     except (OSError, *NONSENSE) as error:
         raise frame.Failed(f"cannot use {file}: {type(error).__name__}: {error}") from None
+    try:
+        return understand(found)
+    except NONSENSE as error:
+        raise frame.Failed(
+            f"cannot use {file}: it is not what the benchmark writes with --json "
+            f"({type(error).__name__}: {error})"
+        ) from None
+
+
+def _refuse_constant(name):
+    raise ValueError(f"{name} is no figure")
 
 
 def step_seconds(n, compute, nbytes, bandwidth, latency=LATENCY, overhead=0.0, update=0.0):
