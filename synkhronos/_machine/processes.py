@@ -366,6 +366,16 @@ def kill_all(processes, seconds: float) -> None:
     join_all(processes, seconds)
 
 
+def _send_what_is_queued():
+    """Let the threads end that send what was put into a multiprocessing.Queue, as a log handler may.
+
+    Such a thread takes a lock of all processes, which would stay locked if it ended with it.
+    """
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util._run_finalizers()  # those that were made in this process
+
+
 def _run_and_exit(target, kept, sentinel, held):
     exitcode = 1
     try:
@@ -380,6 +390,7 @@ def _run_and_exit(target, kept, sentinel, held):
             os.close(nothing)
         _renew_streams()
         target()
+        _send_what_is_queued()
         exitcode = 0
     except BaseException:
         traceback.print_exc()
