@@ -367,7 +367,7 @@ def kill_all(processes, seconds: float) -> None:
 
 
 def _send_what_is_queued():
-    """Let threads end that send what was put into a queue of multiprocessing: by a log handler, say.
+    """Let threads end that send what was put into queues of multiprocessing, as log handlers do.
 
     Such a thread takes a lock of all processes, which would stay locked if it ended with it.
     """
