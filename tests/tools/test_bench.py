@@ -590,7 +590,7 @@ def test_programs_get_their_flags_and_no_module_of_the_working_folder(tmp_path, 
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("THEANO_FLAGS", "floatX=float32")
-    system = training._systems(training.Job("mlp", 8), ["cpu"], 1, True)["1 rank, plain"]
+    system = training._systems(training.Job("mlp", 8), ["cpu"], 1, [1], True)["1 rank, plain"]
     code = "from synkhronos._host import library; c = library.config; "
     line = programs.interpreter(f"{code}print(c.floatX, c.optimizer_excluding)")
     words = groups.last_words(line, system.program._environment)
