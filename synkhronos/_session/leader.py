@@ -76,10 +76,17 @@ class _Session:
         threads = default_threads(len(ranks)) if plan.threads is None else plan.threads
         if len(ranks) > 1:
             end_openmp_threads(threads)
-        with interrupts_held():
-            start_workers(self._processes, self._gate, ranks, plan.devices, threads, plan.profile)
-        link.send("watch", plan.session, {rank: each.pid for rank, each in self._processes.items()})
         self._worker = Worker(ranks[0], self._gate, plan.devices, threads)
+        try:
+            self._worker.limit_threads()  # as in the master's `Session`
+            with interrupts_held():
+                start_workers(
+                    self._processes, self._gate, ranks, plan.devices, threads, plan.profile
+                )
+        except BaseException:
+            self._worker.unbind()
+            raise
+        link.send("watch", plan.session, {rank: each.pid for rank, each in self._processes.items()})
         self._gate.on_answer = self._hear
 
     def run(self):
