@@ -97,7 +97,7 @@ class Requests:
             counts=self._counts_for_all(counts),
         )
         self._last = asked, contents, command
-        if _is_plain(batch):
+        if _is_plain(batch) and not isinstance(selection, range):
             length = rows_there(self._inputs, values, refs)
             self._selected.keep((refs, subset, num_slices), length, rows, command)
         return command
