@@ -18,7 +18,7 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags of a process
 
 
 class Load(NamedTuple):
-    """What other programs do with the cores: how many they keep busy, and the busiest of them."""
+    """The cores that other programs keep busy, and the busiest of these programs."""
 
     cores: float
     busiest: Tuple[Tuple[float, str, int], ...] = ()  # (cores, name, process id)

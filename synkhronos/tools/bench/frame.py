@@ -96,10 +96,8 @@ def run(module, args):
     if args.json not in (None, "-"):
         _check_folder("--json", args.json)
     report = Report(args.json)
-    if _load_matters(module):
-        with report.watching(args.busy_ok):
-            module.measure(args, report)
-    else:
+    matters = _load_matters(module)
+    with report.watching(args.busy_ok) if matters else contextlib.nullcontext():
         module.measure(args, report)
     report.end()
     if picture:

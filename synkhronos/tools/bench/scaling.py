@@ -102,7 +102,7 @@ def fit_bandwidth(n, nbytes, seconds, latency=LATENCY):
 
 
 class Sample(NamedTuple):
-    """What was measured of a step on n ranks: seconds of its parts, and of all."""
+    """A measured step on n ranks: seconds of its parts, and of all."""
 
     n: int
     rows: float  # of each rank

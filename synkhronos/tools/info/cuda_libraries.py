@@ -142,7 +142,7 @@ def _ask_nvrtc(library: ctypes.CDLL) -> dict:
 
 
 def _ask_cudnn(library: ctypes.CDLL) -> dict:
-    """Return cuDNN's version, after loading the library that does the work: else it ends here."""
+    """Return cuDNN's version; load its other libraries first, without which the process ends."""
     descriptor = ctypes.c_void_p()
     library.cudnnCreateTensorDescriptor(ctypes.byref(descriptor))
     library.cudnnGetVersion.restype = ctypes.c_size_t

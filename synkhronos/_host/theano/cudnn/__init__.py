@@ -47,7 +47,7 @@ class CuDNN(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What compiled functions depend on."""
+    """The properties of cuDNN that compiled functions depend on."""
 
     version: int
     tf32: bool
