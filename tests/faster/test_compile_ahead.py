@@ -222,7 +222,8 @@ print(all(os.path.exists(f"{theano.config.compiledir}/{name}/key.pkl")
 
 def start(tmp_path, cache, argument="0.5", **environment):
     path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
+    if not path.exists():  # one that was started before may be about to read it
+        path.write_text(SCRIPT)
     flags = f"base_compiledir={tmp_path / cache}"
     return subprocess.Popen(
         [sys.executable, str(path), argument],
