@@ -1,12 +1,17 @@
 """Build Synkhronos; pyproject.toml has the settings of the tools."""
 
 import os
+import re
 import runpy
 import shutil
 import sys
+from pathlib import Path
 
+import setuptools
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
+
+URL = "https://github.com/OWNER/synkhronos"  # the place of the source: fill in before an upload
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOST = os.path.join(HERE, "synkhronos", "_host")
@@ -22,6 +27,8 @@ if "setuptools.build_meta" not in sys.modules:
         sys.exit(str(error))
 
 
+FRONT = Path(HERE, "synkhronos", "__init__.py").read_text(encoding="utf-8")
+VERSION = re.search('^__version__ = "(.+)"', FRONT, re.M).group(1)
 OLDEST, NEW = PYTHONS["THEANO"][0], PYTHONS["PYTENSOR"][0]
 END = PYTHONS["after"](PYTHONS["PYTENSOR"])
 
@@ -47,6 +54,30 @@ class BuildWithImportSupport(build_py):
     def find_package_modules(self, package, folder):
         found = super().find_package_modules(package, folder)
         return [module for module in found if module[1] != "conftest"]  # only tests need it
+
+    def get_source_files(self):
+        """Return all files of the project: what is made here can be made from an sdist, too."""
+        return super().get_source_files() + sources()
+
+
+def sources():
+    """Return the files that a checkout has: a MANIFEST.in would be one more file to read."""
+    generated = {"__pycache__", "_build", "gpu-results", ".hypothesis"}
+    found = [Path(name) for name in ("CONTRIBUTING.md", "Makefile", ".gitignore")]
+    for folder in (".ci", "demos", "docs", "synkhronos", "tests"):
+        found += [path.relative_to(HERE) for path in Path(HERE, folder).rglob("*")]
+    return sorted(str(each) for each in found if not generated & {*each.parts} and each.is_file())
+
+
+def description():
+    """Return the README with links that lead from any page to the files of this version."""
+
+    def absolute(link):
+        kind = "raw" if link.group(1).endswith((".png", ".svg")) else "blob"
+        return f"]({URL}/{kind}/v{VERSION}/{link.group(1)}"
+
+    readme = Path(HERE, "README.md").read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!https?:|#)([^)\s]+)", absolute, readme)
 
 
 WITH_THEANO = [
@@ -120,28 +151,52 @@ EXTRAS = {
         "vermin",
         "import-linter>=2.17; python_version >= '3.11'",
     ],
+    "release": ["build", "twine>=6.1"],
 }
-OF_PYTENSOR = ("pytensor", "pymc", "test-pytensor", "test-samplers")
+NOT_OF_DEV = ("pytensor", "pymc", "test-pytensor", "test-samplers", "release")
 EXTRAS["test-pytensor"] += EXTRAS["mpi"]
 EXTRAS["dev"] = sorted(
-    {each for name in EXTRAS if name not in OF_PYTENSOR for each in EXTRAS[name]}
+    {each for name in EXTRAS if name not in NOT_OF_DEV for each in EXTRAS[name]}
     | {f"{each}; {ON_NEW}" for each in EXTRAS["pymc"]}
 )
 
+# The name of the licence has a field of its own from setuptools 77 on, which needs Python 3.9.
+LICENSE = "license_expression" if int(setuptools.__version__.split(".")[0]) >= 77 else "license"
+
 setup(
     name="synkhronos",
-    version="0.1.0",
+    version=VERSION,
     description="Data parallelism for Theano, PyTensor and PyMC, with a few changed lines",
+    long_description=description(),
+    long_description_content_type="text/markdown",
     author="Synkhronos developers",
-    license="MIT",
+    **{LICENSE: "MIT"},
+    license_files=["LICENSE"],
+    keywords=["Theano", "PyTensor", "PyMC", "data parallelism", "MPI", "GPU", "multiprocessing"],
+    url=URL,
+    project_urls={
+        "Source": URL,
+        "Documentation": f"{URL}/blob/v{VERSION}/docs/index.rst",
+        "Issues": f"{URL}/issues",
+        "Changes": f"{URL}/blob/v{VERSION}/docs/changes.rst",
+    },
     classifiers=[
-        "License :: OSI Approved :: MIT License",
+        "Development Status :: 5 - Production/Stable",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
         *(
             f"Programming Language :: Python :: 3.{minor}"
             for minor in range(OLDEST[1], PYTHONS["PYTENSOR"][1][1] + 1)
         ),
-        "Topic :: Scientific/Engineering",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Mathematics",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
     package_data={"synkhronos": ["py.typed", "_host/theano/cudnn/include/*.h"]},

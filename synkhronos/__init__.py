@@ -17,7 +17,7 @@ if _needs_cures():
 
     _import_support.install()
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # The module that defines each public name: `__getattr__` imports it when the name is first used.
 _PUBLIC = {
