@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 SPHINX_ARGS ?=
 BENCH ?=
+PYTHONS ?=
 
 py := .venv/bin/python
 ready := .venv/.ready
@@ -25,7 +26,7 @@ samplers := $(patsubst %,tests/likelihood/test_%.py,nutpie jax bambi second_deri
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo bench test test-pytensor test-numba test-samplers test-theano test-all test-rest lint docs clean distclean
+.PHONY: help venv opencl demo bench test test-pytensor test-numba test-samplers test-theano test-all test-rest lint docs release clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -92,6 +93,10 @@ lint: venv ## check style, spelling, type hints, imports, and what Python 3.8 ha
 docs: venv ## build the documentation into docs/_build/html
 	$(py) -m sphinx -W --keep-going -q -b html $(SPHINX_ARGS) docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+release: venv ## build what is uploaded, check it, and try it on each Python that is here (PYTHONS="3.8 3.13")
+	$(py) -m pip install --quiet --editable '.[release]'
+	$(py) .ci/release.py $(PYTHONS)
 
 clean: ## remove what was built, but for environments
 	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
