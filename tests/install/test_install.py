@@ -1,4 +1,4 @@
-"""The import support, in interpreters of their own, and what the wheels contain."""
+"""The import support, in interpreters of their own, and what wheels and sdists contain."""
 
 import configparser
 import importlib.metadata
@@ -9,6 +9,7 @@ import runpy
 import shlex
 import shutil
 import sys
+import tarfile
 import textwrap
 import types
 import zipfile
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from support import running
 
+import synkhronos
 from synkhronos._host import pythons
 from synkhronos._host.theano import import_support
 
@@ -252,7 +254,7 @@ def test_supported_pythons_have_one_host_each_and_others_get_a_sentence():
 def source_tree(tmp_path_factory):
     """Copy what a wheel is built from, so that building leaves nothing in the repository."""
     tree = tmp_path_factory.mktemp("source")
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, tree)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "synkhronos", tree / "synkhronos", ignore=ignored)
@@ -294,6 +296,33 @@ def test_wheel_holds_every_module(wheel):
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "synkhronos").rglob("*.py")}
     assert modules - set(wheel) == {"synkhronos/conftest.py"}  # which is for tests only
     assert "synkhronos/py.typed" in wheel  # tells type checkers that the package has type hints
+
+
+@needs_setup
+def test_sdist_has_all_that_is_not_generated(source_tree, tmp_path):
+    kept = ("docs/page.rst", "tests/unit/test_page.py", ".ci/run", "Makefile", "demos/one.cfg")
+    for name in (*kept, "docs/_build/page.html", "tests/unit/__pycache__/test_page.pyc"):
+        (source_tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (source_tree / name).touch()
+    code = f"from setuptools import build_meta as b; b.build_sdist({str(tmp_path)!r})"
+    child = running.code(code, cwd=source_tree)
+    assert child.returncode == 0, child.stderr
+    with tarfile.open(next(tmp_path.iterdir())) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {*kept, "synkhronos/conftest.py", "README.md", "LICENSE"} <= names
+    assert not [name for name in names if "_build" in name or "__pycache__" in name]
+
+
+@needs_setup
+def test_the_index_shows_a_readme_whose_links_lead_somewhere(metadata):
+    fields, _, readme = metadata.partition("\n\n")
+    assert f"\nVersion: {synkhronos.__version__}\n" in fields
+    assert "\nDescription-Content-Type: text/markdown\n" in fields
+    assert "## Install" in readme
+    links = re.findall(r"\]\((.*?)\)", readme)
+    page = f"/blob/v{synkhronos.__version__}/docs/installation.rst"
+    assert all(link.startswith("https://") for link in links)
+    assert any(link.endswith(page) for link in links)
 
 
 # What pip and the build see of a newer Python.
