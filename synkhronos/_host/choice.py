@@ -16,9 +16,9 @@ VARIABLE = "SYNKHRONOS_HOST"
 TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
 
 TO_INSTALL = (
-    "in the folder of Synkhronos's source, `pip install .` installs PyTensor on Python "
+    "`pip install synkhronos` installs PyTensor on Python "
     f"{pythons.span(pythons.PYTENSOR)}, and Theano on Python {pythons.span(pythons.THEANO)}. "
-    f"Either can be installed alone there: `pip install '{pythons.REQUIREMENT}'`, or `pip install "
+    f"Either can be installed alone: `pip install '{pythons.REQUIREMENT}'`, or `pip install "
     "Theano==1.0.5 'numpy<1.24'`"
 )
 

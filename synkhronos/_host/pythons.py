@@ -65,9 +65,9 @@ def install(extra):
     """Return the command that installs Synkhronos with one of its extras.
 
     >>> print(install("mpi"))
-    pip install '.[mpi]' in the folder of Synkhronos's source
+    pip install 'synkhronos[mpi]'
     """
-    return f"pip install '.[{extra}]' in the folder of Synkhronos's source"
+    return f"pip install 'synkhronos[{extra}]'"
 
 
 def advice(title, command, version=sys.version_info):
@@ -76,13 +76,13 @@ def advice(title, command, version=sys.version_info):
     >>> print(advice("PyTensor", "pip install pytensor", (3, 11)))
     PyTensor needs Python 3.12 to 3.14, and this is 3.11
     >>> print(advice("Theano", "pip install Theano==1.0.5", (3, 11)))
-    pip install Theano==1.0.5; or, in the folder of Synkhronos's source, pip install .
+    pip install Theano==1.0.5; or, with the NumPy and SciPy that fit, pip install synkhronos
     """
     versions = THEANO if title == "Theano" else PYTENSOR
     this = tuple(version[:2])
     if not versions[0] <= this <= versions[1]:
         return f"{title} needs Python {span(versions)}, and this is {numbers(this)}"
-    return f"{command}; or, in the folder of Synkhronos's source, pip install ."
+    return f"{command}; or, with the NumPy and SciPy that fit, pip install synkhronos"
 
 
 def check(version=sys.version_info):

@@ -25,7 +25,7 @@ def add_arguments(parser):
 def measure(args, report):
     """Measure all, and show the table."""
     if importlib.util.find_spec("jax") is None or importlib.util.find_spec("pymc") is None:
-        raise frame.Refused("bench jax needs PyMC and JAX: pip install '.[pymc]' jax")
+        raise frame.Refused("bench jax needs PyMC and JAX: pip install 'synkhronos[pymc]' jax")
     table = frame.Table(
         "  model", "rows", "plain", "JAX", "ranks", "plain / ranks", "JAX / ranks", first=20
     )

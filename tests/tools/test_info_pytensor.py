@@ -89,7 +89,7 @@ def test_pymc_may_be_missing(monkeypatch, version, status):
     monkeypatch.setattr(pytensor, "installed_version", lambda name: version)
     check = pytensor.check_pymc()
     assert (check.status, check.failed) == (status, False)
-    assert ("pip install '.[pymc]' in" in check.advice) == (version is None)
+    assert ("pip install 'synkhronos[pymc]'" in check.advice) == (version is None)
 
 
 def chosen(monkeypatch, capsys, host):

@@ -609,7 +609,7 @@ def test_keras_is_imported_only_when_a_model_comes(script):
         try:
             import synkhronos.extensions.keras
         except ImportError as error:
-            assert "pip install '.[demos]' in the folder of" in str(error)
+            assert "pip install 'synkhronos[demos]'" in str(error)
         else:
             raise AssertionError
         """.replace("\n        ", "\n")

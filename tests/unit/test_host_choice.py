@@ -62,7 +62,7 @@ def test_without_a_library_the_commands_are_named(version, numbers):
         chosen(None, (), (), version)
     message = str(caught.value)
     assert f"Python {numbers}" in message
-    assert "in the folder of Synkhronos's source, `pip install .` installs PyTensor" in message
+    assert "`pip install synkhronos` installs PyTensor" in message
     assert pythons.REQUIREMENT in message and message.endswith("`.")
 
 

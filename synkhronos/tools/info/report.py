@@ -12,10 +12,7 @@ from synkhronos._host import pythons
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
-REINSTALL = (
-    "reinstall it in this environment: in the folder of Synkhronos's source, "
-    "pip install --force-reinstall ."
-)
+REINSTALL = "reinstall it in this environment: pip install --force-reinstall synkhronos"
 
 
 @dataclasses.dataclass(frozen=True)
