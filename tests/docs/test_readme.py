@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.running import python
 
+import synkhronos
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -19,13 +21,21 @@ def test_the_example_prints_what_the_readme_says(tmp_path):
 
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
 def test_links_and_commands_exist(text):
-    for link in re.findall(r"\]\((.*?)\)", text):
+    for link in re.findall(r"\]\((?!https:)(.*?)\)", text):
         assert (ROOT / link).exists(), link
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", text, re.M)
     assert targets
     for target in targets:
         assert f"\n{''.join(target)}: " in makefile
+
+
+def test_the_version_is_the_same_wherever_it_is_written():
+    version = synkhronos.__version__
+    minor, _, _ = version.rpartition(".")
+    assert f"version = {{{version}}}" in README and f"Version {minor}, " in README
+    assert f"\nversion: {version}\n" in (ROOT / "docs" / "CITATION.cff").read_text()
+    assert f"\n{minor}\n---" in (ROOT / "docs" / "changes.rst").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", ["development", "internals"])
