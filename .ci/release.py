@@ -5,6 +5,7 @@
 The sdist and the wheel are in dist/. Nothing is uploaded: the last line is the command for that.
 """
 
+import hashlib
 import os
 import re
 import runpy
@@ -120,6 +121,7 @@ def main(versions):
             shutil.rmtree(str(folder / version), ignore_errors=True)
     if "/OWNER/" in (ROOT / "setup.py").read_text(encoding="utf-8"):
         print("Before an upload, fill in URL in setup.py.")
+    print(f"sha256 of {sdist.name}: {hashlib.sha256(sdist.read_bytes()).hexdigest()}")
     tag = "v" + wheel.name.split("-")[1]
     print(f"git tag {tag} && git push origin {tag} && {sys.executable} -m twine upload dist/*")
 

@@ -35,6 +35,8 @@ def test_the_version_is_the_same_wherever_it_is_written():
     minor, _, _ = version.rpartition(".")
     assert f"version = {{{version}}}" in README and f"Version {minor}, " in README
     assert f"\nversion: {version}\n" in (ROOT / "docs" / "CITATION.cff").read_text()
+    recipe = ROOT / ".ci" / "conda" / "recipe.yaml"
+    assert f"\n  version: {version}\n" in recipe.read_text(encoding="utf-8")
     assert f"\n{minor}\n---" in (ROOT / "docs" / "changes.rst").read_text(encoding="utf-8")
 
 
