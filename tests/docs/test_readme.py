@@ -1,6 +1,7 @@
 """The README shows what its example prints, and points at what is there."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,18 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def test_the_example_prints_what_the_readme_says(tmp_path):
-    code, output = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.S).groups()
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\nprints\n\n```text\n(.*?)```", README, re.S)
+
+
+@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["Example", "Train"])
+def test_the_examples_print_what_the_readme_says(tmp_path, code, output):
     child = python("-c", code, cwd=tmp_path, THEANO_FLAGS="mode=FAST_COMPILE")
     assert (child.stdout, child.stderr) == (output, "")
+
+
+def test_the_first_page_has_the_same_example():
+    index = (ROOT / "docs" / "index.rst").read_text(encoding="utf-8")
+    assert textwrap.indent(EXAMPLES[0][0], "    ") in index
 
 
 @pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])

@@ -32,6 +32,7 @@ SUITES = [
     "tests/host",
     "tests/likelihood",
     "tests/docs/test_libraries_page.py",
+    "tests/docs/test_readme.py",
     "tests/session/test_resuming.py",
     "tests/tools/test_info_pytensor.py",
     "tests/parameter_server/test_train_with_store.py",

@@ -16,6 +16,7 @@ from synkhronos.tools.bench import frame
 
 MODULES = (
     "synkhronos",
+    "synkhronos.host",
     "synkhronos.ops",
     "synkhronos.extensions.train",
     "synkhronos.extensions.update_rules",
