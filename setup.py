@@ -19,8 +19,8 @@ IMPORT_SUPPORT = os.path.join(HOST, "theano", "import_support.py")
 PYTHONS = runpy.run_path(os.path.join(HOST, "pythons.py"))
 
 # pip refuses other Pythons by python_requires, in the last line that it prints. What this file
-# prints would be in the middle, so only ``python setup.py`` needs it.
-if "setuptools.build_meta" not in sys.modules:
+# prints would be in the middle, so only ``python setup.py`` needs it, and systems other than Linux.
+if sys.platform != "linux" or "setuptools.build_meta" not in sys.modules:
     try:
         PYTHONS["check"]()
     except ImportError as error:
@@ -32,10 +32,8 @@ VERSION = re.search('^__version__ = "(.+)"', FRONT, re.M).group(1)
 OLDEST, NEW = PYTHONS["THEANO"][0], PYTHONS["PYTENSOR"][0]
 END = PYTHONS["after"](PYTHONS["PYTENSOR"])
 
-# One wheel is for all Pythons. The new ones have no Theano, and pay nothing for this line.
-PTH = (
-    f"import sys; sys.version_info < {NEW} and __import__('_synkhronos_import_support').install()\n"
-)
+# One wheel is for all Pythons. The new ones have no Theano.
+PTH = f"import sys; __import__('_synkhronos_import_support').install(sys.version_info < {NEW})\n"
 
 
 class BuildWithImportSupport(build_py):
@@ -80,22 +78,16 @@ def description():
     return re.sub(r"\]\((?!https?:|#)([^)\s]+)", absolute, readme)
 
 
-WITH_THEANO = [
-    "Theano==1.0.5",
-    # 1.24 removed np.bool and its like, which Theano uses.
-    "numpy>=1.17,<1.24",
-    # 1.11 removed functions that Theano imports.
-    "scipy<1.11",
-    # theano.gpuarray imports pkg_resources, which warns from 80.9 on and has gone from 82 on.
-    "setuptools<80.9",
-]
+LIMITS = runpy.run_path(IMPORT_SUPPORT)["LIMITS"]
+WITH_THEANO = [f"{name}<{PYTHONS['numbers'](limit)}" for name, limit in LIMITS.items()]
+WITH_THEANO.append("Theano==1.0.5")
 PYTENSOR = PYTHONS["REQUIREMENT"]
 WITH_PYTENSOR = [PYTENSOR, "numpy>=2", "scipy"]
 WITH_BOTH = ["posix_ipc", "threadpoolctl", "cloudpickle"]
-# Older versions of pip look at the requirements before python_requires. On other Pythons they
-# would end with the messages of a compiler.
-BEFORE_END = f"python_version < '{END}'"
-ON_OLD = "python_version < '{}'".format(PYTHONS["numbers"](NEW))
+# On other Pythons, where older versions of pip look at them before python_requires, and on other
+# systems, where pip takes a wheel, they would end with the messages of a compiler.
+BEFORE_END = f"sys_platform == 'linux' and python_version < '{END}'"
+ON_OLD = "sys_platform == 'linux' and python_version < '{}'".format(PYTHONS["numbers"](NEW))
 ON_NEW = "python_version >= '{}' and {}".format(PYTHONS["numbers"](NEW), BEFORE_END)
 REQUIREMENTS = [
     *(f"{each}; {ON_OLD}" for each in WITH_THEANO),

@@ -12,10 +12,12 @@ from synkhronos._host import pythons as _pythons
 from synkhronos._host.choice import needs_cures as _needs_cures
 
 _pythons.check()
+_pythons.check_packages()
 if _needs_cures():
     from synkhronos._host.theano import import_support as _import_support
 
     _import_support.install()
+    _import_support.warn_of_new_numpy()
 
 __version__ = "1.0.0"
 

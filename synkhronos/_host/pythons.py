@@ -5,6 +5,7 @@ It imports nothing of the package, so that setup.py, and any Python 3, can run i
 
 import re
 import sys
+from importlib.util import find_spec
 
 # The oldest and the newest. No Python has both libraries: Theano 1.0.5 needs NumPy 1.23 or older
 # and distutils, which end with Python 3.11, and PyTensor needs Python 3.12.
@@ -85,14 +86,33 @@ def advice(title, command, version=sys.version_info):
     return f"{command}; or, with the NumPy and SciPy that fit, pip install synkhronos"
 
 
-def check(version=sys.version_info):
-    """Raise ImportError for a Python that has neither host library."""
+def check(version=sys.version_info, platform=sys.platform):
+    """Raise ImportError for a Python that has neither host library, or is not on Linux."""
+    if platform != "linux":
+        this = {"darwin": "macOS", "win32": "Windows"}.get(platform, platform)
+        raise ImportError(
+            f"Synkhronos needs Linux, and this is {this}: run it in a virtual machine or a "
+            "container of Linux, such as Docker's, or in WSL on Windows"
+        )
     if not THEANO[0] <= tuple(version[:2]) <= PYTENSOR[1]:
         raise ImportError(
             f"Synkhronos needs Python {span(THEANO)}, with Theano, or {span(PYTENSOR)}, with "
             f"PyTensor, but this is Python {numbers(version[:2])}. Make an environment with one of "
             "those, for example with python3.12 -m venv .venv"
         )
+
+
+def check_packages(names=("posix_ipc", "threadpoolctl", "cloudpickle")):
+    """Raise ImportError if one of the packages that pip installs with Synkhronos is missing.
+
+    >>> check_packages(["sys", "absent"])
+    Traceback (most recent call last):
+    ImportError: Synkhronos needs packages that are not installed here: pip install absent
+    """
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        needed = "Synkhronos needs packages that are not installed here"
+        raise ImportError(f"{needed}: pip install {' '.join(missing)}")
 
 
 def is_for_theano(version=sys.version_info):

@@ -15,7 +15,7 @@ from synkhronos.comm.reports import worker_died
 PACKAGE = Path(synkhronos.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "troubleshooting.rst").read_text(encoding="utf-8")
 VARIES = "\0"  # in place of what a message is filled with
-FROM_THEANO = ("module 'numpy' has no attribute", "Cannot import name", "WARNING (theano")
+FROM_THEANO = ("WARNING (theano",)
 
 
 def texts_of(source):

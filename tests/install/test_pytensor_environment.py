@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not FINDER.exists(), reason="needs a checkout")
 SCRIPT = """
 import sys
 import synkhronos as synk
-assert "pytensor" not in sys.modules and "_synkhronos_import_support" not in sys.modules
+assert "pytensor" not in sys.modules
 assert not [f for f in sys.meta_path if type(f).__name__ == "TheanoFinder"]
 import numpy as np, pytensor.tensor as pt
 synk.fork(2)
@@ -67,6 +67,9 @@ def test_pip_brings_pytensor_and_nothing_of_theano(python, tmp_path):
 
     done = run(python, "-W", "error::UserWarning", "-c", SCRIPT, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("10.0\n", "")
+
+    absent = run(python, "-c", "import theano", cwd=tmp_path)
+    assert "\nModuleNotFoundError: No module named 'theano': Theano needs" in absent.stderr
 
     info = run(python, "-m", "synkhronos", "info", cwd=tmp_path)
     assert info.returncode == 0, info.stdout

@@ -125,6 +125,11 @@ def blas(**changes):
     return _info.check_blas({**facts, **changes}, "")
 
 
+def versions(**changes):
+    facts = {"numpy": "1.23.5", "scipy": "1.10.1", **changes}
+    return _info.check_versions(facts, import_support.advice_of)
+
+
 NO_THEANO = "ModuleNotFoundError: No module named 'theano'"
 OLD_NUMPY = "AttributeError: module 'numpy' has no attribute 'bool'"
 ANOTHER = {"theano": "1.1.2", "theano_path": "/p", "floatX": "float64", "device": "cpu"}
@@ -144,6 +149,8 @@ CHECKS = [
     (lambda: _info.check_theano({}, NO_THEANO), "missing", True, NO_THEANO, "Theano==1.0.5"),
     (lambda: _info.check_theano({}, OLD_NUMPY), "broken", True, OLD_NUMPY, "reinstall"),
     (lambda: _info.check_theano(ANOTHER, ""), "broken", True, "1.1.2", "Theano==1.0.5"),
+    (lambda: versions(numpy="2.4.6")[0], "broken", True, "2.4.6", "pip install 'numpy<1.24'"),
+    (lambda: versions(scipy="1.11.4")[1], "broken", False, "1.11.4", "pip install 'scipy<1.11'"),
     (
         lambda: _info.check_compiler({"cxx": ""}), "missing", True,
         "Theano's flag cxx is ''", "apt-get install g++",

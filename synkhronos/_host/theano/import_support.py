@@ -14,16 +14,29 @@ names from ``collections`` that Python 3.10 has moved to ``collections.abc``.
 
 The .pth file imports an installed copy of this file, ``_synkhronos_import_support``. The copy runs
 at the start of every interpreter of the environment, so it imports only ``sys`` at first. From
-Python 3.12 on, where the host is PyTensor, the .pth file does nothing.
+Python 3.12 on, where the host is PyTensor, it only gives ``import theano`` a better message.
 """
 
 import sys
 
 
-def install():
-    """Register the finder, once, whichever copy of this module comes first."""
-    if not any(type(finder).__name__ == TheanoFinder.__name__ for finder in sys.meta_path):
-        sys.meta_path.insert(0, TheanoFinder())
+def install(has_theano=True):
+    """Register the finder for this Python, once, whichever copy of this module comes first."""
+    finder, place = (TheanoFinder, 0) if has_theano else (NoTheano, len(sys.meta_path))
+    if not any(type(each).__name__ == finder.__name__ for each in sys.meta_path):
+        sys.meta_path.insert(place, finder())
+
+
+class NoTheano:
+    """Says what to write where a Python that has no Theano is to import it."""
+
+    def find_spec(self, name, path=None, target=None):
+        """Raise ModuleNotFoundError for an import of Theano that no other finder finds."""
+        if name != "theano" or sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
+            return None  # also for importlib.util.find_spec, which asks and does not import
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        if not any(each.find_spec(name, path, target) for each in others):
+            raise ModuleNotFoundError(NO_THEANO, name=name)
 
 
 class TheanoFinder:
@@ -46,11 +59,52 @@ class TheanoFinder:
 
         def exec_module(module):
             prepare(module)
-            execute(module)
+            try:
+                execute(module)
+            except AttributeError:
+                if name == "theano":
+                    refuse_new_numpy(LIMITS["numpy"])
+                raise
             finish(module)
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def refuse_new_numpy(limit):
+    """Raise ImportError, with what to install, if NumPy is this version or a later one."""
+    import numpy
+
+    if _minor(numpy.__version__) >= limit:
+        raise ImportError(advice_of("numpy", numpy.__version__))
+
+
+def advice_of(name, version):
+    """Return what to install in place of a package that is too new for Theano; "" for others."""
+    if _minor(version) < LIMITS[name]:
+        return ""
+    needed = "{}<{}.{}".format(name, *LIMITS[name])
+    return f"Theano 1.0.5 needs {needed}, and this is {version}: pip install '{needed}'"
+
+
+def warn_of_new_numpy():
+    """Warn if Theano is still to be imported, and NumPy is too new for it; imports neither."""
+    import os
+    import warnings
+
+    found = {}
+    for folder in () if "theano" in sys.modules else sys.path:
+        for entry in os.listdir(folder or ".") if os.path.isdir(folder or ".") else ():
+            name, _, rest = entry.lower().partition("-")
+            version, _, kind = rest.rpartition(".")
+            if name in ("theano", "numpy") and kind in ("dist-info", "egg-info"):
+                found.setdefault(name, version.partition("-")[0])
+    if found.get("theano") == "1.0.5" and "numpy" in found and advice_of("numpy", found["numpy"]):
+        warnings.warn(advice_of("numpy", found["numpy"]), stacklevel=3)
+
+
+def _minor(version):
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def set_defaults(configparser):
@@ -229,7 +283,19 @@ def _spec_of_substitute(name):
     return ModuleSpec(name, Loader()) if name in SUBSTITUTES else None
 
 
+NO_THEANO = (
+    "No module named 'theano': Theano needs Python 3.8 to 3.11, and this is {}.{}. In a new script "
+    "write `from synkhronos.host import T, theano`, which is PyTensor here; for a script as it is "
+    "make an environment with an older Python, such as python3.11 -m venv .venv"
+).format(*sys.version_info)
+# Of what Theano imports, the first version without what it needs, and so what pip must not bring.
+LIMITS = {
+    "numpy": (1, 24),  # removed np.bool and its like; C code does not compile with NumPy 2
+    "scipy": (1, 11),  # removed functions with which conv2d computes in Python
+    "setuptools": (80, 9),  # pkg_resources, which theano.gpuarray imports, warns; 82 has none
+}
 PREPARERS = {
+    "theano": lambda module: refuse_new_numpy((2, 0)),
     "downhill": restore_collections,
     "keras": restore_collections,
     "theano.gpuarray.dnn": accept_new_cudnn,

@@ -60,7 +60,7 @@ def checks() -> list[Check]:
     return [
         check_python(),
         check_theano(facts, error),
-        *check_versions(facts),
+        *check_versions(facts, import_support.advice_of),
         check_compiler(facts),
         check_blas(facts, error),
         check_cores(),
@@ -234,7 +234,9 @@ def check_pygpu() -> Check:
     install = INSTALL_PYGPU.format(folder=shlex.quote(sysconfig.get_path("purelib")))
     if importlib.util.find_spec("pygpu") is None:
         return Check("pygpu", MISSING, "not installed", install)
-    command = _devices.python_command("import pygpu; print(pygpu.__version__, pygpu.__file__)")
+    # Theano imports the second one for GPUs.
+    code = "import pygpu, pkg_resources; print(pygpu.__version__, pygpu.__file__)"
+    command = _devices.python_command(code)
     child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if child.returncode == 0:
         version, path = child.stdout.strip().split(maxsplit=1)
@@ -242,6 +244,8 @@ def check_pygpu() -> Check:
     problem = last_line(child.stderr) or f"importing it ends with status {child.returncode}"
     if "No module named 'mako'" in problem:
         return Check("pygpu", BROKEN, problem, "pygpu imports it: pip install mako")
+    if "No module named 'pkg_resources'" in problem:
+        return Check("pygpu", BROKEN, problem, "Theano imports it: pip install 'setuptools<80.9'")
     return Check("pygpu", BROKEN, problem, f"reinstall it: {install}")
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import subprocess
 from importlib import metadata
-from typing import Sequence
+from typing import Callable, Sequence
 
 from synkhronos._host import pythons
 
@@ -109,12 +109,18 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def check_versions(facts: dict) -> list[Check]:
-    """Name the NumPy and SciPy that the host imports; without it, those that are installed."""
+def check_versions(facts: dict, too_new: Callable[[str, str], str] | None = None) -> list[Check]:
+    """Name the NumPy and SciPy that the host imports; without it, those that are installed.
+
+    `too_new(name, version)` returns what to install in place of a version that is too new, or "".
+    """
     results = []
     for name, label in (("numpy", "NumPy"), ("scipy", "SciPy")):
         version = facts.get(name) or installed_version(name)
-        if version:
+        advice = too_new(name, version) if too_new and version else ""
+        if advice:
+            results.append(Check(label, BROKEN, version, advice, essential=name == "numpy"))
+        elif version:
             results.append(Check(label, OK, version, essential=True))
         else:
             results.append(Check(label, MISSING, "not installed", REINSTALL, essential=True))
