@@ -1,5 +1,6 @@
 # Each target makes the environment that it needs first, if it is not there or older than what it depends on.
-PYTHON ?= python3.11
+# The Python of .venv; without it the first one that is here: 3.11, an older one, or one for PyTensor.
+PYTHON ?=
 # Two processes, each with sessions of its own, which a file's tests share: see tests/conftest.py.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 SPHINX_ARGS ?=
@@ -32,24 +33,28 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 venv: $(ready) ## make .venv, with all that demos, tests, docs and lint need (PYTHON=python3.11)
+	@test -z "$(PYTHON)" || test "$$($(PYTHON) $(its_version))" = "$$($(py) $(its_version))" \
+	|| { echo ".venv has another Python than $(PYTHON): remove it first" >&2; exit 1; }
 
-$(ready): setup.py pyproject.toml synkhronos/_host/pythons.py synkhronos/_host/theano/import_support.py
-	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.8-3.11, or name it: make PYTHON=..."; exit 1; }
-	@$(PYTHON) synkhronos/_host/pythons.py
-	test -x $(py) || $(PYTHON) -m venv .venv
-	$(py) -m pip install --quiet --editable '.[dev]'
+$(ready): setup.py pyproject.toml synkhronos/_host/pythons.py synkhronos/_host/theano/import_support.py .ci/find-python
+	@test -x $(py) || { \
+	python="$(PYTHON)"; test -n "$$python" || python=$$(.ci/find-python 3.11 3.10 3.9 3.8 3.13 3.12 3.14); \
+	command -v "$$python" > /dev/null || { echo "$${python:-Python 3.8 to 3.14} not found: install one, or name it: make PYTHON=..." >&2; exit 1; }; \
+	"$$python" synkhronos/_host/pythons.py && "$$python" -m venv .venv; }
+	$(py) -m pip install --editable '.[dev]'
 	@touch $@
 
 opencl: venv ## install OpenCL and pygpu for .venv, which needs Debian's apt-get and root
 	@.ci/opencl $(py)
 
-demo: venv ## train a network on handwritten digits with all cores, and compare with serial Theano
+demo: venv ## train a network on handwritten digits with all cores, and compare with one process
 	$(py) demos/train_digits.py
 
 bench: venv ## run a benchmark of tests/benchmarks (BENCH="collectives --sizes 1K"), or list them
 	PYTHONPATH=tests $(py) -m benchmarks $(BENCH)
 
 test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
+	@echo "The tests take about 5 minutes on two cores, and longer the first time, when they compile."
 	$(py) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor (PYTENSOR=3.1 PYMC=6.1 PYTENSOR_PYTHON=python3.12)
@@ -63,14 +68,14 @@ test-numba: $(ready_pytensor) ## run those that need PyTensor's default mode, wh
 test-samplers: .venv-samplers/.ready ## run those that need nutpie, JAX, bambi or pymc-extras, with packages of their own
 	PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-samplers/compiled SYNKHRONOS_HOST=pytensor .venv-samplers/bin/python -m pytest -m "" $(PYTEST_ARGS) $(samplers)
 
-.venv-samplers/.ready: setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor
+.venv-samplers/.ready: setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor .ci/find-python
 	test -x .venv-samplers/bin/python || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-samplers; }
-	.venv-samplers/bin/python -m pip install --quiet --editable '.[test-pytensor,test-samplers]'
+	.venv-samplers/bin/python -m pip install --editable '.[test-pytensor,test-samplers]'
 	@touch $@
 
-$(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor
+$(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor .ci/find-python
 	test -x $(py_pytensor) || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv $(venv_pytensor); }
-	$(py_pytensor) -m pip install --quiet --editable '.[test-pytensor]' $(PYTENSOR:%='pytensor==%.*') $(PYMC:%='pymc==%.*')
+	$(py_pytensor) -m pip install --editable '.[test-pytensor]' $(PYTENSOR:%='pytensor==%.*') $(PYMC:%='pymc==%.*')
 	@touch $@
 
 # The environment first: without a Python for PyTensor it fails before the tests, which take long.

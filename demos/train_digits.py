@@ -1,5 +1,6 @@
 """Train a network on handwritten digits with several ranks, and compare with serial Theano.
 
+It runs on PyTensor too, and compares with serial PyTensor there.
 The data are scikit-learn's 1797 digits of 8 x 8 pixels, the network has two hidden layers of tanh.
 Each rank computes the gradients of its part of a minibatch. Inside of the same function they are
 averaged over the ranks, so that all take the same step.
@@ -11,8 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import theano
-import theano.tensor as T
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
@@ -20,6 +19,7 @@ from tqdm import tqdm
 import synkhronos as synk
 from synkhronos.extensions import rules
 from synkhronos.extensions.train import make_train_step
+from synkhronos.host import T, theano
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from demos._arguments import above_zero, add_common_arguments, positive
@@ -27,6 +27,7 @@ from demos._reports import plot_runs, report_replicas, report_runs
 from demos._shared import Log, count, fork, progress, replicas_equal, usable_threads
 
 PROGRAM = Path(__file__).stem
+HOST = {"theano": "Theano", "pytensor": "PyTensor"}[theano.__name__]
 
 
 def load():
@@ -36,6 +37,13 @@ def load():
     labels = digits.target.astype("int32")
     for_test = np.arange(len(labels)) % 5 == 4
     return (pixels[~for_test], labels[~for_test]), (pixels[for_test], labels[for_test])
+
+
+def cross_entropy(scores, labels):
+    """Return -log of the softmax of each row's score at its label; PyTensor has no T.nnet."""
+    if HOST == "Theano":
+        return T.nnet.categorical_crossentropy(T.nnet.softmax(scores), labels)
+    return -T.special.log_softmax(scores, axis=1)[T.arange(labels.shape[0]), labels]
 
 
 class Network:
@@ -56,7 +64,7 @@ class Network:
             layer = T.dot(layer, w) + b
             if number <= len(hidden):
                 layer = T.tanh(layer)
-        self.loss = T.nnet.categorical_crossentropy(T.nnet.softmax(layer), self.y).mean()
+        self.loss = cross_entropy(layer, self.y).mean()
         self.accuracy = T.eq(layer.argmax(axis=1), self.y).mean(dtype="float32")
 
 
@@ -84,16 +92,24 @@ def train(log, arguments, data, step, test):
             yield epoch
 
 
+def say_compiling(number, what):
+    """Print which function is compiled now."""
+    print(f"compiling function {number} of 4: {what}", flush=True)
+
+
 def train_parallel(arguments, data, n_ranks):
     """Train on all ranks; return the log, and whether the ranks end with equal parameters."""
     began = time.perf_counter()
     network = Network(arguments.hidden, arguments.seed)
+    say_compiling(1, "a step of training on ranks")
 
     # One function: x and y are scattered. Every rank computes the gradients of its rows, the
     # gradients are averaged over all rows, and every rank updates its copy of the parameters alike.
     function = make_train_step(
         [network.x, network.y], network.loss, network.params, rules.momentum, arguments.rate
     )
+    synk.distribute()  # where PyTensor compiles
+    say_compiling(2, "the test on ranks")
     test = synk.function([network.x, network.y], network.accuracy)
     compiled = time.perf_counter()
     synk.distribute()
@@ -119,13 +135,15 @@ def train_parallel(arguments, data, n_ranks):
 
 
 def train_serial(arguments, data, threads):
-    """Train with plain Theano, like a serial script, once for each number of threads."""
+    """Train with the host alone, like a serial script, once for each number of threads."""
     logs = []
     network = Network(arguments.hidden, arguments.seed)
     pixels, labels = data[0]
     updates = rules.momentum(network.loss, network.params, arguments.rate)
     first = [(variable, variable.get_value()) for variable in updates]
+    say_compiling(3, f"a step in serial {HOST}")
     function = theano.function([network.x, network.y], network.loss, updates=updates)
+    say_compiling(4, f"the test in serial {HOST}")
     test = theano.function([network.x, network.y], network.accuracy)
 
     def step(rows):
@@ -134,7 +152,7 @@ def train_serial(arguments, data, threads):
     for n_threads in threads:
         for variable, value in first:
             variable.set_value(value)
-        log = Log(f"serial Theano, {count(n_threads, 'thread')}", is_serial=True)
+        log = Log(f"serial {HOST}, {count(n_threads, 'thread')}", is_serial=True)
         with threadpool_limits(n_threads):
             for _ in train(log, arguments, data, step, test):
                 pass
@@ -156,7 +174,7 @@ def report(parallel, serial, n_ranks, equal):
     difference = largest_difference(parallel, serial[0])
     print(
         f"Results {'agree' if difference < 1e-3 * scale else 'DIFFER'}: parameters of up to "
-        f"{scale:.2f} differ by at most {difference:.1e} from serial Theano's\n"
+        f"{scale:.2f} differ by at most {difference:.1e} from serial {HOST}'s\n"
         "after training; single precision rounds, and ranks add in another order."
     )
     report_replicas(equal)
@@ -168,7 +186,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Train a network on handwritten digits with several ranks, and compare with "
-        "serial Theano.",
+        f"serial {HOST}.",
     )
     add = parser.add_argument
     add("--epochs", type=positive, default=30, metavar="N", help="passes over the digits (30)")
@@ -186,7 +204,9 @@ def main(argv=None):
     data = load()
     print(
         f"{len(data[0][1])} digits to train, {len(data[1][1])} to test; network "
-        f"64-{arguments.hidden[0]}-{arguments.hidden[1]}-10; minibatches of {arguments.batch}"
+        f"64-{arguments.hidden[0]}-{arguments.hidden[1]}-10; minibatches of {arguments.batch}\n"
+        f"{HOST} compiles four functions, which takes up to a minute the first time.",
+        flush=True,
     )
     n_ranks = fork(arguments, PROGRAM)
     try:

@@ -131,6 +131,7 @@ def versions(**changes):
 
 
 NO_THEANO = "ModuleNotFoundError: No module named 'theano'"
+NEW_NUMPY = f"ImportError: {import_support.advice_of('numpy', '2.4.6')}"
 OLD_NUMPY = "AttributeError: module 'numpy' has no attribute 'bool'"
 ANOTHER = {"theano": "1.1.2", "theano_path": "/p", "floatX": "float64", "device": "cpu"}
 LINK = "synkhronos info --link-cuda "
@@ -147,6 +148,7 @@ CHECKS = [
     (lambda: blas(cxx=""), "missing", False, "not linked", "see C.. compiler"),
     (lambda: _info.check_blas({}, "ImportError: no"), "broken", True, "not known", "see Theano"),
     (lambda: _info.check_theano({}, NO_THEANO), "missing", True, NO_THEANO, "Theano==1.0.5"),
+    (lambda: _info.check_theano({}, NEW_NUMPY), "broken", True, NEW_NUMPY, "see NumPy"),
     (lambda: _info.check_theano({}, OLD_NUMPY), "broken", True, OLD_NUMPY, "reinstall"),
     (lambda: _info.check_theano(ANOTHER, ""), "broken", True, "1.1.2", "Theano==1.0.5"),
     (lambda: versions(numpy="2.4.6")[0], "broken", True, "2.4.6", "pip install 'numpy<1.24'"),

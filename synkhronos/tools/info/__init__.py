@@ -106,6 +106,8 @@ def check_python() -> Check:
 def check_theano(facts: dict, error: str) -> Check:
     """Check that Theano imports."""
     if "theano" not in facts:
+        if "Theano 1.0.5 needs numpy" in error:
+            return Check("Theano", BROKEN, error, "see NumPy", essential=True)
         return not_imported("Theano", "pip install Theano==1.0.5", error)
     found = f"{facts['theano']} ({facts['theano_path']})"
     if facts["theano"] != "1.0.5":
