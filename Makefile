@@ -6,6 +6,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 SPHINX_ARGS ?=
 BENCH ?=
 PYTHONS ?=
+FIGURES ?=
 
 py := .venv/bin/python
 ready := .venv/.ready
@@ -27,7 +28,7 @@ samplers := $(patsubst %,tests/likelihood/test_%.py,nutpie jax bambi second_deri
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.
 rest := slow or thorough or opencl
-.PHONY: help venv opencl demo bench test test-pytensor test-numba test-samplers test-theano test-all test-rest lint docs release clean distclean
+.PHONY: help venv opencl demo bench figures test test-pytensor test-numba test-samplers test-theano test-all test-rest lint docs release clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -52,6 +53,9 @@ demo: venv ## train a network on handwritten digits with all cores, and compare 
 
 bench: venv ## run a benchmark of tests/benchmarks (BENCH="collectives --sizes 1K"), or list them
 	PYTHONPATH=tests $(py) -m benchmarks $(BENCH)
+
+figures: venv ## measure what the documentation quotes, in 20 minutes (FIGURES="call busy"): docs/figures.json
+	PYTHONPATH=tests $(py) -m benchmarks figures $(FIGURES)
 
 test: venv ## run the tests, in 5 minutes (PYTEST_ARGS="-k gate -x")
 	@echo "The tests take about 5 minutes on two cores, and longer the first time, when they compile."

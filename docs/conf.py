@@ -1,11 +1,13 @@
 """Settings of Sphinx; `make docs` builds."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import synkhronos
 import synkhronos.session  # which chooses Theano, before PyTensor is mocked
 
+sys.path.insert(0, str(Path(__file__).parent))  # of the extension "figures"
 BAD_INPUT = Path(__file__).parent.parent / "tests" / "support" / "bad_input.py"
 
 project = "Synkhronos"
@@ -19,6 +21,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "figures",
 ]
 exclude_patterns = ["_build"]
 default_role = "code"

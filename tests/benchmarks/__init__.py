@@ -11,6 +11,7 @@ BENCHMARKS = {
     "collectives": "benchmarks.collectives",
     "compile": "benchmarks.compiling",
     "counts": "benchmarks.counts",
+    "figures": "benchmarks.figures",
     "import": "benchmarks.imports",
     "gallery": "benchmarks.gallery",
     "jax": "benchmarks.jax",

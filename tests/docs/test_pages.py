@@ -1,7 +1,6 @@
-"""The pages of docs/: each is in one group of the sidebar, and figures are those of the runs."""
+"""The pages of docs/: each is in one group of the sidebar."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,3 @@ def test_the_sidebar_has_each_page_once():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_readme_links_to_each_page(page):
     assert f"](docs/{page}.rst)" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_picture_of_the_first_page_has_the_measured_speeds(tmp_path):
-    script = runpy.run_path(str(DOCS / "speedup.py"))
-    found = script["speeds"]((DOCS / "performance.rst").read_text(encoding="utf-8"))
-    assert list(found) == ["mlp", "cnn", "ResNet-8"]
-    named = re.search(r":alt: (.*?)\n\n", INDEX, re.DOTALL)[1]
-    for network in found.values():
-        assert network["serial, 1 thread"] == 1
-        for system in ("serial, 2 threads", "2 ranks"):
-            assert f"{network[system]:.2f}" in named
-    script["draw"](found, tmp_path / "speedup.png")
-    assert (tmp_path / "speedup.png").stat().st_size > 10_000
