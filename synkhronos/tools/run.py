@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let theano.function build functions for all ranks, also inside libraries",
     )
     parser.add_argument(
-        "-n", "--ranks", metavar="N", type=int, help="the number of ranks (default: as in fork)"
+        "-n", "--ranks", metavar="N", type=int, help="ranks, on each machine (default: as in fork)"
     )
     parser.add_argument(
         "--devices", metavar="LIST", help="the device of each rank, such as cpu,cpu or cuda0,cuda1"

@@ -51,6 +51,8 @@ class Run(NamedTuple):
         The environment: a key of `HOSTS`.
     shown : bool
         Whether a page shows what it printed.
+    looks : bool
+        Whether it refuses to run beside other programs.
     left_out : str
         Of the lines in whose place dots are shown; a regular expression.
     by_name : bool
@@ -63,6 +65,7 @@ class Run(NamedTuple):
     numbers: Dict[str, Callable] = types.MappingProxyType({})
     host: str = "theano"
     shown: bool = True
+    looks: bool = True
     left_out: str = ""
     by_name: bool = False
     peer: str = ""
@@ -166,10 +169,11 @@ RUNS = {
         peer="torch",
     ),
     "clusters": Run(
-        'make bench BENCH="clusters training.json --plot docs/scaling.png"'
+        'make bench BENCH="clusters training.json --plot docs/scaling.png"', looks=False
     ),
     "clusters_machines": Run(
-        'make bench BENCH="clusters training.json --latency 100us --bandwidth 10Gbit"'
+        'make bench BENCH="clusters training.json --latency 100us --bandwidth 10Gbit"',
+        looks=False,
     ),
     "updates": Run(
         'make bench BENCH="updates --rules adam,rmsprop,momentum --units 512,512"',
@@ -250,7 +254,7 @@ RUNS = {
         host="samplers",
     ),
     "digits": Run(
-        "python demos/train_digits.py --ranks 2", left_out=r"epoch +([4-9]|1.|2[0-8]) "
+        "python demos/train_digits.py --ranks 2", looks=False, left_out=r"epoch +([4-9]|1.|2[0-8]) "
     ),
     "machines": Run(
         f"{_ON_HOSTS} --ranks 2 --rate 100mbit 2 bench machines --threads-per-rank 1 "
@@ -270,7 +274,7 @@ RUNS = {
         f"{_ON_HOSTS} 12 bench machines --count --ranks 1 --sizes 1K,16K,33K,64K,256K,1M,16M",
         by_name=True,
     ),
-    "simulate": Run('make bench BENCH="simulate --machines 64,1000"', by_name=True),
+    "simulate": Run('make bench BENCH="simulate --machines 64,1000"', looks=False, by_name=True),
     "start": Run('make bench BENCH="start --hosts 2"'),
     "overlap": Run(
         f"{_ON_HOSTS} --rate 100mbit 2 benchmarks overlap --batch 4096", by_name=True
@@ -366,7 +370,7 @@ def _line(run, python, busy_ok, results, peer):
     others = {f"{other}.json": str(_results_of(other)) for other in RUNS}
     line = [python, *(others.get(word, word) for word in line)]
     line = [peer if word == "PATH" else word for word in line]
-    line += ["--busy-ok"] * (busy_ok and "bench" in run.command)
+    line += ["--busy-ok"] * (busy_ok and run.looks)
     return line + ["--json", str(results)] * bool(run.numbers)
 
 
