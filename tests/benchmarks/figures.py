@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Callable, Dict, NamedTuple
 
 from benchmarks import groups
+from synkhronos._machine import load
 from synkhronos.tools.bench import frame
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,8 @@ for name in ("Theano", "PyTensor", "PyMC", "JAX", "NumPy"):
         pass
 print(", ".join(found))
 """
+
+_WRITTEN = [f":!{name}" for name in ("docs/figures.json", "docs/*.png", "README.md")]
 
 
 class Run(NamedTuple):
@@ -147,7 +150,8 @@ RUNS = {
         },
     ),
     "training": Run(
-        "synkhronos bench training --rule sgd --plain-graphs --seconds 5 --plot docs/training.png",
+        "synkhronos bench training --rule sgd --plain-graphs --seconds 5 --plot docs/training.png "
+        "--json training.json",
         _speedups("mlp", "cnn", "resnet"),
     ),
     "training_small": Run(
@@ -295,7 +299,7 @@ def measure(args, report):
     if unknown:
         raise frame.Refused(f"no run {sorted(unknown)[0]!r}; there are: {', '.join(RUNS)}")
     pages = runpy.run_path(str(ROOT / "docs" / "figures.py"))
-    commit = _printed_by(["git", "rev-parse", "--short", "HEAD"])
+    commit = _printed_by(["git", "log", "-1", "--format=%h", "--", ".", *_WRITTEN])
     kept, begin = [], time.monotonic()
     for name in args.names or RUNS:
         run, before = RUNS[name], pages["read"]().get(name, {})
@@ -332,14 +336,17 @@ def _entry(name, run, commit, args):
     if done.returncode:
         raise frame.Failed(f"exit status {done.returncode}")
     found = json.loads(results.read_text()) if run.numbers else {}
-    numbers = {key: rounded(value(found)) for key, value in run.numbers.items()}
+    try:
+        numbers = {key: rounded(value(found)) for key, value in run.numbers.items()}
+    except (LookupError, StopIteration):
+        raise frame.Failed("a system that the pages quote was not measured") from None
     entry = {
         "command": run.command,
         "date": datetime.date.today().isoformat(),
         "commit": commit,
         "machine": _printed_by([python, "-c", _MACHINE]),
     }
-    if args.busy_ok:
+    if args.busy_ok or found.get("busy_cores_during", 0) > load.BUSY_CORES:
         entry["busy"] = True
     if numbers:
         entry["numbers"] = numbers
@@ -371,7 +378,7 @@ def _line(run, python, busy_ok, results, peer):
     line = [python, *(others.get(word, word) for word in line)]
     line = [peer if word == "PATH" else word for word in line]
     line += ["--busy-ok"] * (busy_ok and run.looks)
-    return line + ["--json", str(results)] * bool(run.numbers)
+    return line + ["--json", str(results)] * (bool(run.numbers) and "--json" not in line)
 
 
 def _results_of(name):
