@@ -53,9 +53,9 @@ def table(runs):
     """
     machines = list(dict.fromkeys(run["machine"] for run in runs.values()))
     rows = [
-        (run["command"], run["date"] + ", busy" * ("busy" in run),
+        (name, f"``{run['command']}``", run["date"] + ", busy" * ("busy" in run),
          run.get("commit", "by hand"), str(1 + machines.index(run["machine"])))
-        for run in runs.values()
+        for name, run in runs.items()
     ]  # fmt: skip
     return rows, machines
 
@@ -94,10 +94,9 @@ def setup(app):
         def run(self):
             self.state.document.settings.env.note_dependency(str(FILE))
             rows, machines = table(runs)
-            text = [".. list-table::", "   :header-rows: 1", "   :widths: 62 18 12 8", ""]
-            for row in [("command", "date", "commit", "machine"), *rows]:
-                command, *others = row if row[0] == "command" else (f"``{row[0]}``", *row[1:])
-                text += [f"   * - {command}", *(f"     - {each}" for each in others)]
+            text = [".. list-table::", "   :header-rows: 1", "   :widths: 16 48 16 10 10", ""]
+            for first, *others in [("run", "command", "date", "commit", "machine"), *rows]:
+                text += [f"   * - {first}", *(f"     - {each}" for each in others)]
             for n, machine in enumerate(machines, 1):
                 text += ["", f"Machine {n}: {machine}."]
             found = nodes.Element()
