@@ -57,7 +57,7 @@ class Run(NamedTuple):
     looks : bool
         Whether it refuses to run beside other programs.
     left_out : str
-        Of the lines in whose place dots are shown; a regular expression.
+        Of what dots stand for; a regular expression.
     by_name : bool
         Whether it is measured only if it is named.
     peer : str
@@ -258,7 +258,26 @@ RUNS = {
         host="samplers",
     ),
     "digits": Run(
-        "python demos/train_digits.py --ranks 2", looks=False, left_out=r"epoch +([4-9]|1.|2[0-8]) "
+        "python demos/train_digits.py --ranks 2",
+        looks=False,
+        left_out=r"^epoch +4 .*?(?=^epoch +29 )",
+    ),
+    "lasagne": Run(
+        "python demos/lasagne_mnist/run_lasagne_demos.py --ranks 2 --model custom_mlp:2,800,0,0 "
+        "--data digits --plot docs/lasagne_curves.png",
+        looks=False,
+        left_out=r"^Epoch 2 of.*?(?=^Final)|^\$ train_mnist_cpu.*?(?=^custom_mlp:\S+ minibatches)",
+    ),
+    "resnet": Run(
+        "python demos/resnet/train_resnet.py --ranks 2 --synchronized --depth 8 --examples 512 "
+        "--epochs 4 --plot docs/resnet_curves.png",
+        looks=False,
+        left_out=r"^Epoch:  2.*?(?=^Epoch:  4)|(?<=minibatches of 64\n).*?(?=^ +examples/s)",
+    ),
+    "keras": Run(
+        "python demos/keras_mnist.py --ranks 2 --data digits",
+        looks=False,
+        left_out=r"^Epoch 3/10.*?(?=^Epoch 10/10)|^serial Keras, 1 thread\nTrain.*?(?=^ +ms/minib)",
     ),
     "machines": Run(
         f"{_ON_HOSTS} --ranks 2 --rate 100mbit 2 bench machines --threads-per-rank 1 "
@@ -396,18 +415,14 @@ def rounded(value):
 
 
 def shortened(text, left_out):
-    """Return the lines of a text, with dots for those that an expression finds.
+    """Return the lines of a text, with dots for what an expression finds.
 
-    >>> shortened("one\\ntwo\\nthree\\n", "t")
-    ['one', '...']
+    >>> shortened("one\\ntwo\\nthree\\nfour\\n", "^two.*?(?=^four)")
+    ['one', '...', 'four']
     """
-    lines = []
-    for line in text.strip("\n").split("\n"):
-        if not (left_out and re.match(left_out, line)):
-            lines.append(line.rstrip())
-        elif lines[-1] != "...":
-            lines.append("...")
-    return lines
+    if left_out:
+        text = re.sub(left_out, "...\n", text, flags=re.DOTALL | re.MULTILINE)
+    return [line.expandtabs().rstrip() for line in text.strip("\n").split("\n")]
 
 
 def _printed_by(line):
