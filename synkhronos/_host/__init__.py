@@ -149,6 +149,7 @@ MODULES = {
     },
     "{host}.devices": {
         "refuse_open_device": "Raise SessionError if this process has opened a device.",
+        "require_open_device": "Raise unless the library has opened a device at its import.",
         "import_device_backend": "Import the library that opens devices, or raise ImportError.",
         "open_device": "Open the device of this rank.",
         "device_context": "Return the context of the open device, None for none.",

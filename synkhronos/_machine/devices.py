@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import glob
 import importlib.util
+import json
 import logging
 import math
 import operator
@@ -331,8 +332,11 @@ def _check_n_parallel(n_parallel: object) -> int | None:
 
 def _check_devices(devices: object) -> tuple[str, ...]:
     if not isinstance(devices, (list, tuple)):
+        names = devices.split(",") if isinstance(devices, str) else []
+        if not names or not all(map(DEVICE_NAME.fullmatch, names)):
+            names = ["cpu", "cpu"]
         raise TypeError(
-            f'devices must be a list of names, such as ["cpu", "cpu"], got {devices!r}.'
+            f"devices must be a list of names, such as {json.dumps(names)}, got {devices!r}."
         )
     for name in devices:
         if not isinstance(name, str):

@@ -38,9 +38,13 @@ def main(argv: Sequence[str]) -> int:
         return 1
     group.patience = job.options["patience"]
     _prepare(job, rank)
+    from synkhronos import _host
     from synkhronos.rules.run import Interrupted
 
     try:
+        device = _device_of(job, rank)
+        if device != "cpu":
+            _host.require_open_device(device)
         status = _train(job, group, interrupted)
     except Interrupted:
         status = INTERRUPTED
@@ -77,10 +81,7 @@ def _set_environment(job, rank, n_here):
     cores = job.cores[rank] if job.cores else None
     if cores:
         os.sched_setaffinity(0, cores)
-    device = job.devices[rank] if rank < len(job.devices) else "cpu"
-    if device == "none" or is_server(job, rank):
-        device = "cpu"  # a server computes on the host
-    os.environ[_FLAGS] = flags(os.environ.get(_FLAGS, ""), device)
+    os.environ[_FLAGS] = flags(os.environ.get(_FLAGS, ""), _device_of(job, rank))
     os.environ.setdefault("KERAS_BACKEND", "theano")  # parameters are Theano's shared variables
     usable = len(os.sched_getaffinity(0))
     threads = usable if cores else max(1, usable // max(1, n_here))
@@ -92,6 +93,12 @@ def _set_environment(job, rank, n_here):
     os.environ["SYNKHRONOS_SEED"] = str(job.options["seed"])
     # What a data class adds to seeds that all ranks share.
     os.environ["SYNKHRONOS_STREAM"] = "0" if job.rule in TOGETHER else str(rank)
+
+
+def _device_of(job, rank):
+    device = job.devices[rank] if rank < len(job.devices) else "cpu"
+    # A server computes on the host.
+    return "cpu" if device == "none" or is_server(job, rank) else device
 
 
 def is_server(job: Job, rank: int) -> bool:

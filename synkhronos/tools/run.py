@@ -134,7 +134,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     }
     try:
         synk.fork(**given)
-    except (TypeError, ValueError, ImportError, synk.SessionError) as error:
+    except (TypeError, ValueError, ImportError, RuntimeError) as error:  # a rank's, too
         print(f"can't start the ranks: {error}", file=sys.stderr)
         return 2
     Current.session.is_of_run, Current.of_run = not options.parallel, given

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.running import python
 
 from synkhronos._machine import devices as _devices
 from synkhronos._machine.devices import default_threads, get_n_gpu, probe, resolve, usable_cores
@@ -65,6 +66,8 @@ NO_NAME = "is not the name of a device, such as 'cpu'"
             ({"devices": wrong}, TypeError, r"devices must (be a list of|hold) names")
             for wrong in ("cpu,cpu", 2, {"cpu": 1}, ["cpu", None])
         ],
+        ({"devices": "cuda0"}, TypeError, r'such as \["cuda0"\], got'),
+        ({"devices": "2"}, TypeError, r'such as \["cpu", "cpu"\], got'),
         *[
             ({"devices": [wrong]}, ValueError, NO_NAME)
             for wrong in ("gpu0", "cuda-1", "opencl0", "cpu0", "")
@@ -285,3 +288,21 @@ print(bool(node.op.c_code_cache_version_apply(node)))
 @needs_pygpu
 def test_reductions_for_cuda_have_a_version_so_that_the_cache_keeps_them(script):
     assert script(FAKE_DEVICE).stdout.split() == ["False", "True"]
+
+
+@needs_pygpu
+@pytest.mark.parametrize(
+    "arguments, flags, status, said",
+    [
+        (["run", "--devices", "opencl99:0", "file.py"], "", 2, "can't start the ranks: Rank 0"),
+        (["run", "-n", "1", "file.py"], "device=opencl99:0", 2, "can't start the ranks: THEANO_FL"),
+        (["rule", "BSP", "--devices", "opencl99:0", "file.py", "Model"], "", 1, "Error: The"),
+    ],
+)
+def test_no_command_computes_on_the_cpu_for_a_device_that_can_not_be_opened(
+    tmp_path, arguments, flags, status, said
+):
+    (tmp_path / "file.py").write_text("print('begun')\nclass Model: ...\n")
+    done = python("-m", "synkhronos", *arguments, cwd=tmp_path, THEANO_FLAGS=flags)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr and "opencl99:0" in done.stderr and "begun" not in done.stdout

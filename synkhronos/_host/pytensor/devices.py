@@ -21,6 +21,11 @@ def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> 
     import_device_backend()
 
 
+def require_open_device(device: str) -> None:
+    """Raise ImportError, as `import_device_backend`."""
+    import_device_backend()
+
+
 def device_context():
     """Return None: no device is open."""
     return None

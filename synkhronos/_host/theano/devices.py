@@ -43,6 +43,22 @@ def refuse_open_device() -> None:
             "theano.gpuarray.use, or by an earlier session on devices. Start again with the flags "
             "device=cpu,force_device=True: Synkhronos opens the device of each rank by itself."
         )
+    wanted = "cpu" if backend is None else backend.config.device
+    if wanted != "cpu":
+        raise SessionError(
+            f"THEANO_FLAGS or .theanorc has device={wanted}, which Theano could not open: it has "
+            "printed why, and computes on the CPU. `synkhronos info` says what is missing. Start "
+            "again with device=cpu: Synkhronos opens the device of each rank by itself."
+        )
+
+
+def require_open_device(device: str) -> None:
+    """Raise unless Theano has opened this device, which its flags name, when it was imported."""
+    if device not in import_device_backend().init_dev.devmap:
+        raise RuntimeError(
+            f"The device {device} can't be opened: Theano has printed why. `synkhronos info` "
+            "counts the devices, and says what is missing."
+        )
 
 
 def import_device_backend():

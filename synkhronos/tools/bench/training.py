@@ -285,7 +285,10 @@ def stepping(form, where, job):
         if isinstance(where, list):
             if job.one_core:
                 os.sched_setaffinity(0, cores_of(len(where)))
-            synk.fork(devices=where)  # before the network is made, so that its values are there
+            try:
+                synk.fork(devices=where)  # before the network is made, so that its values are there
+            except (ImportError, RuntimeError) as error:
+                sys.exit(str(error))  # such as of a device that can't be opened
             stack.callback(synk.close)
         else:
             stack.enter_context(threadpool_limits(where))
