@@ -74,7 +74,8 @@ class Replica:
             try:
                 outputs = self._run_slices(worker, request, rows)
             except (ValueError, IndexError, AssertionError) as error:
-                _explain(error, worker.rank, computed, request)
+                if _may_be_of_rows(error, computed, request):
+                    self._explain(worker, error, computed, request)
                 raise
         worker.gate.report_rows(-1 if idle else computed or 1)
         return worker.results.hand_over(
@@ -241,6 +242,44 @@ class Replica:
             pairs.append((variable, taken))
         return pairs
 
+    def _explain(self, worker, error, mine, request):
+        """Add to an error what this rank's number of rows has to do with it."""
+        rows, n_slices = request.rows, request.num_slices
+        if n_slices == 1 and self._fails_with_all_rows(worker, error, request):
+            shapes = ", ".join(str(tuple(ref.shape)) for ref in request.inputs)
+            add_advice(
+                error,
+                f"It is not of the ranks: one process with all {count(rows, 'row')} raises it, "
+                f"too. The inputs of this call have the shapes {shapes}.",
+            )
+            return
+        slices = f", in {n_slices} slices" if n_slices > 1 else ""
+        several = request.kinds.count(WHOLE) < len(request.kinds) - 1
+        whole = " An input that each rank needs whole belongs in bcast_inputs." if several else ""
+        add_advice(
+            error,
+            f"Rank {worker.rank} had {mine} of the {count(rows, 'row')} of this call{slices}. If "
+            "the graph has a fixed number of rows, such as a batch size, write x.shape[0] of a "
+            "scattered input x in its place; in a reshape also -1. If the rows of x are on axis 1, "
+            f"give the function axes={{x: 1}}.{whole}",
+        )
+
+    def _fails_with_all_rows(self, worker, error, request):
+        """Return whether the master, if it is rank 0, raises the same with the rows of all ranks.
+
+        Errors of rank 0 are those that the user sees, and one rank has memory for a serial call.
+        """
+        if not worker.is_master or worker.rank or self.description.sliceables:
+            return False
+        function = self.variants[PLAIN]
+        try:
+            arguments = self._arguments(worker, request, range(request.rows))
+            with _host.on_copies(_host.shared_variables(function)):
+                _host.run(function, arguments, request.output_subset)
+        except raised_here(Exception) as again:
+            return type(again) is type(error)
+        return False
+
     def _buffer(self, slot, rows, array, axis=0):
         """Return the buffer for a copy of rows of an array: one piece of memory.
 
@@ -260,27 +299,19 @@ def unpack(worker, selection):
     return selection if isinstance(selection, range) else worker.fetch(selection)
 
 
-def _explain(error, rank, mine, request):
-    """Add to an error about shapes how many of the rows this rank had."""
+def _may_be_of_rows(error, mine, request):
+    """Return whether an error may be of this rank having `mine` of the rows only."""
     rows, n_slices = request.rows, request.num_slices
     if rows is None or (mine == rows and n_slices == 1):
-        return
+        return False
     try:
         message = str(error).partition("\nApply node")[0]  # Theano adds shapes to every message
     except raised_here(Exception):  # of a class of the user
-        return
+        return False
     if not isinstance(error, AssertionError) and not _ABOUT_SHAPES.search(message):
-        return
-    if "out of bounds" in message and n_slices == 1 and f"size {mine}" not in message:
-        return  # an index into an array that does not have this rank's rows
-    slices = f", in {n_slices} slices" if n_slices > 1 else ""
-    add_advice(
-        error,
-        f"Rank {rank} had {mine} of the {count(rows, 'row')} of this call{slices}. If the graph "
-        "has a fixed number of rows, such as a batch size, write x.shape[0] of a scattered input x "
-        "in its place; in a reshape also -1. If the rows of x are on axis 1, give the function "
-        "axes={x: 1}.",
-    )
+        return False
+    # Else it is an index into an array that does not have this rank's rows.
+    return "out of bounds" not in message or n_slices > 1 or f"size {mine}" in message
 
 
 def _is_forward(rows):

@@ -227,6 +227,17 @@ def test_errors_about_shapes_say_how_many_rows_the_rank_had(ranks, name):
     assert "rows of this call" not in str(caught.value)
 
 
+def test_errors_of_other_axes_than_that_of_rows_say_so(ranks):
+    total, y, v = theano.shared(0.0), T.dmatrix("y"), theano.shared(np.ones(3))
+    f = function([X, y], (T.dot(X, v) + y.sum(axis=1), "gather"), updates=[(total, total + 1)])
+    with pytest.raises(WorkerError, match=r"not of the ranks.* 12 .*shapes \(12, 4\), \(12, 2\)\."):
+        f(np.ones((12, 4)), np.ones((12, 2)))
+    assert total.get_value() == 0
+    f = function([X, y], (T.dot(X, y), "gather"))
+    with pytest.raises(WorkerError, match=r"had .* of the 12 rows .* belongs in bcast_inputs\."):
+        f(np.ones((12, 12)), np.ones((12, 2)))
+
+
 def test_other_errors_say_nothing_of_rows(ranks):
     i = T.lvector("i")
     for call in (
