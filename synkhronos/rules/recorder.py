@@ -404,7 +404,8 @@ def read(path: Any) -> dict[str, list[list[float]]]:
     """
     path = Path(os.fspath(path))
     if not path.is_file():
-        raise FileNotFoundError(f"No recorder file {path}: a run writes inforec/{FILE}.")
+        what = f"{path} is a folder" if path.is_dir() else f"There is no file {path}"
+        raise FileNotFoundError(f"{what}, and no file of a recorder: a run writes inforec/{FILE}.")
     found = plain_pickles.load(path.read_bytes(), str(path))
     if not isinstance(found, dict) or not set(COLUMNS) & set(found):
         raise ValueError(f"{path} is no recorder's file: it has none of {', '.join(COLUMNS)}.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from synkhronos import _wording
-from synkhronos.launch.where import NO_DEVICE, Place, by_host, find_places
+from synkhronos.launch.where import NO_DEVICE, Place, by_host, find_places, is_here
 from synkhronos.rules import modelfile as _modelfile
 from synkhronos.rules import options as _options
 from synkhronos.rules.job import Job
@@ -123,6 +123,9 @@ def make(
     of_launcher = _options.check_launcher(**own)
     places = find_places(devices, hosts=hosts, hostfile=hostfile)
     _check_together(rule, options, places)
+    resume, are_here = options["resume"], all(is_here(place.host) for place in places)
+    if isinstance(resume, str) and are_here and not os.path.exists(resume):
+        raise FileNotFoundError(f"resume: there is no snapshot {resume!r} in {os.getcwd()}.")
     if settings is not None and not isinstance(settings, dict):
         raise TypeError(
             f"settings must be a dict of the model's settings, got {_wording.shown(settings)}."

@@ -163,6 +163,7 @@ def test_ranks_are_bound_without_a_gpu_or_ssh(dry_run):
         (["BSP", "--devices", "cpu", "model.py", "Model", "--set", "x"], "NAME=VALUE"),
         (["BSP", "--devices", "cpu", "Model", "--resume", "model.py"], "MODELCLASS"),
         (["BSP", "--devices", "cpu", "a", "M", "x", "--resume", "m.py"], "--resume at the end"),
+        (["BSP", "--devices", "cpu", "--resume", "no.npz", "model.py", "Model"], "no snapshot 'no"),
         (["BPS", "--devices", "cpu", "model.py", "Model"], "invalid choice: 'BPS'"),
         (["BSP", "--devices", "cpu", "model.py", "Model", "--mpirun-args='"], "No closing quota"),
     ],

@@ -310,7 +310,7 @@ def test_files_of_others_are_refused(tmp_path, content, said):
     (tmp_path / "inforec.pkl").write_bytes(content)
     with pytest.raises(ValueError, match=said):
         silent(40).load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="No recorder file"):
+    with pytest.raises(FileNotFoundError, match="There is no file"):
         recorder.read(tmp_path / "none.pkl")
 
 

@@ -387,6 +387,7 @@ def test_sizes_and_names_are_parsed():
         (["--one-core-each", "--ranks", "1,9999"], "--one-core-each: 9999 ranks, but only "),
         (["--one-core-each", "--devices", "cuda0"], "--one-core-each is for CPU ranks"),
         (["--plot", "no/such/a.png"], "--plot can't write no/such/a.png: no/such is no folder"),
+        (["--json", "."], "--json can't write .: it is a folder; name a file"),
         (["--json", "no/such/a.json"], "--json can't write no/such/a.json: no/such is no folder"),
     ],
 )

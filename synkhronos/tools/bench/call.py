@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -87,6 +88,7 @@ class Echo:
         self._here.recv_bytes()
 
     def _answer(self, connection):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the benchmark
         self._here.close()
         while connection.recv_bytes() != b"":
             connection.send_bytes(b"x")

@@ -119,7 +119,9 @@ def check_picture(option, file):
 
 def _check_folder(option, file):
     folder = Path(file).parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)) or Path(file).is_dir():
+    if Path(file).is_dir():
+        raise Refused(f"{option} can't write {file}: it is a folder; name a file")
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise Refused(f"{option} can't write {file}: {folder} is no folder to write to")
 
 
