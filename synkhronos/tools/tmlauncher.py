@@ -28,17 +28,26 @@ variable SYNKHRONOS_RULE_DEVICES names other devices for a file that stays as it
 
 from __future__ import annotations
 
+import signal
+
+# As in `synkhronos.__main__`: a Ctrl-C in the imports leaves no traceback.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
 from synkhronos import _wording
-from synkhronos.launch import where
+from synkhronos.launch import INTERRUPTED, where
 from synkhronos.rules import cfg
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
 from synkhronos.tools import rule as _rule
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _NAMES = {
     "cfg": "cfg", "config": "cfg", "file": "modelfile", "modelfile": "modelfile",
@@ -104,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TypeError, ValueError, OSError) as error:
         print(f"tmlauncher: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     for note in answers.notes:
         print(f"tmlauncher: {note}", file=sys.stderr)
     again = [word for word in line if not word.lstrip("-").startswith("resume")]
