@@ -484,9 +484,10 @@ class Function:
 
     def __reduce__(self):
         raise TypeError(
-            f"{self} can't be pickled or copied: it belongs to this session. Pickle the expressions"
-            " that it was made of, and call function() again where they are loaded. Its copy() "
-            "makes a copy in this session."
+            f"{self} can't be pickled or copied: it belongs to this session. Call it here, not in a"
+            " pool of processes: its ranks share the work. To keep it, pickle the expressions that "
+            "it was made of, and call function() again where they are loaded; its copy() makes a "
+            "copy in this session."
         )
 
     def __str__(self):

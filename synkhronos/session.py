@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import threading
 from typing import Iterator, Optional, Sequence, Union
 
@@ -25,7 +26,7 @@ from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._session.current import Current as _Current
 from synkhronos._session.current import current
 from synkhronos._session.session import Session
-from synkhronos._wording import count, shown, truth, whole_number
+from synkhronos._wording import advise, count, shown, truth, whole_number
 from synkhronos.comm.mpi import job
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import SessionError
@@ -148,6 +149,12 @@ def fork(
         names = resolve(n_parallel, use_gpu, devices)
         _host.refuse_open_device()
         n_here = len(names)
+        if _runs_script_again():
+            advise(
+                "fork() is called at the top of a script that multiprocessing runs again in each "
+                f"process that it starts: each begins a session of {count(n_here, 'rank')}. Write "
+                'if __name__ == "__main__": before synkhronos.fork() and what follows.'
+            )
         if n_here > 1 or _Current.link is not None:
             check_sharing()
         if set(names) != {"cpu"}:
@@ -215,6 +222,16 @@ def session_of_leaders() -> Iterator[job.Layout]:
     finally:
         if _Current.session is begun:
             close()
+
+
+def _runs_script_again():
+    """Return whether multiprocessing runs the script, up to this call, in a process it started."""
+    frame = sys._getframe() if "__mp_main__" in sys.modules else None
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _begin(plan, n_here, make):

@@ -88,6 +88,11 @@ class Session:
             self.release()
             raise
 
+    def __reduce__(self):
+        raise TypeError(
+            "A session can't be pickled or copied: its workers are children of this process."
+        )
+
     def begin(self) -> None:
         """Wait until all ranks have started and opened their devices."""
         self.pids = self.ask(commands.Ready())

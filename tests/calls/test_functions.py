@@ -206,9 +206,11 @@ def test_repr_and_str(ranks):
 def test_a_copy_is_refused_in_words(ranks, copy_of):
     f = function([], theano.shared(1.0), name="one")
     with pytest.raises(
-        TypeError, match=r"Function 'one' can't be pickled or copied: .*function\(\)"
+        TypeError, match=r"Function 'one' can't be pickled or copied: .*pool of .*function\(\)"
     ):
         copy_of(f)
+    with pytest.raises(TypeError, match="A session can't be pickled or copied"):
+        copy_of([f._session])
     assert f() == 1
 
 

@@ -88,6 +88,22 @@ def test_processes_started_anew_have_sessions_of_their_own(script, kind, before)
     assert done.stderr == ""
 
 
+AGAIN = """
+import multiprocessing, synkhronos as synk
+synk.fork(1)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=print, args=("child",))
+    child.start()
+    child.join()
+"""
+
+
+def test_a_script_that_children_run_again_is_told_what_guards_it(script):
+    done = script(AGAIN)
+    assert done.stdout == "child\n"
+    assert done.stderr.count("PortingWarning") == 1 and '__name__ == "__main__":' in done.stderr
+
+
 # IPython.
 
 LINES = """
