@@ -1,9 +1,14 @@
-"""The pages of docs/: each is in one group of the sidebar."""
+"""The pages of docs/: each is in one group of the sidebar, and what they name is there."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+import synkhronos
+from synkhronos import parameter_server, resuming
+from synkhronos.__main__ import main
+from synkhronos.extensions import train, update_rules
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -20,3 +25,20 @@ def test_the_sidebar_has_each_page_once():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_readme_links_to_each_page(page):
     assert f"](docs/{page}.rst)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_our_names_in_the_cheat_sheet_are_there(capsys):
+    text = (DOCS / "cheat_sheet.rst").read_text(encoding="utf-8")
+    ours = re.findall(r"\n     - (.*)(?=\n\n|\n   \*|$)", text)  # the last column of each row
+    homes = {"synk": synkhronos, "train": train, "update_rules": update_rules}
+    homes.update(ps=parameter_server, store=parameter_server.Store, state=resuming.RunState)
+    names = re.findall(rf"\b({'|'.join(homes)})\.(?!py\b)(\w+)", "\n".join(ours))
+    assert len(names) > 40
+    assert [name for home, name in names if not hasattr(homes[home], name)] == []
+    for command in ("launch", "run"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        options = re.findall(rf"``synkhronos {command} (.*?)``", text)
+        options = [each for line in options for each in re.findall(r"--[\w-]+", line)]
+        printed = capsys.readouterr().out
+        assert options and [each for each in options if each not in printed] == []

@@ -31,6 +31,7 @@ SUITES = [
     "tests/faults",
     "tests/host",
     "tests/likelihood",
+    "tests/docs/test_examples.py",
     "tests/docs/test_libraries_page.py",
     "tests/docs/test_readme.py",
     "tests/session/test_resuming.py",
