@@ -31,6 +31,17 @@ html_title = f"Synkhronos {release}"
 html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["widths.css"]
+templates_path = ["templates"]
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 
 autodoc_member_order = "bysource"
 autodoc_mock_imports = [
