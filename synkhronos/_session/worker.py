@@ -74,6 +74,7 @@ class Worker:
         else:
             is_first = kind(self.device) not in map(kind, self.devices[: self.rank])
             _host.open_device(self.device, self.rank, self.threads, is_first)
+        self.gate.introduce(self.device)
         log.info(
             "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
         )

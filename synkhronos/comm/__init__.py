@@ -138,6 +138,9 @@ class Gate(ABC):
         """Return the name of the machine that a rank is on; None if that is this process's."""
         return None
 
+    def introduce(self, device: str) -> None:  # noqa: B027 - one rank alone is not watched
+        """Say which rank this process is, on which device, to `synkhronos top`."""
+
     def check_alive(self, milliseconds: int = 0) -> None:  # noqa: B027 - one rank alone is
         """Raise WorkerDied if a worker is gone, or goes in that time; on workers, do nothing."""
 

@@ -69,6 +69,9 @@ class Group(ABC):
     losses: dict[int, str]
     patience: float = 600.0
 
+    def introduce(self, device: str) -> None:  # noqa: B027 - one rank alone is not watched
+        """Say what this process is, and on which device, to `synkhronos top`."""
+
     @abstractmethod
     def barrier(self) -> None:
         """Wait until all ranks are here.

@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     if group.size != len(job.devices):
         sys.stderr.write(f"{group.size} processes were started for {len(job.devices)} ranks\n")
         return 1
+    group.introduce(job.devices[group.rank])
     group.patience = job.options["patience"]
     _prepare(job, rank)
     from synkhronos import _host

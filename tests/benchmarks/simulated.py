@@ -396,7 +396,7 @@ class Leader:
         n = self.cluster.n_machines
         if len(self.cluster.done) == n - 1:
             names = tuple(f"node{number:04}" for number in range(n))
-            plan = Plan(1, (1,) * n, names, ("cpu",) * n, 0, None, False, False)
+            plan = Plan(1, (1,) * n, names, ("cpu",) * n, 0, None, False, False, 0)
             self.tell(None, ("plan", plan))
             self.cluster.ready.add(0)
 

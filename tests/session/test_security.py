@@ -126,11 +126,11 @@ def test_all_that_a_session_opens_is_for_its_user(two_ranks):
         for number in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{number}"
             name = os.readlink(path) if os.path.lexists(path) else ""
-            if name.startswith(("pipe:", "/dev/shm/")):
+            if name.startswith(("pipe:", "/dev/shm/", "/memfd:synkhronos")):
                 status = os.stat(path)
                 assert status.st_uid == os.geteuid(), name
                 assert stat.S_IMODE(status.st_mode) == 0o600, name
-                assert name.startswith("pipe:") or status.st_nlink == 0, name
+                assert name.startswith(("pipe:", "/memfd:")) or status.st_nlink == 0, name
                 opened += 1
     assert opened > 10
 

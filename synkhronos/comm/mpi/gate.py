@@ -16,6 +16,7 @@ decide which all-reduces of the call go on: see `synkhronos.comm.mpi.reductions`
 call when none is under way.
 """
 
+import os
 import select
 
 from synkhronos._machine.interrupts import interrupts_held
@@ -59,6 +60,7 @@ class GateOfMachines(Gate):
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
         self._is_worker = False
+        self._name = f"{plan.hosts[0]}:{plan.pid}:{plan.session}"  # as no other session's
         # Whether the carriers are deciding about a reduction: until then the ranks here stay.
         self._is_deciding = False
         self._held = ()  # not empty when a Ctrl-C has come that is held
@@ -105,6 +107,18 @@ class GateOfMachines(Gate):
         """End every wait of this process when a worker of this machine ends."""
         self.local.watch(rank - self.first, process)
         self._poll.register(process.sentinel, select.POLLIN)
+
+    def introduce(self, device):
+        """Say which rank this process is, on which device, in which session."""
+        is_master = self.rank == self.master_rank
+        self.local.label(
+            rank=self.rank,
+            of=self.n_ranks,
+            device=device,
+            pid=os.getpid(),
+            role="master" if is_master else "worker",
+            session=self._name,
+        )
 
     def become_worker(self, rank):
         """Take the place of `rank`, in its own process, right after the fork."""
@@ -294,7 +308,8 @@ class GateOfMachines(Gate):
                 return
             if in_call and self._left:
                 self._check_not_left()
-            ready = self._poll.poll(1000 * look_seconds)
+            with self.local.elsewhere():
+                ready = self._poll.poll(1000 * look_seconds)
             if any(fd != self.link.channel.fileno() for fd, _ in ready):
                 self.check_alive()
             if not ready:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import os
 import pickle
 import time
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -129,6 +130,10 @@ class MachinesGroup(Group):
         self._under_way: collections.Counter[int] = collections.Counter()  # by receiver elsewhere
         self._taken: int | None = None  # the sender elsewhere whose arrays `receive` has returned
         self._plans: dict[tuple[int, str], list] = {}
+
+    def introduce(self, device: str) -> None:
+        """Say what this process is, and on which device."""
+        self._local.label(rank=self.rank, of=self.size, device=device, pid=os.getpid())
 
     @property
     def _carrier(self):

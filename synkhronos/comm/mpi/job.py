@@ -4,6 +4,7 @@ import bisect
 import functools
 import hashlib
 import itertools
+import os
 import platform
 import socket
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class Plan:
     threads: Optional[int]
     profile: bool
     compress: bool
+    pid: int  # of the master
 
     def layout(self, machine):
         """Return the layout as one machine sees it."""
@@ -161,6 +163,7 @@ def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Pl
         threads,
         profile,
         compress,
+        os.getpid(),
     )
 
 

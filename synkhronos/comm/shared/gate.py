@@ -18,6 +18,7 @@ is the next.
 `tests/gate/test_gate.py` stops a rank before each of its loads and stores.
 """
 
+import contextlib
 import fcntl
 import os
 import pickle
@@ -41,6 +42,7 @@ from synkhronos.comm.shared.gate_memory import (
     SEQUENCE,
     SLOT,
     Memory,
+    make_file,
     make_wake_pipes,
 )
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings, write
@@ -62,7 +64,10 @@ class SharedGate(Meetings, Gate):
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
         Gate.__init__(self, n_ranks, master_rank)
-        memory = Memory(n_ranks)
+        self._files = []  # none, where Python or the system makes no files of this kind
+        with contextlib.suppress(AttributeError, OSError):
+            self._files.append(make_file(n_ranks))
+        memory = Memory(n_ranks, *self._files)
         self._mailbox, self._replies = memory.mailbox, memory.replies
         # No rank writes to it. The master alone holds the write end, so its end of file is the
         # master's death.
@@ -70,7 +75,7 @@ class SharedGate(Meetings, Gate):
         try:
             wake_pipes = make_wake_pipes(n_ranks)
         except OSError:
-            self._close_all(self._life_pipe)
+            self._close_all([*self._life_pipe, *self._files])
             raise
         Meetings.__init__(self, memory, wake_pipes, master_rank, n_ranks, spin)
         self._deaths = select.poll()
@@ -107,6 +112,11 @@ class SharedGate(Meetings, Gate):
         else:
             with recorder.span("meet"):
                 self._meet()
+
+    def introduce(self, device: str) -> None:
+        """Say which rank this process is, on which device."""
+        role = "master" if self.rank == self.master_rank else "worker"
+        self.label(rank=self.rank, of=self.n_ranks, device=device, pid=os.getpid(), role=role)
 
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, right after the fork."""
@@ -264,8 +274,8 @@ class SharedGate(Meetings, Gate):
 
     @property
     def descriptors(self) -> list:
-        """The descriptors of the pipes that all ranks inherit."""
-        return [*self._life_pipe, *self._wake_pipes]
+        """The descriptors of the memory and of the pipes that all ranks inherit."""
+        return [*self._files, *self._life_pipe, *self._wake_pipes]
 
     def close_in_child(self) -> None:
         """Close the write end of the life pipe, in a process that is not the master."""
@@ -276,6 +286,7 @@ class SharedGate(Meetings, Gate):
 
         The memory stays mapped for as long as this object exists.
         """
+        self.label()
         self._close_all(self.descriptors)
 
     @staticmethod

@@ -1,20 +1,30 @@
 """Memory, pipes and locks of a gate: the master makes them, and the workers inherit them.
 
     cells     the master's, then one cache line for each rank: integers, each written by one rank
+    labels    one for each rank, in which it says what it is
     mailbox   the master's new command
     replies   one buffer for each rank: its answer or its error
     boards    one buffer for each rank, in which it tells all others where its arrays are
 
-The memory is an anonymous map, made before the fork. Pages that no rank writes to take no memory.
-It is freed when the last process that has inherited it has ended or dropped it.
+The memory is made before the fork. Pages that no rank writes to take no memory. It is freed when
+the last process that has inherited it has ended or dropped it. `synkhronos top` finds it by its
+name in /proc/<pid>/fd, and reads cells and labels; so the name has a number, which a change of
+these changes.
 """
 
+import ctypes
+import json
 import mmap
 import os
 import threading
+import weakref
+
+import numpy as np
 
 from synkhronos._machine.processes import make_pipe
 
+NAME = "synkhronos-ranks-1"
+LABEL = 256  # bytes for each rank
 MAILBOX = 1 << 20  # bytes
 REPLY = 1 << 16  # bytes for each rank
 BOARD = 1 << 21  # bytes for each rank
@@ -25,11 +35,12 @@ BOARD = 1 << 21  # bytes for each rank
 # long the last such time was (see `spinning`). All ranks write ABORT, CROWDED and PAUSE.
 SEQUENCE, SLOT, LENGTH, ABORT, BEGIN, END, CROWDED, PAUSE = range(8)
 # A rank's cells: the last call that it has finished, the cell that it sleeps for plus one (0 if it
-# is awake), its reply, the rows that it has computed, its last meeting, how far its board is
-# written, and its vote.
+# is awake, ELSEWHERE if it waits for another machine), its reply, the rows that it has computed,
+# its last meeting, how far its board is written, and its vote.
 DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, VOTE = range(8)
 LINE = 8  # cells of a rank, 64 bytes: ranks that write to one cache line slow each other down
 NO_REPLY, ANSWER, ERROR = range(3)
+ELSEWHERE = -1
 
 
 class Memory:
@@ -39,13 +50,16 @@ class Memory:
     ----------
     n_ranks : int
     file : int, optional
-        The descriptor of the memory, for processes that are not forked from one that has it.
+        The descriptor of the memory, of `make_file`: `synkhronos top` sees it while it is open.
     """
 
     def __init__(self, n_ranks: int, file: int = -1):
         size = 8 * LINE * (n_ranks + 1)
-        self._all = memoryview(mmap.mmap(file, self.nbytes(n_ranks)))
+        nbytes = self.nbytes(n_ranks)
+        self._all = memoryview(mmap.mmap(-1, nbytes) if file < 0 else _map(file, nbytes))
         self.cells = self._all[:size].cast("q")
+        self.labels = self._split(size, LABEL, n_ranks)
+        size += LABEL * n_ranks
         self.mailbox = self._all[size : size + MAILBOX]
         self.replies = self._split(size + MAILBOX, REPLY, n_ranks)
         self.boards = self._split(size + MAILBOX + REPLY * n_ranks, BOARD, n_ranks)
@@ -53,10 +67,33 @@ class Memory:
     @staticmethod
     def nbytes(n_ranks: int) -> int:
         """Return the size of the memory for so many ranks."""
-        return 8 * LINE * (n_ranks + 1) + MAILBOX + (REPLY + BOARD) * n_ranks
+        return 8 * LINE * (n_ranks + 1) + MAILBOX + (LABEL + REPLY + BOARD) * n_ranks
 
     def _split(self, begin, length, count):
         return [self._all[begin + length * i : begin + length * (i + 1)] for i in range(count)]
+
+
+def _map(file, nbytes):
+    """Return a map of a file as an array; mmap's would keep a descriptor that can't be closed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    number, size = ctypes.c_int, ctypes.c_size_t
+    libc.mmap.argtypes = ctypes.c_void_p, size, number, number, number, ctypes.c_long
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = ctypes.c_void_p, size
+    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False  # views hold `memory`
+    return np.frombuffer(memory, np.uint8)
+
+
+def make_file(n_ranks: int) -> int:
+    """Return the descriptor of memory for so many ranks: a file without a place."""
+    file = os.memfd_create(NAME, os.MFD_CLOEXEC)
+    os.fchmod(file, 0o600)
+    os.ftruncate(file, Memory.nbytes(n_ranks))
+    return file
 
 
 class Notices:
@@ -66,6 +103,11 @@ class Notices:
 
     def _line(self, rank):
         return LINE * (rank + 1)
+
+    def label(self, **told) -> None:
+        """Say what this rank is, to `synkhronos top`; without a word, that it is no more."""
+        text = json.dumps(told).encode() if told else b""
+        self._labels[self.rank][:] = text[:LABEL].ljust(LABEL, b"\0")
 
     def post_news(self, news: int) -> None:
         """Tell how far this rank's board is written: a larger number with every change."""

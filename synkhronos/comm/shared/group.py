@@ -32,7 +32,7 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
-from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, Memory, make_wake_pipes
+from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, Memory, make_file, make_wake_pipes
 from synkhronos.comm.shared.mail import Mail
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
 from synkhronos.errors import SharedMemoryFull
@@ -60,8 +60,7 @@ class Founding:
         self._size, self._host = size, host or socket.gethostname()
         take_standard_streams()  # the descriptors made here must not be theirs
         allow_descriptors(size)
-        self._memory = os.memfd_create("synkhronos", os.MFD_CLOEXEC)
-        os.ftruncate(self._memory, Memory.nbytes(size))
+        self._memory = make_file(size)
         Memory(size, self._memory).cells[SEQUENCE] = 1  # the one call that all collectives are in
         self._wake_pipes = make_wake_pipes(size)
         members = range(size + has_carrier)
@@ -116,13 +115,14 @@ def join(told: Mapping[str, Any], kind: type[SharedGroup] | None = None) -> Shar
     """Return the group that this process was started for, told its `Founding.place`."""
     rank, size = told["rank"], told["size"]
     memory = Memory(size, told["memory"])
-    os.close(told["memory"])
+    os.set_inheritable(told["memory"], False)
     peers = {int(other): socket.socket(fileno=fd) for other, fd in told["peers"].items()}
     for pipe in told["wake"]:
         os.set_inheritable(pipe, False)
     for each in peers.values():
         each.set_inheritable(False)
-    return (kind or SharedGroup)(rank, memory, told["wake"], peers, told["host"])
+    shared = memory, told["memory"]
+    return (kind or SharedGroup)(rank, *shared, told["wake"], peers, told["host"])
 
 
 class SharedGroup(Meetings, Group):
@@ -132,13 +132,14 @@ class SharedGroup(Meetings, Group):
         self,
         rank: int,
         memory: Memory,
+        file: int,
         pipes: list[int],
         peers: dict[int, socket.socket],
         host: str,
     ):
         self.size = size = len(pipes)
         self.hosts = (host,) * size
-        self.losses = {}
+        self.losses, self._file = {}, file
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
         self._segments = Segments()
         self._mail = Mail(peers, self._segments, self._on_notice, self._on_end)
@@ -155,6 +156,10 @@ class SharedGroup(Meetings, Group):
         super()._take_place()
         for descriptor in self._mail.peers:
             self._poll.register(descriptor, select.POLLIN)
+
+    def introduce(self, device: str) -> None:
+        """Say what this process is, and on which device."""
+        self.label(rank=self.rank, of=self.size, device=device, pid=os.getpid())
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -381,8 +386,8 @@ class SharedGroup(Meetings, Group):
         self._arrays.clear()
         self._plans.clear()
         self._segments.forget_all()
-        for pipe in self._wake_pipes:
-            os.close(pipe)
+        for each in (self._file, *self._wake_pipes):
+            os.close(each)
 
 
 def _half(board, number):

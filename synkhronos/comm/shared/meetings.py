@@ -31,6 +31,7 @@ from synkhronos.comm.shared.gate_memory import (
     ABORT,
     ASLEEP,
     DONE,
+    ELSEWHERE,
     LINE,
     MET,
     SEQUENCE,
@@ -58,7 +59,7 @@ class Meetings(Notices):
 
     def __init__(self, memory, wake_pipes, rank, n_ranks, spin):
         self.rank, self.n_ranks = rank, n_ranks
-        self._cells = memory.cells
+        self._cells, self._labels = memory.cells, memory.labels
         # Each rank writes to its own board before a meeting; all others read it after the meeting.
         self.boards = memory.boards
         self._spinning = Spinning(self._cells, spin)
@@ -116,6 +117,15 @@ class Meetings(Notices):
             else:
                 self._on_end(fd)
         return bool(happened)
+
+    @contextlib.contextmanager
+    def elsewhere(self):
+        """Show in the block, to `synkhronos top`, that this rank waits for another machine."""
+        self._cells[self._asleep] = ELSEWHERE
+        try:
+            yield
+        finally:
+            self._cells[self._asleep] = 0
 
     def _drain(self):
         """Empty the pipe that wakes this rank."""

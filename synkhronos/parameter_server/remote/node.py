@@ -64,7 +64,9 @@ def main(argv: Sequence[str]) -> int:
         wanted = f"{job.n_servers} servers and {job.n_workers} workers"
         sys.stderr.write(f"{group.size} processes were started for {wanted}\n")
         return 1
-    status = (_serve if group.rank < job.n_servers else _move)(group, job)
+    is_server = group.rank < job.n_servers
+    group.introduce("server" if is_server else "mover")
+    status = (_serve if is_server else _move)(group, job)
     group.close(_LEAVE_SECONDS)
     return status
 

@@ -61,6 +61,7 @@ class MPI_GPU_Process:
         kind = MPI_GPU_Process
         if kind._group is None:
             kind._group = membership.join() if membership.place_of(os.environ) else SingleGroup()
+            kind._group.introduce(self.device)
         self.group: Group = kind._group
         self.comm = Comm(self.group)
         self.rank, self.size = self.comm.rank, self.comm.size
