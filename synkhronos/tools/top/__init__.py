@@ -1,0 +1,145 @@
+"""Watch sessions that run: ranks, memory, calls a second, and who waits for whom.
+
+    synkhronos top                            all sessions of this user, each second
+    synkhronos top --wait                     also those that begin later
+    synkhronos top --pid 4711 --interval 5    the session of that process
+    synkhronos top --once                     one table
+    synkhronos top --json --interval 1        an object in each line
+    synkhronos top --hosts node0,node1        on several machines
+
+q or Ctrl-C ends it. It reads what is in shared memory: the ranks do nothing for it. The exit status
+is 1 if there is no session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from typing import Any, Callable, Iterator
+
+from synkhronos.profiling import live
+from synkhronos.tools import launch
+from synkhronos.tools.top import hosts as _hosts
+from synkhronos.tools.top.sampling import Sampler
+
+_NONE = "There is no running session of this user with several ranks; --wait waits for one."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command to a parser."""
+    launch.add_hosts_arguments(parser, "watch on each of these machines, such as node0,node1")
+    launch.add_mpirun_arguments(parser)
+    parser.add_argument("--pid", type=int, help="watch the session of this process alone")
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=_interval,
+        help="time between two tables (default: 1); where no terminal is, it prints one after the "
+        "other, and without it only one",
+    )  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="print one table and end")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for a session, at first and after its end"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON objects, one in a line")
+    parser.set_defaults(run=main)
+
+
+def _interval(text):
+    with contextlib.suppress(ValueError):
+        if 0.1 <= (seconds := float(text)) <= 3600:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, 0.1 to 3600")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Watch until the sessions end, or the user ends it; return the exit status."""
+    is_terminal = sys.stdout.isatty() and not options.json and not options.once
+    is_once = options.once or (options.interval is None and not is_terminal)
+    try:
+        with contextlib.ExitStack() as stack:
+            if options.hosts is None and options.hostfile is None:
+                sampler: Any = Sampler(options.pid)
+            else:
+                sampler = stack.enter_context(_hosts.Hosts(options))
+            show = stack.enter_context(_on_screen()) if is_terminal else _printer(options.json)
+            pause = stack.enter_context(_keys()) if is_terminal else time.sleep
+            return _watch(sampler, options, is_once, show, pause)
+    except KeyboardInterrupt:
+        return 0
+    except (ImportError, ValueError) as error:
+        print(f"synkhronos top: {error}", file=sys.stderr)
+        return 2
+
+
+def _watch(sampler, options, is_once, show, pause):
+    has_seen = is_over = False
+
+    def sleep(seconds):
+        nonlocal is_over
+        is_over = is_over or bool(pause(seconds))
+        return is_over
+
+    while True:
+        found = sampler.sample(options.interval or 1.0, sleep)
+        if is_over:
+            return 0
+        if found["sessions"] or (options.wait and not is_once):
+            show(found)
+        if found["sessions"]:
+            has_seen = True
+            if is_once:
+                return int(bool(found.get("problems")))
+        elif not options.wait:
+            break
+    for problem in found.get("problems", {}).values():
+        print(problem, file=sys.stderr)
+    if not options.json or not has_seen:
+        print("The session has ended." if has_seen else _NONE, file=sys.stderr)
+    return int(not has_seen)
+
+
+def _watched(found):
+    return live.Watched(live.merged([found]), list(found.get("problems", {}).values()))
+
+
+def _printer(as_json) -> Callable[[dict[str, Any]], None]:
+    def show(found):
+        print(json.dumps(found) if as_json else f"{_watched(found)}\n", flush=True)
+
+    return show
+
+
+@contextlib.contextmanager
+def _on_screen() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show tables one in place of the other, and leave the terminal as it was."""
+    screen = live.screen(alternate=True)
+    with screen:
+        yield lambda found: screen.update(_watched(found).rich(screen.console.width), refresh=True)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Give a function that sleeps, and returns whether the user has pressed q."""
+    if not sys.stdin.isatty():
+        yield lambda seconds: bool(time.sleep(seconds))
+        return
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal)
+        yield lambda seconds: _pressed_q(terminal, seconds)
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _pressed_q(terminal, seconds):
+    if not select.select([terminal], [], [], seconds)[0]:
+        return False
+    return os.read(terminal, 64).lower() in (b"q", b"")

@@ -1,0 +1,279 @@
+"""Look at running sessions from outside: their ranks do nothing for it, and don't notice.
+
+    /proc/<pid>/fd    ──▶ which processes share the memory of a gate (`gate_memory`)
+    its cells         ──▶ 50 times a second: the number of the call, and who waits for whom
+    /proc/<pid>/stat  ──▶ once a second: CPU time, state, memory
+
+Each look opens the memory for reading, and closes it: nothing that has ended is kept alive, and
+nothing here is in the way of a session that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
+
+from synkhronos._machine.processes import cpu_seconds_of, life_of, stat_of
+from synkhronos._machine.shared_memory import mapped_by
+from synkhronos.comm.shared.gate_memory import (
+    ASLEEP,
+    DONE,
+    ELSEWHERE,
+    LABEL,
+    LINE,
+    MET,
+    NAME,
+    SEQUENCE,
+    Memory,
+)
+
+LOOK_SECONDS = 0.02
+COMPUTES, WAITS, NO_CALL = "computes", "waits", "no_call"
+_LINK = f"/memfd:{NAME} (deleted)"
+
+
+class Seen(NamedTuple):
+    """What one look at the cells has shown: the number of the call, and what each rank does."""
+
+    call: int
+    meeting: int
+    does: list[str]
+
+
+def read_cells(cells: list[int], has_master: bool = True) -> Seen:
+    """Return what the cells of a gate show; `has_master` if the session's master is one of them.
+
+    Master and worker are in the second call, in which the worker has come to a meeting:
+
+    >>> of_master, of_worker = [1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, (2 << 20) + 1, 0, 0]
+    >>> read_cells([2, 0, 0, 0, 0, 0, 0, 0, *of_master, *of_worker])
+    Seen(call=2, meeting=0, does=['computes', 'waits'])
+    """
+    call = cells[SEQUENCE]
+    ranks = [cells[at : at + LINE] for at in range(LINE, len(cells), LINE)]
+    begin = call << 20
+    met = [max(rank[MET], begin) for rank in ranks]
+    meeting = min(met) - begin
+    inside = [rank[DONE] < call for rank in ranks]
+    away = [rank[ASLEEP] == ELSEWHERE for rank in ranks]
+    if not any(inside):  # but for ranks of other machines, perhaps: then the master waits for them
+        return Seen(call, meeting, [WAITS if has_master and any(away) else NO_CALL] * len(ranks))
+    fewest = min(each for each, is_in in zip(met, inside) if is_in)
+    waits = [not i or m > fewest or a for i, m, a in zip(inside, met, away)]
+    return Seen(call, meeting, [WAITS if each else COMPUTES for each in waits])
+
+
+class Gate:
+    """The memory of a gate, as processes that share it show it in /proc.
+
+    Parameters
+    ----------
+    file : tuple
+        Device and inode.
+    holders : dict
+        Process -> its descriptor.
+    """
+
+    def __init__(self, file: tuple[int, int], holders: dict[int, int]) -> None:
+        self.file, self.holders = file, holders
+        self.labels: list[dict[str, Any]] = []  # of the ranks here; none before all have theirs
+
+    def look(self, with_labels: bool = False) -> Seen | None:
+        """Return what the cells show; None if the memory has gone, or is not in use yet."""
+        data = self._read()
+        if data is None:
+            return None
+        n_ranks = len(data) // (8 * LINE + LABEL)
+        end = 8 * LINE * (n_ranks + 1)
+        if with_labels:
+            texts = [data[at : at + LABEL] for at in range(end, end + LABEL * n_ranks, LABEL)]
+            try:
+                self.labels = [json.loads(text.rstrip(b"\0")) for text in texts]
+            except ValueError:  # a rank has not begun, or is just ending
+                self.labels = []
+            if not any(label["pid"] in self.holders for label in self.labels):
+                self.labels = []  # their numbers are those of another container
+        has_master = any(label.get("role") == "master" for label in self.labels)
+        return read_cells(memoryview(data)[:end].cast("q").tolist(), has_master)
+
+    def _read(self):
+        for pid, number in self.holders.items():
+            with contextlib.suppress(OSError):  # it has ended, or closed the descriptor
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+                file = os.open(f"/proc/{pid}/fd/{number}", flags)
+                try:
+                    found = os.fstat(file)
+                    if (found.st_dev, found.st_ino) != self.file or not stat.S_ISREG(found.st_mode):
+                        continue
+                    of_rank = Memory.nbytes(1) - Memory.nbytes(0)
+                    n_ranks = (found.st_size - Memory.nbytes(0)) // of_rank
+                    return os.pread(file, 8 * LINE * (n_ranks + 1) + LABEL * n_ranks, 0)
+                finally:
+                    os.close(file)
+        return None
+
+
+def find(pids: Iterable[int] | None = None) -> list[Gate]:
+    """Return the gates of processes: of all that this user has, by default."""
+    found: dict[tuple[int, int], dict[int, int]] = {}
+    for pid in _own_processes() if pids is None else pids:
+        with contextlib.suppress(OSError):  # it has ended, or is closed to others
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{number}"
+                with contextlib.suppress(OSError):
+                    if os.readlink(path) == _LINK:
+                        file = os.stat(path)
+                        found.setdefault((file.st_dev, file.st_ino), {})[pid] = int(number)
+    return [Gate(file, holders) for file, holders in found.items()]
+
+
+def _own_processes() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                yield int(name)
+
+
+class Sampler:
+    """Watches all sessions of this user, or that of one process.
+
+    Parameters
+    ----------
+    pid : int, optional
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
+        self._gates: dict[tuple[int, int], Gate] = {}
+        self._cpu: dict[int, tuple[float, float | None]] = {}  # of `_cpu`, at the last sample
+        self._find()
+
+    def _find(self):
+        found = {gate.file: gate for gate in find(None if self._pid is None else [self._pid])}
+        self._gates = {file: self._gates.get(file, gate) for file, gate in found.items()}
+        for file, gate in self._gates.items():
+            gate.holders = found[file].holders
+
+    def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
+        """Watch for so long, and return what was seen, as ``--json`` prints it.
+
+        `pause` sleeps, and returns something true to end the watch.
+        """
+        self._find()
+        begin = time.monotonic()
+        looks: dict[tuple[int, int], list[Seen]] = {file: [] for file in self._gates}
+        for gate in self._gates.values():
+            gate.look(with_labels=True)
+            for label in gate.labels:
+                self._cpu.setdefault(label["pid"], _cpu(label["pid"]))
+        while True:
+            for file, gate in self._gates.items():
+                seen = gate.look()
+                if seen is not None:
+                    looks[file].append(seen)
+            left = begin + seconds - time.monotonic()
+            if left <= 0 or pause(min(left, LOOK_SECONDS)):
+                break
+        took = time.monotonic() - begin
+        sessions = []
+        for file, gate in self._gates.items():
+            if looks[file] and gate.look(with_labels=True) and gate.labels:
+                sessions.append(self._session(gate, looks[file], took))
+        pids = {rank["pid"] for session in sessions for rank in session["ranks"]}
+        self._cpu = {pid: _cpu(pid) for pid in pids}
+        host = socket.gethostname()
+        return {"host": host, "seconds": round(took, 3), "sessions": sessions}
+
+    def _session(self, gate, looks, seconds):
+        labels = gate.labels
+        is_session = "role" in labels[0]
+        counted = [Counter(each) for each in zip(*(look.does for look in looks))]
+        meetings = looks[-1].meeting - looks[0].meeting
+        segments: dict[int, int] = {}
+        ranks = []
+        for label, does in zip(labels, counted):
+            pid = label["pid"]
+            mapped = mapped_by(pid) or {}
+            segments.update(mapped)
+            # Ranks that exchange messages only wait where nobody sees it.
+            is_told = is_session or meetings
+            shares = {
+                name: round(does[name] / len(looks), 4) if is_told else None
+                for name in (COMPUTES, WAITS, NO_CALL)
+            }
+            ranks.append(
+                {
+                    "rank": label["rank"],
+                    "device": label["device"],
+                    "pid": pid,
+                    "is_master": label.get("role") == "master",
+                    "process": life_of(pid),
+                    "cpu": self._cores(pid),
+                    "resident": _resident(pid),
+                    "shared": sum(mapped.values()),
+                    **shares,
+                }
+            )
+        first = next((rank for rank in ranks if rank["is_master"]), ranks[0])
+        calls = looks[-1].call - looks[0].call if is_session else meetings
+        return {
+            "id": labels[0].get("session") or f"{socket.gethostname()}:{gate.file[1]}",
+            "kind": "session" if is_session else "group",
+            "pid": first["pid"],
+            "script": script_of(first["pid"]),
+            "n_ranks": labels[0]["of"],
+            "calls": looks[-1].call if is_session else looks[-1].meeting,
+            "calls_per_second": round(calls / seconds, 2),
+            "shared": sum(segments.values()),
+            "ranks": ranks,
+        }
+
+    def _cores(self, pid):
+        """Return how many cores a process has used since the last sample; None if not told."""
+        (begin, before), (end, used) = self._cpu.get(pid, (0, None)), _cpu(pid)
+        if before is None or used is None:
+            return None
+        return round((used - before) / (end - begin), 3)
+
+
+def _cpu(pid):
+    return time.monotonic(), cpu_seconds_of(pid)
+
+
+def _resident(pid):
+    fields = stat_of(pid)
+    return int(fields[22]) * os.sysconf("SC_PAGE_SIZE") if fields else None
+
+
+def script_of(pid: int) -> str:
+    """Return the command of a process, in short: its script and arguments."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return ""
+    return shown(words)
+
+
+def shown(words: list[str]) -> str:
+    """Return a command without the interpreter and its options.
+
+    >>> shown(["/usr/bin/python3", "-u", "/home/me/train.py", "--epochs", "3"])
+    'train.py --epochs 3'
+    >>> shown(["python", "-m", "ipykernel_launcher", "-f", "kernel.json"])
+    'ipykernel_launcher -f kernel.json'
+    >>> shown(["python", "/usr/bin/synkhronos", "rule", "BSP"]), shown(["python"])
+    ('synkhronos rule BSP', 'python')
+    """
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        rest = rest[1:]
+    if rest and rest[0] in ("-m", "-c"):
+        rest = rest[1:] if rest[0] == "-m" else rest[2:]
+    return " ".join([os.path.basename(rest[0]), *rest[1:]]) if rest else "python"
