@@ -16,11 +16,11 @@ import sys
 import threading
 from typing import Any, Iterable, Sequence
 
+from synkhronos._host import pythons
 from synkhronos._machine.devices import module_command
 from synkhronos._wording import count, one_line
 from synkhronos.profiling.tables import Tables
 
-TO_INSTALL = "It takes rich in a terminal: pip install 'synkhronos[top]'."
 _COLUMNS = (
     *("rank", "device", "pid", "process", "cpu", "memory", "shared"),
     *("computes", "waits", "no call"),
@@ -126,7 +126,7 @@ def screen(alternate: bool = False) -> Any:
     try:
         from rich.live import Live
     except ImportError as error:
-        raise ImportError(TO_INSTALL) from error
+        raise ImportError(f"A table that changes takes rich: {pythons.install('top')}.") from error
     return Live(screen=alternate, auto_refresh=False)
 
 

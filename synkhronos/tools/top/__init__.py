@@ -67,7 +67,10 @@ def main(options: argparse.Namespace) -> int:
                 sampler = stack.enter_context(_hosts.Hosts(options))
             show = stack.enter_context(_on_screen()) if is_terminal else _printer(options.json)
             pause = stack.enter_context(_keys()) if is_terminal else time.sleep
-            return _watch(sampler, options, is_once, show, pause)
+            status, said = _watch(sampler, options, is_once, show, pause)
+        for sentence in said:  # when the terminal is as it was
+            print(sentence, file=sys.stderr)
+        return status
     except KeyboardInterrupt:
         return 0
     except (ImportError, ValueError) as error:
@@ -86,24 +89,24 @@ def _watch(sampler, options, is_once, show, pause):
     while True:
         found = sampler.sample(options.interval or 1.0, sleep)
         if is_over:
-            return 0
+            return 0, []
         if found["sessions"] or (options.wait and not is_once):
             show(found)
         if found["sessions"]:
             has_seen = True
             if is_once:
-                return int(bool(found.get("problems")))
+                return int(bool(_problems(found))), []
         elif not options.wait:
             break
-    for problem in found.get("problems", {}).values():
-        print(problem, file=sys.stderr)
-    if not options.json or not has_seen:
-        print("The session has ended." if has_seen else _NONE, file=sys.stderr)
-    return int(not has_seen)
+    return int(not has_seen), ["The session has ended." if has_seen else _NONE, *_problems(found)]
+
+
+def _problems(found):
+    return list(found.get("problems", {}).values())
 
 
 def _watched(found):
-    return live.Watched(live.merged([found]), list(found.get("problems", {}).values()))
+    return live.Watched(live.merged([found]), _problems(found))
 
 
 def _printer(as_json) -> Callable[[dict[str, Any]], None]:

@@ -1,0 +1,252 @@
+"""``synkhronos top`` and ``status(live=True)`` see the sessions of other processes as they are."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from support import running
+from support.jupyter import in_kernel, needs_jupyter
+
+import synkhronos as synk
+from synkhronos.comm.shared import gate_memory
+from synkhronos.profiling import live
+from synkhronos.tools import top
+from synkhronos.tools.top import sampling
+
+TOP = [sys.executable, "-m", "synkhronos", "top"]
+# It makes as many calls as each line of its input says. Rank 1 sleeps in a call, rank 0 does not.
+SCRIPT = """
+import sys, time
+import numpy as np
+import theano.tensor as T
+from theano.compile.ops import as_op
+import synkhronos as synk
+
+@as_op(itypes=[T.dvector], otypes=[T.dvector])
+def nap(rows):
+    time.sleep(rows[0])
+    return rows.copy()
+
+synk.fork(2)
+x = T.dvector("x")
+f = synk.function([x], (nap(x).sum(), "sum"), mode="FAST_COMPILE", check=0)
+f([0.0, 0.0])
+print("ready", flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        f([0.0, 0.05])
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("script") / "lopsided.py"
+    path.write_text(SCRIPT)
+    given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, path, "--lr", "0.1"], **given) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def call(script, n):
+    script.stdin.write(f"{n}\n")
+    script.stdin.flush()
+
+
+def session_of(process, found):
+    [session] = [each for each in found["sessions"] if each["pid"] == process.pid]
+    return session
+
+
+def top_of(process, *options):
+    return running.run(*TOP, "--pid", process.pid, *options)
+
+
+def test_calls_are_counted_and_those_who_wait_are_seen(script):
+    sampler = sampling.Sampler()
+    before = session_of(script, sampler.sample(0.1))
+    call(script, 30)
+    found = session_of(script, sampler.sample(1.2))
+    assert script.stdout.readline() == "done\n"
+    after = session_of(script, sampler.sample(0.1))
+    assert after["calls"] - before["calls"] == 30
+    assert 15 < found["calls_per_second"] < 21
+    assert found["script"] == "lopsided.py --lr 0.1"
+    master, worker = found["ranks"]
+    assert master["waits"] > 0.8 and worker["computes"] > 0.8
+    assert master["is_master"] and not worker["is_master"]
+    for rank in after["ranks"]:
+        assert rank["no_call"] == 1.0 and rank["process"] == "sleeping"
+        assert 0 <= rank["cpu"] < 0.5 and rank["resident"] > 1e7
+
+
+def test_json_has_what_is_documented(script):
+    done = top_of(script, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    [line] = done.stdout.splitlines()
+    found = json.loads(line)
+    assert sorted(found) == ["host", "seconds", "sessions"]
+    [session] = found["sessions"]
+    assert list(session) == [
+        *("id", "kind", "pid", "script", "n_ranks", "calls", "calls_per_second", "shared", "ranks")
+    ]
+    assert [each["rank"] for each in session["ranks"]] == [0, 1]
+    assert list(session["ranks"][0]) == [
+        *("rank", "device", "pid", "is_master", "process", "cpu", "resident", "shared"),
+        *("computes", "waits", "no_call"),
+    ]
+
+
+def test_without_a_terminal_one_table_is_printed(script):
+    done = top_of(script)
+    title, columns, *ranks = done.stdout.splitlines()[2:6]
+    assert title.startswith("lopsided.py --lr 0.1: 2 ranks, ")
+    assert columns.split()[:4] == ["rank", "device", "pid", "process"]
+    assert ranks[0].split()[:4] == ["0,", "master", "cpu", str(script.pid)]
+    assert max(map(len, done.stdout.splitlines())) <= 90
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_a_terminal_is_left_as_it_was(script, key):
+    pytest.importorskip("rich")
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    line = [*TOP, "--pid", str(script.pid), "--interval", "0.2"]
+    given = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY); "
+    take += "os.execv(sys.argv[1], sys.argv[1:])"
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen([sys.executable, "-c", take, *line], env=environment, **given) as process:
+        shown = read_until(ours, b"sleeping")
+        assert b"0, master" in shown and b"\x1b[?1049h" in shown
+        os.write(ours, key)
+        assert process.wait(20) == 0
+    assert b"\x1b[?1049l" in read_until(ours, b"\x1b[?1049l")
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+
+
+def read_until(terminal, text, seconds=20):
+    shown, end = b"", time.monotonic() + seconds
+    while text not in shown and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.1)[0]:
+            shown += os.read(terminal, 1 << 16)
+    return shown
+
+
+def test_no_session(capsys):
+    assert top.main(options(pid=os.getpid())) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("There is no running session")) == ("", True)
+
+
+def options(**given):
+    names = "hosts", "hostfile", "pid", "interval"
+    found = {**dict.fromkeys(names), "once": False, "wait": False, "json": False, **given}
+    return top.argparse.Namespace(**found)
+
+
+def test_a_session_that_ends_meanwhile(capsys):
+    synk.fork(2)
+    sampler = sampling.Sampler(os.getpid())
+    assert session_of_this(sampler.sample(0.1))
+    kept = sampler._gates
+    synk.close()
+    assert all(gate.look() is None for gate in kept.values())
+    assert sampler.sample(0.1)["sessions"] == []
+    synk.fork(2)  # another is found
+
+    def end(seconds):
+        synk.close()
+
+    assert sampler.sample(0.01, end)["sessions"] == []
+
+
+def session_of_this(found):
+    return [each for each in found["sessions"] if each["pid"] == os.getpid()]
+
+
+def test_processes_of_other_users_are_not_looked_at(script, monkeypatch):
+    assert any(script.pid in gate.holders for gate in sampling.find())
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert sampling.find() == []
+
+
+def test_a_half_written_label_shows_no_session(script):
+    [gate] = sampling.find([script.pid])
+    gate.look(with_labels=True)
+    assert [label["rank"] for label in gate.labels] == [0, 1]
+    number = gate.holders[script.pid]
+    with open(f"/proc/{script.pid}/fd/{number}", "r+b") as memory:
+        memory.seek(3 * 8 * gate_memory.LINE)
+        first = memory.read(1)
+        memory.seek(-1, os.SEEK_CUR)
+        memory.write(b"?")
+        memory.flush()
+        gate.look(with_labels=True)
+        assert gate.labels == []
+        memory.seek(-1, os.SEEK_CUR)
+        memory.write(first)
+
+
+def test_machines_of_one_session_are_merged():
+    def answer(rank, is_master, calls):
+        ranks = [{"rank": rank, "is_master": is_master}]
+        session = {"id": "a:1:1", "calls": calls, "shared": 5, "ranks": ranks}
+        return {"sessions": [session]}
+
+    [session] = live.merged([answer(1, False, 1), answer(0, True, 2)])
+    assert [rank["rank"] for rank in session["ranks"]] == [0, 1]
+    assert (session["calls"], session["shared"]) == (2, 10)
+
+
+LIVE = """
+import time
+import theano.tensor as T
+import synkhronos as synk
+synk.fork(2)
+x = T.dvector("x")
+f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+f([1.0, 2.0])
+with synk.status(live=True):
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        f([1.0, 2.0])
+"""
+
+
+@needs_jupyter
+def test_a_live_status_in_a_notebook(tmp_path):
+    import nbformat
+
+    cells = [nbformat.v4.new_code_cell(LIVE + "print('after')\nsynk.close()")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "in.ipynb")
+    in_kernel(tmp_path, "execute", "in.ipynb", "out.ipynb")
+    [cell] = nbformat.read(tmp_path / "out.ipynb", 4).cells
+    shown, said = cell.outputs
+    assert "a second" in shown.data["text/plain"]
+    assert "<td>0, master</td>" in shown.data["text/html"]
+    assert said.text == "after\n"
+
+
+def test_a_live_status_without_a_terminal_ends_with_its_session(tmp_path):
+    (tmp_path / "live.py").write_text(LIVE + "    synk.close()\n    time.sleep(2)\n    f.name\n")
+    done = running.run(sys.executable, "live.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Synkhronos: 1 session\n\nlive.py: 2 ranks, ")
+    assert len(done.stdout.splitlines()) == 6
+
+
+def test_a_live_status_needs_a_session():
+    with pytest.raises(synk.SessionError, match="a live status"):
+        synk.status(live=True)
