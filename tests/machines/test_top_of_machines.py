@@ -26,7 +26,7 @@ net=$(echo "$1" | cut -d. -f2)
 number=$(echo "$1" | cut -d. -f4)
 shift
 for pid in $(ip netns pids synk$net-$number); do
-    if grep -q synkhronos /proc/$pid/cmdline; then
+    if head -c 200 /proc/$pid/cmdline | grep -aq "python.*synkhronos"; then
         exec nsenter --target $pid --all env TMPDIR=/dev/shm sh -c "$*"
     fi
 done
@@ -52,12 +52,11 @@ def test_a_session_of_two_machines(two_hosts, tmp_path):
         table = run(*top, "--once", env=environment)
         launched.stdin.close()
         assert launched.wait(60) == 0
-    assert (as_json.returncode, as_json.stderr) == (0, "")
+    assert as_json.returncode == 0, as_json.stderr
     one, other = json.loads(as_json.stdout)["sessions"]
     assert one["id"] == other["id"] and one["calls"] == other["calls"]
     title, _, *ranks = table.stdout.splitlines()[2:]
-    assert title.startswith("session.py: 4 ranks, ")
-    devices = [each.split()[-13:] for each in ranks[:4]]
-    assert [" ".join(ranks[at].split()[:1]) for at in range(4)] == ["0,", "1", "2", "3"], devices
+    assert "session.py: 4 ranks, " in title
+    assert [each.split()[0] for each in ranks[:4]] == ["0,", "1", "2", "3"]
     assert [two_hosts.addresses[at // 2] in ranks[at] for at in range(4)] == [True] * 4
     assert two_hosts.is_empty()
