@@ -42,3 +42,11 @@ def test_our_names_in_the_cheat_sheet_are_there(capsys):
         options = [each for line in options for each in re.findall(r"--[\w-]+", line)]
         printed = capsys.readouterr().out
         assert options and [each for each in options if each not in printed] == []
+
+
+def test_small_pictures_have_the_losses_that_pages_show(tmp_path):
+    script = runpy.run_path(str(DOCS / "small_pictures.py"))
+    for name, points in script["losses"]().items():
+        assert len(points) > 2 and points[-1][1] < points[0][1] / 4, name
+        script["draw"](points, tmp_path / "drawn.png")
+        assert f"figure:: {name}.png" in (DOCS / "gallery.rst").read_text(encoding="utf-8")
