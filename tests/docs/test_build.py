@@ -25,3 +25,6 @@ def test_the_pages_build_without_a_network(tmp_path):
     assert "_modules/synkhronos/session.html#fork" in api
     assert "https://docs.python.org/3/library/exceptions.html#TypeError" in api
     assert "copybutton.js" in api
+    for page, root in ("index", "./"), ("_modules/synkhronos/session", "../../"):
+        text = (tmp_path / f"{page}.html").read_text(encoding="utf-8")
+        assert '<p class="versions">' in text and f'new URL("{root}", location)' in text
