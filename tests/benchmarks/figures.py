@@ -230,11 +230,11 @@ RUNS = {
         "synkhronos bench pymc --draws 40 --seconds 1 --pays 300,3000,30000 "
         "--plot docs/pymc_gains.png",
         {
+            "logistic_value": _of_model("evaluations", "gain_of_ranks", "logistic"),
             "logistic_ranks": lambda found: (
                 _of_model("evaluations", "gain_of_ranks", "logistic")(found)
                 / _of_model("evaluations", "gain_of_one", "logistic")(found)
             ),
-            "logistic_chain": _gain("logistic"),
             **_extremes("value", lambda found: [
                 _of_model("evaluations", "gain_of_ranks", name)(found) for name in _REGRESSIONS
             ]),
