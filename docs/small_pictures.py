@@ -1,5 +1,6 @@
 """Draw the losses that pages show as small pictures: python docs/small_pictures.py"""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,11 +9,12 @@ DOCS = Path(__file__).parent
 
 def losses():
     """Return the loss at each epoch that a page shows, by the name of the picture."""
-    gallery = (DOCS / "gallery.rst").read_text(encoding="utf-8")
+    runs = json.loads((DOCS / "figures.json").read_text(encoding="utf-8"))
+    digits, keras = ("\n".join(runs[name]["output"]) for name in ("digits", "keras"))
     recurrent = (DOCS / "examples" / "recurrent.txt").read_text(encoding="utf-8")
     texts = {
-        "digits": re.findall(r"^    epoch +(\d+)   loss ([\d.]+)   test", gallery, re.M),
-        "keras": re.findall(r"^    Epoch (\d+)/10\n     - \d+s - loss: ([\d.]+)", gallery, re.M),
+        "digits": re.findall(r"^epoch +(\d+)   loss ([\d.]+)   test", digits, re.M),
+        "keras": re.findall(r"^Epoch (\d+)/10\n - \d+s - loss: ([\d.]+)", keras, re.M),
         "recurrent": re.findall(
             r"^epoch +(\d+)   loss ([\d.]+)", recurrent.split("serial")[0], re.M
         ),

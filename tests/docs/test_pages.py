@@ -1,6 +1,7 @@
 """The pages of docs/: each is in one group of the sidebar, and what they name is there."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
