@@ -69,6 +69,9 @@ MODULES = {
         "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
         "intercept": "Make something else of the functions that are compiled in a with block.",
     },
+    "base.dividing.intercepting": {
+        "has_compiled_alone": "Return whether the script has functions of the host library.",
+    },
     "base.rows": {
         "row_numbers": "Return an expression of the row numbers of a minibatch.",
         "numbers_of_rows": "Return the row numbers of a minibatch, an array.",

@@ -21,6 +21,7 @@ import types
 from typing import Callable
 
 import synkhronos as synk
+from synkhronos import _host
 from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import log, name_host
 from synkhronos._session import leader
@@ -137,16 +138,36 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     except (TypeError, ValueError, ImportError, RuntimeError) as error:  # a rank's, too
         print(f"can't start the ranks: {error}", file=sys.stderr)
         return 2
-    Current.session.is_of_run, Current.of_run = not options.parallel, given
+    session = Current.session
+    session.is_of_run, Current.of_run = not options.parallel, given
+    n_begun = session.gate.sequence
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
-            return _run(code, file, folder, options, tell)
+            status = _run(code, file, folder, options, tell)
+        is_unused = Current.session is session and session.gate.sequence == n_begun
+        if status == 0 and is_unused and not options.parallel:
+            _tell_unused(options)
+        return status
     finally:
         Current.of_run = None
         if options.parallel:
             _tell(synk.parallel_report(), options)
         if synk.status().state == "open":
             synk.close()
+
+
+def _tell_unused(options):
+    """Say that the script has compiled functions, but that none ran on the ranks, if so."""
+    # PyMC's models, and workers of a parameter server, have ranks of their own.
+    others = "synkhronos.extensions.pymc", "synkhronos.parameter_server"
+    if Current.report is not None or any(map(sys.modules.get, others)):
+        return
+    if _host.has_compiled_alone():
+        print(
+            "synkhronos run: no function ran on the ranks: write synkhronos.function in place of "
+            f"{_host.library.__name__}.function, or: synkhronos run --parallel {options.script}",
+            file=sys.stderr,
+        )
 
 
 def _tell(report, options):

@@ -133,6 +133,23 @@ def test_the_report_of_parallel_is_written_for_other_programs(tmp_path):
     assert (status, err) == (3, "can't write 'no/folder.json': No such file or directory\n")
 
 
+ALONE = """
+import theano, theano.tensor as T, synkhronos as synk
+x = T.dmatrix("x")
+f = theano.function([x], x.sum(), mode="FAST_COMPILE")
+f([[1.0]])
+"""
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_script_that_uses_no_ranks_is_told_what_to_write(tmp_path, used):
+    more = "synk.function([x], (x.sum(), 'sum'), mode='FAST_COMPILE')([[1.0]])\n"
+    (tmp_path / "script.py").write_text(ALONE + more * used)
+    status, _, err = python(tmp_path, "-m", "synkhronos", "run", "-n", "2", "script.py")
+    said = "write synkhronos.function in place of theano.function, or: synkhronos run --parallel"
+    assert status == 0 and (said not in err if used else said in err)
+
+
 @pytest.mark.parametrize(
     "arguments, status, message",
     [

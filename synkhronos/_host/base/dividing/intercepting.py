@@ -28,10 +28,18 @@ def make_instead(compile_function, arguments, *args, **kwargs):
 
 def begin(make):
     """Let `make` make the functions of this context; return the token for `end`."""
-    for each in gc.get_objects():
-        if type(each) is CompiledFunction:
-            _let_tell(each)
+    for each in _functions():
+        _let_tell(each)
     return _make.set(make)
+
+
+def has_compiled_alone():
+    """Return whether there are functions that the script has compiled, by the host library."""
+    return not all(getattr(each.maker, "is_of_synkhronos", False) for each in _functions())
+
+
+def _functions():
+    return [each for each in gc.get_objects() if type(each) is CompiledFunction]
 
 
 end = _make.reset
