@@ -230,8 +230,8 @@ class Requests:
             )
         raise ValueError(
             f"The scattered inputs of {self._owner} must have the same length along axis 0, got: "
-            f"{given}. With batch= they may differ. If an input x has its rows on another axis, "
-            "give function() axes={x: 1}."
+            f"{given}. With batch= they may differ. An input that each rank needs whole belongs in "
+            "bcast_inputs; if an input x has its rows on another axis, give function() axes={x: 1}."
         )
 
     def _refuse_batch(self, batch):

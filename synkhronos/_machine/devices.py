@@ -319,7 +319,8 @@ def _check_n_parallel(n_parallel: object) -> int | None:
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"n_parallel must be an integer or None, got {n_parallel!r}.")
+        hint = " Names of devices are given as devices=." if isinstance(n_parallel, list) else ""
+        raise TypeError(f"n_parallel must be an integer or None, got {n_parallel!r}.{hint}")
     if number < 1:
         raise ValueError(f"n_parallel must be at least 1, the master's own rank, got {number}.")
     if number > _MOST_PROCESSES:

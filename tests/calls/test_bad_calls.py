@@ -99,7 +99,7 @@ CALLS = [
     ("count(np.array([1.5, 2]))", TypeError, "Input 'v' of Function 'count'", 0),
     ("count([1.5])", TypeError, "Input 'v' of Function 'count'", 0),
     ("count(np.array([2**40]))", TypeError, "Input 'v' of Function 'count'", 0),
-    ("pair(x, y[:4], w)", ValueError, "same length along axis 0, got: 'x' 5, 'y' 4. With", 0),
+    ("pair(x, y[:4], w)", ValueError, "got: 'x' 5, 'y' 4. .* whole belongs in bcast_inputs;", 0),
     ("pair(x, synk.data(y[:4], minibatch=True), w)", ValueError, "same length", 0),
     # Where all are minibatches, they have to have the rows themselves.
     ("pair(synk.data(x, minibatch=True), three, w, batch=4)", ValueError, "3", 0),

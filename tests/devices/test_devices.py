@@ -66,6 +66,7 @@ NO_NAME = "is not the name of a device, such as 'cpu'"
             ({"devices": wrong}, TypeError, r"devices must (be a list of|hold) names")
             for wrong in ("cpu,cpu", 2, {"cpu": 1}, ["cpu", None])
         ],
+        ({"n_parallel": ["cpu"]}, TypeError, "Names of devices are given as devices="),
         ({"devices": "cuda0"}, TypeError, r'such as \["cuda0"\], got'),
         ({"devices": "2"}, TypeError, r'such as \["cpu", "cpu"\], got'),
         *[
