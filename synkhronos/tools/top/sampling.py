@@ -253,11 +253,15 @@ def _resident(pid):
 
 
 def script_of(pid: int) -> str:
-    """Return the command of a process, in short: its script and arguments."""
+    """Return the command of a process, in short: its script and arguments, or its notebook."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        given = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
+    if "ipykernel_launcher" in words:  # Jupyter tells a kernel its notebook
+        name = dict(each.partition("=")[::2] for each in given).get("JPY_SESSION_NAME")
+        return os.path.basename(name or "a notebook")
     return shown(words)
 
 
@@ -266,8 +270,8 @@ def shown(words: list[str]) -> str:
 
     >>> shown(["/usr/bin/python3", "-u", "/home/me/train.py", "--epochs", "3"])
     'train.py --epochs 3'
-    >>> shown(["python", "-m", "ipykernel_launcher", "-f", "kernel.json"])
-    'ipykernel_launcher -f kernel.json'
+    >>> shown(["python", "-m", "unittest", "-v"])
+    'unittest -v'
     >>> shown(["python", "/usr/bin/synkhronos", "rule", "BSP"]), shown(["python"])
     ('synkhronos rule BSP', 'python')
     """
