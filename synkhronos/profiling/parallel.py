@@ -74,7 +74,7 @@ class ParallelReport(Tables):
         if not self.n_ranks:
             return "Synkhronos: no block of parallel()"
         if not self.functions:
-            return "Synkhronos: no theano.function in the block of parallel()"
+            return "Synkhronos: no function was compiled in the block of parallel()"
         divided = sum(each.is_divided for each in self.functions)
         seconds = sum(each.seconds for each in self.functions)
         on_ranks = sum(each.seconds_on_ranks for each in self.functions)

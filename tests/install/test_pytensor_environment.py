@@ -94,6 +94,16 @@ def test_the_finder_takes_the_python_that_is_named_or_says_what_is_missing(tmp_p
     assert found.returncode == 1 and f"PYTENSOR_PYTHON={named} is no Python 3.12" in found.stderr
 
 
+def test_an_environment_gets_the_first_python_that_is_there_and_works(tmp_path):
+    for name, code in (("python3.11", "exit 1"), ("python3.9", "exit 0"), ("python3.13", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    find = "/bin/bash", FINDER.with_name("find-python")
+    found = run(*find, "3.11", "3.10", "3.9", "3.13", env={"PATH": str(tmp_path)})
+    assert (found.returncode, found.stdout.strip()) == (0, str(tmp_path / "python3.9"))
+    assert run(*find, "3.11", "3.10", env={"PATH": str(tmp_path)}).returncode == 1
+
+
 @pytest.mark.parametrize("has_python", [True, False])
 def test_a_run_of_all_checks_says_at_its_end_what_was_not_tested(tmp_path, has_python):
     shutil.copytree(FINDER.parent, tmp_path / ".ci")
