@@ -298,7 +298,8 @@ def test_a_numpy_that_is_too_new_for_theano_is_named_with_what_to_install(tmp_pa
         ("numpy", numpy, f"__version__ = {numpy!r}"),
         ("theano", "1.0.5", "import numpy; numpy.bool" if numpy < "2" else "raise KeyError"),
     ]:
-        (tmp_path / f"{name}.py").write_text(code)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(code)
         (tmp_path / f"{name.title()}-{version}.dist-info").mkdir()
     said = f"Theano 1.0.5 needs numpy<1.24, and this is {numpy}: pip install 'numpy<1.24'"
     path = {"PYTHONPATH": running.python_path(tmp_path, ROOT)}

@@ -89,18 +89,27 @@ def advice_of(name, version):
 
 def warn_of_new_numpy():
     """Warn if Theano is still to be imported, and NumPy is too new for it; imports neither."""
-    import os
     import warnings
 
-    found = {}
-    for folder in () if "theano" in sys.modules else sys.path:
-        for entry in os.listdir(folder or ".") if os.path.isdir(folder or ".") else ():
+    if "theano" in sys.modules or _installed_version("theano") != "1.0.5":
+        return
+    version = _installed_version("numpy")
+    if version and advice_of("numpy", version):
+        warnings.warn(advice_of("numpy", version), stacklevel=3)
+
+
+def _installed_version(package):
+    """Return the version that pip notes beside a package, or None; importlib.metadata is slower."""
+    import os
+    from importlib.util import find_spec
+
+    spec = find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for entry in os.listdir(os.path.dirname(folder)):
             name, _, rest = entry.lower().partition("-")
-            version, _, kind = rest.rpartition(".")
-            if name in ("theano", "numpy") and kind in ("dist-info", "egg-info"):
-                found.setdefault(name, version.partition("-")[0])
-    if found.get("theano") == "1.0.5" and "numpy" in found and advice_of("numpy", found["numpy"]):
-        warnings.warn(advice_of("numpy", found["numpy"]), stacklevel=3)
+            if name == package and rest.endswith(("dist-info", "egg-info")):
+                return rest.rpartition(".")[0].partition("-")[0]
+    return None
 
 
 def _minor(version):
