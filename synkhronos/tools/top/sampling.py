@@ -275,7 +275,7 @@ def shown(words: list[str]) -> str:
     >>> shown(["python", "/usr/bin/synkhronos", "rule", "BSP"]), shown(["python"])
     ('synkhronos rule BSP', 'python')
     """
-    rest = words[1:]
+    rest = [word for word in words[1:] if not word.startswith("{")]  # what a launcher tells
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[1:]
     if rest and rest[0] in ("-m", "-c"):
