@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import re
 from pathlib import Path
 
@@ -25,9 +26,13 @@ def unsaid(demo, out):
 
 def sample(demo):
     """Return the lines that are shown below the command of a demo."""
-    text = PAGE.read_text(encoding="utf-8")
-    pattern = rf"^    python demos/{demo}\.py.*\n\n\.\. code-block:: text\n\n((?:(?:    .*)?\n)+)"
-    [block] = re.findall(pattern, text, re.MULTILINE)
+    runs = json.loads(PAGE.with_name("figures.json").read_text(encoding="utf-8"))
+    named = [run for run in runs.values() if f"demos/{demo}.py" in run["command"]]
+    block = "\n".join(line for run in named for line in run["output"])
+    if not named:
+        text = PAGE.read_text(encoding="utf-8")
+        output = r"\n\n\.\. code-block:: text\n\n((?:(?:    .*)?\n)+)"
+        [block] = re.findall(rf"^    python demos/{demo}\.py.*{output}", text, re.MULTILINE)
     lines = [line.strip() for line in block.splitlines()]
     return [line for line in lines if line not in ("", "...") and not line.startswith(VARIES)]
 
