@@ -70,7 +70,7 @@ MODULES = {
         "intercept": "Make something else of the functions that are compiled in a with block.",
     },
     "base.dividing.intercepting": {
-        "has_compiled_alone": "Return whether the script has functions of the host library.",
+        "count_alone": "Return how many functions the script has of the host library.",
     },
     "base.rows": {
         "row_numbers": "Return an expression of the row numbers of a minibatch.",

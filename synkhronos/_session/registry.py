@@ -39,6 +39,7 @@ class Registry:
         self._is_mixed = len({devices.kind(device) for device in session.devices}) > 1
         self._variable_keys = weakref.WeakKeyDictionary()
         self._finalizers = {}  # key of a function -> its finalizer
+        self.n_distributed = 0  # functions that the workers have got, those dropped since included
 
     def add_function(self, function, compiled, description, recipe) -> int:
         """Register a function; the next `distribute` sends it. Return its key."""
@@ -119,7 +120,7 @@ class Registry:
         what = f"Function {names[0]!r}" if len(sent) == 1 else f"{len(sent)} functions"
         nbytes = self._ship(compiled, used, what, recipe)
         for key in sent:
-            self._pending.pop(key, None)
+            self.n_distributed += PLAIN in self._pending.pop(key, ())
         log.info("distributed %s, %d bytes", ", ".join(map(str, names)), nbytes)
 
     def keys_of(self, variables) -> tuple:

@@ -1,6 +1,7 @@
 """The status of a session: read from this process and from /proc, without asking a worker."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Hashable, Literal, Optional, Tuple, Union, overload
@@ -98,6 +99,12 @@ class Status(Tables):
         ranks have mapped them; None if the system did not tell it for a rank.
     ranks : tuple of RankStatus
     functions : tuple of FunctionStatus
+    n_distributed : int
+        The number of functions that ranks have got so far, those that are gone included.
+    n_alone : int or None
+        The number of functions of ``theano.function`` or ``pytensor.function`` that the script has:
+        they run in this process alone. None where others make functions, which use ranks: in
+        `parallel`, PyMC and workers of a parameter server.
     data : tuple of ArrayStatus
     shared_variables : tuple of ArrayStatus
     """
@@ -110,12 +117,17 @@ class Status(Tables):
     functions: Tuple[FunctionStatus, ...] = ()
     data: Tuple[ArrayStatus, ...] = ()
     shared_variables: Tuple[ArrayStatus, ...] = ()
+    n_distributed: int = 0
+    n_alone: Optional[int] = None
 
     def _headline(self):
         if not self.ranks:
             return f"Synkhronos: {self.state}"
         ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) > 1)}"
         used = f"shared memory: {_amount(self.shared)}; commands sent: {self.commands:,}"
+        if self.n_distributed or self.n_alone:
+            alone = f", {self.n_alone} in this process alone" * bool(self.n_alone)
+            used += f"; functions: {self.n_distributed} on ranks{alone}"
         return f"Synkhronos: {self.state}; {ranks}; {used}"
 
     def _tables(self):
@@ -217,7 +229,16 @@ def status(live: bool = False) -> Union[Status, LiveStatus]:
         tuple([_function(session, function) for function in functions]),
         tuple([_data(session, data) for data in session.registry.data()]),
         tuple([_variable(session, each) for each in variables]),
+        session.registry.n_distributed,
+        _count_alone(),
     )
+
+
+def _count_alone():
+    others = "synkhronos.extensions.pymc", "synkhronos.parameter_server"
+    if Current.report is not None or any(map(sys.modules.get, others)):
+        return None
+    return _host.count_alone()
 
 
 def _state(session):

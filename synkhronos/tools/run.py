@@ -26,6 +26,7 @@ from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import log, name_host
 from synkhronos._session import leader
 from synkhronos._session.current import Current
+from synkhronos._wording import count
 from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
@@ -140,13 +141,11 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         return 2
     session = Current.session
     session.is_of_run, Current.of_run = not options.parallel, given
-    n_begun = session.gate.sequence
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             status = _run(code, file, folder, options, tell)
-        is_unused = Current.session is session and session.gate.sequence == n_begun
-        if status == 0 and is_unused and not options.parallel:
-            _tell_unused(options)
+        if status == 0 and Current.session is session and not options.parallel:
+            _tell_alone(options)
         return status
     finally:
         Current.of_run = None
@@ -156,16 +155,15 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
             synk.close()
 
 
-def _tell_unused(options):
-    """Say that the script has compiled functions, but that none ran on the ranks, if so."""
-    # PyMC's models, and workers of a parameter server, have ranks of their own.
-    others = "synkhronos.extensions.pymc", "synkhronos.parameter_server"
-    if Current.report is not None or any(map(sys.modules.get, others)):
-        return
-    if _host.has_compiled_alone():
+def _tell_alone(options):
+    """Say how many functions ran on ranks, if the script has compiled others."""
+    found = synk.status()
+    if found.n_alone:
+        own = f"{_host.library.__name__}.function"
+        advice = f": write synkhronos.function, or: synkhronos run --parallel {options.script}"
         print(
-            "synkhronos run: no function ran on the ranks: write synkhronos.function in place of "
-            f"{_host.library.__name__}.function, or: synkhronos run --parallel {options.script}",
+            f"synkhronos run: {count(found.n_distributed, 'function')} ran on the ranks, and "
+            f"{found.n_alone} of {own} in one process alone{'' if found.n_distributed else advice}",
             file=sys.stderr,
         )
 

@@ -141,13 +141,22 @@ f([[1.0]])
 """
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_a_script_that_uses_no_ranks_is_told_what_to_write(tmp_path, used):
-    more = "synk.function([x], (x.sum(), 'sum'), mode='FAST_COMPILE')([[1.0]])\n"
-    (tmp_path / "script.py").write_text(ALONE + more * used)
-    status, _, err = python(tmp_path, "-m", "synkhronos", "run", "-n", "2", "script.py")
-    said = "write synkhronos.function in place of theano.function, or: synkhronos run --parallel"
-    assert status == 0 and (said not in err if used else said in err)
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ("", "0 functions ran on the ranks, and 1 of theano.function in one process alone: write "),
+        ("f = g", ""),
+        ("g([[1.0]])", "1 function ran on the ranks, and 1 of theano.function in one process "),
+    ],
+)
+def test_the_end_says_which_functions_used_the_ranks(tmp_path, more, said):
+    of_ranks = "g = synk.function([x], (x.sum(), 'sum'), mode='FAST_COMPILE')\n"
+    (tmp_path / "script.py").write_text(f"{ALONE}{of_ranks}{more}\nprint(synk.status())")
+    status, out, err = python(tmp_path, "-m", "synkhronos", "run", "-n", "2", "script.py")
+    assert status == 0 and (said in err if said else err == "")
+    n_distributed = int("g(" in more)
+    shown = f"; functions: {n_distributed} on ranks, 1 in this process alone\n"
+    assert (shown in out) == bool(said)
 
 
 @pytest.mark.parametrize(

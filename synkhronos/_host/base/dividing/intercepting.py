@@ -33,9 +33,9 @@ def begin(make):
     return _make.set(make)
 
 
-def has_compiled_alone():
-    """Return whether there are functions that the script has compiled, by the host library."""
-    return not all(getattr(each.maker, "is_of_synkhronos", False) for each in _functions())
+def count_alone():
+    """Return how many functions there are that the script has compiled, by the host library."""
+    return sum(not getattr(each.maker, "is_of_synkhronos", False) for each in _functions())
 
 
 def _functions():
