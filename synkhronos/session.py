@@ -228,7 +228,7 @@ def _runs_script_again():
     """Return whether multiprocessing runs the script, up to this call, in a process it started."""
     frame = sys._getframe() if "__mp_main__" in sys.modules else None
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
             return True
         frame = frame.f_back
     return False

@@ -476,6 +476,8 @@ for name in ("sync_batch_norm", "serial_random"):
 PROFILE = Use("synk.profile", {"room": "100"}, "result is not None")
 PROFILE.refuses("room", TypeError, "2.5", "room must be an integer")
 PROFILE.refuses("room", ValueError, "0", "room must be at least 1, got 0")
+STATUS = Use("synk.status", {"live": "False"}, "result.ranks")
+STATUS.refuses("live", TypeError, "X", "live must be True or False")
 SAVE = Use("Profile.save", {"file": "file"}, "file.unlink() is None", spelled="recorded.save")
 PLOT = Use("Profile.plot", {"file": "None", "last": "1"}, "result.axes", spelled="recorded.plot")
 for use, phrase in ((SAVE, ".json (a trace) or .txt (the summary)"), (PLOT, "one of .")):
