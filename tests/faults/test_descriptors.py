@@ -92,3 +92,30 @@ synk.close()
 def test_no_descriptor_left(script, where):
     done = script(BEGIN + where + END)
     assert "Error" not in done.stderr
+
+
+GATE = """
+import os, resource
+from synkhronos.comm.shared.gate import SharedGate
+
+free, (soft, hard) = os.dup(0), resource.getrlimit(resource.RLIMIT_NOFILE)
+os.close(free)
+for n in range(9):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + n, hard))
+    try:
+        SharedGate(2, 0, False).close()
+        made = True
+    except OSError:
+        made = False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.dup(0) == free, n
+    os.close(free)
+assert made
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+SharedGate(2, 0, False).close()
+assert os.dup(0) == free
+"""
+
+
+def test_a_gate_that_is_not_made_leaves_no_descriptor(script):
+    script(GATE)

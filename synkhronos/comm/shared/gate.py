@@ -67,16 +67,17 @@ class SharedGate(Meetings, Gate):
         self._files = []  # none, where Python or the system makes no files of this kind
         with contextlib.suppress(AttributeError, OSError):
             self._files.append(make_file(n_ranks))
-        memory = Memory(n_ranks, *self._files)
-        self._mailbox, self._replies = memory.mailbox, memory.replies
         # No rank writes to it. The master alone holds the write end, so its end of file is the
         # master's death.
-        self._life_pipe, self._life = make_pipe(), None  # on workers, their own end of it
+        self._life_pipe, self._life = (), None  # on workers, their own end of it
         try:
+            memory = Memory(n_ranks, *self._files)
+            self._life_pipe = make_pipe()
             wake_pipes = make_wake_pipes(n_ranks)
         except OSError:
             self._close_all([*self._life_pipe, *self._files])
             raise
+        self._mailbox, self._replies = memory.mailbox, memory.replies
         Meetings.__init__(self, memory, wake_pipes, master_rank, n_ranks, spin)
         self._deaths = select.poll()
         self._processes = {}  # rank -> process, on the master

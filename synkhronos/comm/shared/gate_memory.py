@@ -74,7 +74,11 @@ class Memory:
 
 
 def _map(file, nbytes):
-    """Return a map of a file as an array; mmap's would keep a descriptor that can't be closed."""
+    """Return a map of a file as an array.
+
+    Python's mmap would keep a descriptor until the map goes, which functions of a closed session
+    keep.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     number, size = ctypes.c_int, ctypes.c_size_t
     libc.mmap.argtypes = ctypes.c_void_p, size, number, number, number, ctypes.c_long
@@ -91,8 +95,12 @@ def _map(file, nbytes):
 def make_file(n_ranks: int) -> int:
     """Return the descriptor of memory for so many ranks: a file without a place."""
     file = os.memfd_create(NAME, os.MFD_CLOEXEC)
-    os.fchmod(file, 0o600)
-    os.ftruncate(file, Memory.nbytes(n_ranks))
+    try:
+        os.fchmod(file, 0o600)
+        os.ftruncate(file, Memory.nbytes(n_ranks))
+    except OSError:  # such as of a limit of the size of files
+        os.close(file)
+        raise
     return file
 
 
