@@ -115,8 +115,8 @@ def test_without_a_terminal_one_table_is_printed(script):
     assert max(map(len, done.stdout.splitlines())) <= 90
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03"])
-def test_a_terminal_is_left_as_it_was(script, key):
+@pytest.mark.parametrize(("key", "status"), [(b"q", 0), (b"\x03", 0), (None, 143)])
+def test_a_terminal_is_left_as_it_was(script, key, status):
     pytest.importorskip("rich")
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
@@ -128,8 +128,8 @@ def test_a_terminal_is_left_as_it_was(script, key):
     with subprocess.Popen([sys.executable, "-c", take, *line], env=environment, **given) as process:
         shown = read_until(ours, b"sleeping")
         assert b"0, master" in shown and b"\x1b[?1049h" in shown
-        os.write(ours, key)
-        assert process.wait(20) == 0
+        os.write(ours, key) if key else process.terminate()
+        assert process.wait(20) == status
     assert b"\x1b[?1049l" in read_until(ours, b"\x1b[?1049l")
     assert termios.tcgetattr(theirs) == before
     os.close(ours)

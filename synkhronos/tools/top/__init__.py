@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import sys
 import time
 from typing import Any, Callable, Iterator
@@ -118,8 +119,9 @@ def _printer(as_json) -> Callable[[dict[str, Any]], None]:
 
 @contextlib.contextmanager
 def _on_screen() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show tables one in place of the other, and leave the terminal as it was."""
+    """Show tables one in place of the other; leave the terminal as it was, after a kill, too."""
     screen = live.screen(alternate=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with screen:
         yield lambda found: screen.update(_watched(found).rich(screen.console.width), refresh=True)
 
