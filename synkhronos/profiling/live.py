@@ -8,6 +8,7 @@ hold Python's lock, and would see the master wait more often than it does.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -27,6 +28,7 @@ _COLUMNS = (
 )
 _SHARES = ("computes", "waits", "no_call")
 _COLOURS = ("green", "red", "bright_black")
+_LEAST = "shared", "memory", "process", "device"  # left out first in a terminal with little room
 _WIDE, _BAR = 105, 20  # characters of a terminal that has room for bars, and of a bar
 
 
@@ -70,16 +72,26 @@ class Watched(Tables):
         shown: list[Any] = [Text(self._headline(), style="bold")]
         for session, (title, columns, rows) in zip(self.sessions, self._tables()):
             table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
-            for column in columns:
+            shown_columns = _that_fit(width, columns, rows)
+            for column in shown_columns:
                 is_text = column in ("rank", "device", "process")
                 table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
             if width >= _WIDE:
                 table.add_column(Text(" ").join(map(Text, columns[-3:], _COLOURS)))
             for rank, row in zip(session["ranks"], rows):
                 bar = [_bar(rank)] if width >= _WIDE else []
-                table.add_row(*map(Text, row), *bar)
+                cells = dict(zip(columns, row))
+                table.add_row(*(Text(cells[column]) for column in shown_columns), *bar)
             shown += [Text(), table]
         return Group(*shown)
+
+
+def _that_fit(width, columns, rows):
+    widths = {column: max(map(len, (column, *cells))) + 1 for column, *cells in zip(columns, *rows)}
+    for column in _LEAST:
+        if sum(widths.values()) > width:
+            del widths[column]
+    return list(widths)
 
 
 def _title(session):
@@ -164,9 +176,12 @@ class LiveStatus:
             stack.callback(child.terminate)
             thread.start()
             self._stack = stack.pop_all()
+        # A block may never be left, as that of a generator: the thread must end before Python.
+        atexit.register(self._stack.close)
 
     def __exit__(self, *raised: Any) -> None:
         """Leave what was shown last."""
+        atexit.unregister(self._stack.close)
         self._stack.close()
 
     def _follow(self, lines, show):

@@ -199,6 +199,37 @@ def test_a_half_written_label_shows_no_session(script):
         memory.write(first)
 
 
+def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers():
+    rich = pytest.importorskip("rich.console")
+    rank = {"rank": 0, "is_master": True, "device": "cpu", "pid": 1234567, "process": "sleeping"}
+    rank.update(cpu=0.97, resident=118e6, shared=1e6, computes=1.0, waits=0.0, no_call=0.0)
+    session = {"script": "a.py", "n_ranks": 1, "calls": 1, "kind": "session", "shared": 0}
+    watched = live.Watched([{**session, "calls_per_second": 1.0, "ranks": [rank]}])
+    for width, names in ((60, 7), (90, 10)):
+        console = rich.Console(width=width, color_system=None)
+        with console.capture() as captured:
+            console.print(watched.rich(width))
+        columns, row = captured.get().splitlines()[-2:]
+        assert "…" not in columns + row and "1234567" in row and "97 %" in row
+        assert len(columns.replace("no call", "no_call").split()) == names
+
+
+def test_what_a_command_has_begun_is_shown_as_this_command():
+    code = (
+        "import subprocess as s, sys; "
+        "p = s.Popen([sys.executable, '-u', '-m', 'synkhronos.rules.worker', '-'], stdin=s.PIPE); "
+        "print(p.pid, flush=True); input(); p.kill()"
+    )
+    given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, "--epochs", "3"], **given) as process:
+        pid = int(process.stdout.readline())
+        end = time.monotonic() + 10
+        while (shown := sampling.script_of(pid)) != "--epochs 3" and time.monotonic() < end:
+            time.sleep(0.01)  # until the child has become this program
+        process.stdin.write("\n")
+    assert shown == "--epochs 3"
+
+
 def test_machines_of_one_session_are_merged():
     def answer(rank, is_master, calls):
         ranks = [{"rank": rank, "is_master": is_master}]
@@ -245,6 +276,15 @@ def test_a_live_status_without_a_terminal_ends_with_its_session(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Synkhronos: 1 session\n\nlive.py: 2 ranks, ")
     assert len(done.stdout.splitlines()) == 6
+
+
+@pytest.mark.parametrize("end", ["", "next(generator); "])
+def test_a_live_status_that_is_not_left_ends_with_python(end):
+    begin = "import synkhronos as synk; synk.fork(2); live = synk.status(live=True); "
+    block = "exec('def block():\\n with live: yield'); generator = block(); "
+    done = running.run(sys.executable, "-c", begin + (block + end if end else "live.__enter__()"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("Synkhronos: ") == 1
 
 
 def test_a_live_status_needs_a_session():

@@ -28,7 +28,7 @@ from synkhronos.tools import launch
 from synkhronos.tools.top import hosts as _hosts
 from synkhronos.tools.top.sampling import Sampler
 
-_NONE = "There is no running session of this user with several ranks; --wait waits for one."
+_NONE = "There is no running session of {} with several ranks; --wait waits for one."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +99,8 @@ def _watch(sampler, options, is_once, show, pause):
                 return int(bool(_problems(found))), []
         elif not options.wait:
             break
-    return int(not has_seen), ["The session has ended." if has_seen else _NONE, *_problems(found)]
+    none = _NONE.format("this user" if options.pid is None else f"process {options.pid}")
+    return int(not has_seen), ["The session has ended." if has_seen else none, *_problems(found)]
 
 
 def _problems(found):

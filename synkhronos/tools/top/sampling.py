@@ -36,6 +36,8 @@ from synkhronos.comm.shared.gate_memory import (
 
 LOOK_SECONDS = 0.02
 COMPUTES, WAITS, NO_CALL = "computes", "waits", "no_call"
+# What a command or a script of the user starts, as which it is shown.
+_BEGUN = {"synkhronos.rules.worker", "synkhronos.parameter_server.remote.node"}
 _LINK = f"/memfd:{NAME} (deleted)"
 
 
@@ -257,8 +259,10 @@ def script_of(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         given = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
+    except OSError:  # it has just ended
+        return f"process {pid}"
+    if _BEGUN.intersection(words[:4]):
+        return script_of(int(stat_of(pid, ["", "", "1"])[2]))
     if "ipykernel_launcher" in words:  # Jupyter tells a kernel its notebook
         name = dict(each.partition("=")[::2] for each in given).get("JPY_SESSION_NAME")
         return os.path.basename(name or "a notebook")
