@@ -158,7 +158,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
 def _tell_alone(options):
     """Say how many functions ran on ranks, if the script has compiled others."""
     found = synk.status()
-    if found.n_alone:
+    if found.n_alone and (found.n_distributed or not found.functions):  # else not called yet
         own = f"{_host.library.__name__}.function"
         advice = f": write synkhronos.function, or: synkhronos run --parallel {options.script}"
         print(
