@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import time
 from typing import NamedTuple, Tuple
 
 import numpy as np
@@ -22,6 +23,9 @@ WHOLE, SPLIT, BATCH = range(3)
 # select other rows, but as many, share one command.
 POSTED = True
 PLAIN, SLICED = "plain", "sliced"
+# All rows run again in one process only after calls whose ranks together took less than this: the
+# time, and the memory, of a longer one may be out of reach there.
+SECONDS_AGAIN = 2.0
 # Words of the errors that Theano and NumPy raise for arrays whose lengths don't fit.
 _ABOUT_SHAPES = re.compile("shape|dimension|broadcast|align|size|rows|bounds|split|shorter", re.I)
 
@@ -71,11 +75,13 @@ class Replica:
         # In a function that communicates an idle rank runs too: the others wait for it to reduce.
         outputs = None
         if not idle or self.description.communicates:
+            begin = time.monotonic()
             try:
                 outputs = self._run_slices(worker, request, rows)
             except (ValueError, IndexError, AssertionError) as error:
                 if _may_be_of_rows(error, computed, request):
-                    self._explain(worker, error, computed, request)
+                    is_short = worker.n_ranks * (time.monotonic() - begin) < SECONDS_AGAIN
+                    self._explain(worker, error, computed, request, is_short)
                 raise
         worker.gate.report_rows(-1 if idle else computed or 1)
         return worker.results.hand_over(
@@ -242,10 +248,10 @@ class Replica:
             pairs.append((variable, taken))
         return pairs
 
-    def _explain(self, worker, error, mine, request):
+    def _explain(self, worker, error, mine, request, is_short):
         """Add to an error what this rank's number of rows has to do with it."""
         rows, n_slices = request.rows, request.num_slices
-        if n_slices == 1 and self._fails_with_all_rows(worker, error, request):
+        if n_slices == 1 and is_short and self._fails_with_all_rows(worker, error, request):
             shapes = ", ".join(str(tuple(ref.shape)) for ref in request.inputs)
             add_advice(
                 error,

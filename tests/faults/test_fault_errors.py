@@ -16,6 +16,7 @@ from support.layouts import Layout
 
 import synkhronos as synk
 from synkhronos import WorkerDied, WorkerError
+from synkhronos._session import replica
 
 pytestmark = pytest.mark.faults
 
@@ -236,6 +237,13 @@ def test_errors_of_other_axes_than_that_of_rows_say_so(ranks):
     f = function([X, y], (T.dot(X, y), "gather"))
     with pytest.raises(WorkerError, match=r"had .* of the 12 rows .* belongs in bcast_inputs\."):
         f(np.ones((12, 12)), np.ones((12, 2)))
+
+
+def test_a_long_call_does_not_run_again_in_one_process(ranks, monkeypatch):
+    monkeypatch.setattr(replica, "SECONDS_AGAIN", 0.0)
+    f = function([X], (T.dot(X, theano.shared(np.ones(3))), "gather"))
+    with pytest.raises(WorkerError, match=r"had .* of the 12 rows"):
+        f(np.ones((12, 4)))
 
 
 def test_other_errors_say_nothing_of_rows(ranks):
