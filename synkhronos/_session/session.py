@@ -5,13 +5,13 @@ Every command to the workers goes through `Session.run`.
 
 import contextlib
 import enum
-import gc
 import inspect
 import sys
 import threading
 import weakref
 
 from synkhronos._machine.devices import end_openmp_threads
+from synkhronos._machine.instances import instances_of
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import join_all, kill_all
@@ -359,8 +359,8 @@ class _Steps:
         while frame is not None:
             running.add(id(frame))
             frame = frame.f_back
-        for each in gc.get_objects():
-            if isinstance(each, _Steps) and each._is_left(session, running):
+        for each in instances_of(_Steps, _RecordedSteps):
+            if each._is_left(session, running):
                 each._steps.close()
 
     def _is_left(self, session, running):

@@ -166,3 +166,16 @@ def test_a_call_under_way_is_not_waited_for(ranks, tmp_path):
         go_on.touch()
         call.result(60)
     assert synk.status().state == "open"
+
+
+def test_functions_inside_operations_are_not_those_of_the_script(ranks):
+    x, v = T.dmatrix("x"), T.dvector("v")
+    before = synk.status()
+    states, _ = theano.scan(lambda now, h: h + now, x.T, T.zeros((x.shape[0],)))
+    f = function([x], (theano.OpFromGraph([v], [2 * v])(states[-1]), "gather"))
+    assert f(np.ones((4, 3))).tolist() == [6] * 4
+    assert synk.status().n_alone == before.n_alone
+    alone = theano.function([v], v.sum())
+    now = synk.status()
+    assert (now.n_alone, now.n_distributed) == (before.n_alone + 1, before.n_distributed + 1)
+    assert alone([1.0]) == 1

@@ -8,6 +8,7 @@ from numpy.random import RandomState
 from theano import clone as clone_replace
 from theano import config, gof
 from theano import function as compile_serially
+from theano.compile.builders import OpFromGraph
 from theano.compile.function_module import Function as CompiledFunction
 from theano.compile.function_module import convert_function_input
 from theano.compile.io import In, Out, SymbolicInput
@@ -44,6 +45,8 @@ SIZES = (
     "as in binomial(x.shape), and no other axis depends on it. (normal() of MRG_RandomStreams "
     "draws them in one row: take that of RandomStreams.)"
 )
+
+HasInnerGraph = Scan, OpFromGraph
 
 
 class Operation(gof.Op):

@@ -3,13 +3,13 @@
 import contextvars
 import copyreg
 import functools
-import gc
 import sys
 from time import perf_counter
 
 from synkhronos._host.base.cells import tell
 from synkhronos._host.base.dividing.library import is_random_state, pickle_function
-from synkhronos._host.base.library import CompiledFunction, library
+from synkhronos._host.base.library import CompiledFunction, HasInnerGraph, library
+from synkhronos._machine.instances import classes_of_all, instances_of
 
 _make = contextvars.ContextVar("synkhronos parallel", default=None)
 
@@ -28,18 +28,21 @@ def make_instead(compile_function, arguments, *args, **kwargs):
 
 def begin(make):
     """Let `make` make the functions of this context; return the token for `end`."""
-    for each in _functions():
+    for each in instances_of(CompiledFunction):
         _let_tell(each)
     return _make.set(make)
 
 
 def count_alone():
-    """Return how many functions there are that the script has compiled, by the host library."""
-    return sum(not getattr(each.maker, "is_of_synkhronos", False) for each in _functions())
-
-
-def _functions():
-    return [each for each in gc.get_objects() if type(each) is CompiledFunction]
+    """Return how many functions the script has compiled, by the host library."""
+    functions = instances_of(CompiledFunction)
+    alone = [each for each in functions if not getattr(each.maker, "is_of_synkhronos", False)]
+    if not alone:
+        return 0
+    # Without those that scans and OpFromGraphs have.
+    kinds = [kind for kind in classes_of_all() if issubclass(kind, HasInnerGraph)]
+    inside = [vars(op).get(name) for op in instances_of(*kinds) for name in ("fn", "_fn")]
+    return len({*map(id, alone)} - {*map(id, inside)})
 
 
 end = _make.reset
