@@ -17,7 +17,7 @@ import synkhronos as synk
 from synkhronos.comm.shared import gate_memory
 from synkhronos.profiling import live
 from synkhronos.tools import top
-from synkhronos.tools.top import sampling
+from synkhronos.tools.top import hosts, sampling
 
 TOP = [sys.executable, "-m", "synkhronos", "top"]
 # It makes as many calls as each line of its input says. Rank 1 sleeps in a call, rank 0 does not.
@@ -239,6 +239,19 @@ def test_machines_of_one_session_are_merged():
     [session] = live.merged([answer(1, False, 1), answer(0, True, 2)])
     assert [rank["rank"] for rank in session["ranks"]] == [0, 1]
     assert (session["calls"], session["shared"]) == (2, 10)
+
+
+def test_a_machine_that_never_answers_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(hosts.mpirun, "check", lambda: None)
+    monkeypatch.setattr(hosts.mpirun, "line", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(hosts, "_FIRST_SECONDS", 1.0)
+    with hosts.Hosts(options(hosts="node0")) as watched:
+        begin = time.monotonic()
+        assert watched.sample(0.1)["sessions"] == []
+        assert 1 <= time.monotonic() - begin
+        begin = time.monotonic()
+        assert watched.sample(0.1)["sessions"] == []
+        assert time.monotonic() - begin < 0.9
 
 
 LIVE = """

@@ -55,6 +55,7 @@ class Hosts:
                 self._begun[host.name], self._said[host.name] = b"", []
                 self._selector.register(child.stdout, selectors.EVENT_READ, host)
             self._stack = stack.pop_all()
+        self._first_end = time.monotonic() + _FIRST_SECONDS
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -62,13 +63,12 @@ class Hosts:
 
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
         """Wait for so long, and return what all machines have told last."""
-        begin = time.monotonic()
+        end = time.monotonic() + seconds
         while not pause(0.02):
             for key, _ in self._selector.select(0):
                 self._take(key)
-            waited = time.monotonic() - begin
-            is_first = len(self._last) + len(self.problems) < len(self._hosts)
-            if waited >= (_FIRST_SECONDS if is_first else seconds):
+            have_answered = len(self._last) + len(self.problems) == len(self._hosts)
+            if time.monotonic() >= (end if have_answered else max(end, self._first_end)):
                 break
         sessions = []
         for name, answer in self._last.items():
