@@ -7,4 +7,7 @@ from synkhronos.tools.bench import frame
 
 if __name__ == "__main__":
     name, *rest = sys.argv[1:] or [None]
-    sys.exit(frame.main("benchmarks", BENCHMARKS, name, rest))
+    try:
+        sys.exit(frame.main("benchmarks", BENCHMARKS, name, rest))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -318,6 +318,11 @@ def measure(args, report):
     if unknown:
         raise frame.Refused(f"no run {sorted(unknown)[0]!r}; there are: {', '.join(RUNS)}")
     pages = runpy.run_path(str(ROOT / "docs" / "figures.py"))
+    try:
+        pages["read"]()
+    except (OSError, ValueError) as error:
+        file = pages["FILE"].relative_to(ROOT)
+        raise frame.Refused(f"can't read {file} ({error}): git checkout {file}") from None
     commit = _printed_by(["git", "log", "-1", "--format=%h", "--", ".", *_WRITTEN])
     kept, begin = [], time.monotonic()
     for name in args.names or RUNS:

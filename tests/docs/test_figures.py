@@ -168,3 +168,6 @@ def test_each_run_is_written_as_it_ends(copy, monkeypatch, capsys):
     assert entry["numbers"] == {"us": 1230} and entry["output"] == ["first", "..."]
     assert (copy / "README.md").read_text() == "<!-- figure call.us -->1,230<!-- end --> us"
     assert frame.main("benchmarks", BENCHMARKS, "figures", ["typo"]) == 2
+    (copy / "docs" / "figures.json").write_text('{"call": ')
+    assert frame.main("benchmarks", BENCHMARKS, "figures", []) == 2
+    assert "git checkout docs/figures.json" in capsys.readouterr().err
