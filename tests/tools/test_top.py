@@ -248,7 +248,7 @@ def test_a_machine_that_never_answers_is_waited_for_once(monkeypatch):
     with hosts.Hosts(options(hosts="node0")) as watched:
         begin = time.monotonic()
         assert watched.sample(0.1)["sessions"] == []
-        assert 1 <= time.monotonic() - begin
+        assert time.monotonic() - begin >= 1
         begin = time.monotonic()
         assert watched.sample(0.1)["sessions"] == []
         assert time.monotonic() - begin < 0.9
