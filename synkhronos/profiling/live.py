@@ -177,12 +177,17 @@ class LiveStatus:
             thread.start()
             self._stack = stack.pop_all()
         # A block may never be left, as that of a generator: the thread must end before Python.
-        atexit.register(self._stack.close)
+        self._pid = os.getpid()
+        atexit.register(self._close)
 
     def __exit__(self, *raised: Any) -> None:
         """Leave what was shown last."""
-        atexit.unregister(self._stack.close)
-        self._stack.close()
+        atexit.unregister(self._close)
+        self._close()
+
+    def _close(self):
+        if os.getpid() == self._pid:  # a process that is forked in the block has no thread
+            self._stack.close()
 
     def _follow(self, lines, show):
         for line in lines:

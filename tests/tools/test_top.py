@@ -291,6 +291,17 @@ def test_a_live_status_without_a_terminal_ends_with_its_session(tmp_path):
     assert len(done.stdout.splitlines()) == 6
 
 
+def test_a_process_forked_in_the_block_ends():
+    code = (
+        "import os, sys, synkhronos as synk; synk.fork(2)\n"
+        "with synk.status(live=True):\n    os.fork() or sys.exit(3)\n"
+        "    print(os.WEXITSTATUS(os.wait()[1]))"
+    )
+    done = running.run(sys.executable, "-c", code)
+    assert (done.returncode, done.stderr, done.stdout.count("Synkhronos: ")) == (0, "", 1)
+    assert done.stdout.startswith("3\n")
+
+
 @pytest.mark.parametrize("end", ["", "next(generator); "])
 def test_a_live_status_that_is_not_left_ends_with_python(end):
     begin = "import synkhronos as synk; synk.fork(2); live = synk.status(live=True); "
