@@ -1,4 +1,4 @@
-"""What `synkhronos top` has seen, as tables: in a terminal, in a notebook, and during calls.
+"""Tables of the ranks that `synkhronos top` has seen: in a terminal, a notebook, and during calls.
 
     synkhronos top --json --pid THIS   ── a line each second ──▶  a thread here ──▶ the display
 

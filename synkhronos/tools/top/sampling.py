@@ -42,7 +42,7 @@ _LINK = f"/memfd:{NAME} (deleted)"
 
 
 class Seen(NamedTuple):
-    """What one look at the cells has shown: the number of the call, and what each rank does."""
+    """A look at the cells: the number of the call, and what each rank does."""
 
     call: int
     meeting: int
