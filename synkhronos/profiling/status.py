@@ -221,7 +221,7 @@ def status(live: bool = False) -> Union[Status, LiveStatus]:
     used = [variable for function in functions for variable in function.get_shared()]
     variables = dict.fromkeys([*used, *session.registry.variables()])
     return Status(
-        _state(session),
+        state_of(session),
         session.master_rank,
         session.gate.sequence,
         sum(segments.values()) if is_told else None,
@@ -241,7 +241,8 @@ def _count_alone():
     return _host.count_alone()
 
 
-def _state(session):
+def state_of(session):
+    """Return the state of a session, in words."""
     if session.state is State.BROKEN:
         return "broken"
     if session.inside.locked():

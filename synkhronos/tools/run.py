@@ -31,6 +31,7 @@ from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
 from synkhronos.launch import INTERRUPTED, guard, where
+from synkhronos.profiling.status import state_of
 
 _MOST_CAUSES = 99  # that are looked at: they may go in a circle
 
@@ -151,7 +152,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         Current.of_run = None
         if options.parallel:
             _tell(synk.parallel_report(), options)
-        if synk.status().state == "open":
+        if Current.session is not None and state_of(Current.session) == "open":
             synk.close()
 
 
