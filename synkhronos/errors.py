@@ -76,9 +76,13 @@ class SharedMemoryFull(MemoryError):
 
     Raised when a :class:`~synkhronos.inputs.Data`, a staged input or an output does not fit, and
     when the process has no file descriptor left for it (``ulimit -n``), no address (``ulimit -v``),
-    may make no file so large (``ulimit -f``), or ``/dev/shm`` has no inode left. Free some Data, or
-    allow the machine more shared memory (``docker run --shm-size=...``) or the process more.
+    may make no file so large (``ulimit -f``), or ``/dev/shm`` has no inode left. Free some Data,
+    use smaller arrays, or allow the machine more shared memory (``docker run --shm-size=...``) or
+    the process more.
     """
+
+    _lacks_room = False  # whether the machine's shared memory is full; else a limit is reached
+    _is_before_ranks = False  # whether no rank had begun the call, so that it has no effect
 
 
 class PortingWarning(UserWarning):

@@ -17,6 +17,7 @@ from synkhronos._session import commands
 from synkhronos._session.replica import BATCH, POSTED, SPLIT, WHOLE
 from synkhronos._session.staging import StagedInput
 from synkhronos._wording import count, is_bool, shown
+from synkhronos.errors import SharedMemoryFull
 
 _LENGTHS = 16  # commands of different numbers of rows that are kept
 
@@ -37,8 +38,26 @@ class Requests:
         """Return the command for a call, after checking all that the master can check.
 
         `make_ready` takes the number of slices; it sends the workers the compiled variant, if they
-        lack it.
+        lack it. Where shared memory is full, all functions give back what they keep for plain
+        arrays, and it is tried again.
         """
+        asked = make_ready, values, output_subset, batch, batch_s, num_slices
+        try:
+            return self._make(*asked)
+        except SharedMemoryFull as error:
+            if not error._lacks_room:
+                error._is_before_ranks = True
+                raise
+        # Not in the handler, where the frames of the error keep the memory.
+        self._session.registry.free_staged()
+        try:
+            return self._make(*asked)
+        except SharedMemoryFull as error:
+            self._session.registry.free_staged()
+            error._is_before_ranks = True
+            raise
+
+    def _make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
         session, inputs, modes = self._session, self._inputs, self._description.output_modes
         if num_slices.__class__ is not int or num_slices != 1:
             num_slices = self.check_slices(num_slices)

@@ -32,7 +32,7 @@ import resource
 import secrets
 import weakref
 from pathlib import Path
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 import posix_ipc
@@ -188,6 +188,11 @@ class Segments:
         any thread. By default the memory is freed at once.
     on_lost : callable, optional
         Called if the segment of another rank can't be opened; it may raise the cause.
+
+    Attributes
+    ----------
+    has_data : callable
+        Returns whether the script has Data whose memory it can free: for the advice in errors.
     """
 
     def __init__(self, on_release=None, on_lost=None):
@@ -196,6 +201,7 @@ class Segments:
         self._on_release = on_release or (lambda ref, give_back: give_back())
         self._on_lost = on_lost or (lambda: None)
         self._sharing = _Sharing()  # finalizers hold it, and must not keep the maps alive
+        self.has_data = lambda: False
 
     def create(self, nbytes: int) -> Segment:
         """Make a zero-filled segment, with its memory reserved.
@@ -209,7 +215,7 @@ class Segments:
         with _lack_of_descriptors_or_addresses_explained(), interrupts_held():
             # A Ctrl-C before the finalizer exists would lose the descriptor and the memory.
             owner = number_in_proc()
-            fd = _reserve(nbytes)
+            fd = _reserve(nbytes, self.has_data)
             try:
                 file = os.fstat(fd)
                 memory = mmap.mmap(fd, nbytes)
@@ -340,8 +346,8 @@ def _open_unnamed() -> int:
     return created.fd
 
 
-def _reserve(nbytes: int) -> int:
-    with _lack_of_room_explained(nbytes):
+def _reserve(nbytes: int, has_data: Callable[[], bool]) -> int:
+    with _lack_of_room_explained(nbytes, has_data):
         fd = _open(_open_unnamed)
         try:
             # The umask may have taken permissions away, which other ranks need to open the segment.
@@ -356,7 +362,7 @@ def _reserve(nbytes: int) -> int:
 
 
 @contextlib.contextmanager
-def _lack_of_room_explained(nbytes):
+def _lack_of_room_explained(nbytes, has_data):
     """Raise SharedMemoryFull, with advice, in place of an error for lack of room."""
     try:
         yield
@@ -377,10 +383,20 @@ def _lack_of_room_explained(nbytes):
             lacks = "no file left that can be made (inodes)"
         elif number == errno.EDQUOT:
             lacks = "a quota for this user, which is used up"
-        raise SharedMemoryFull(
-            f"No room for {nbytes:,} bytes of shared memory: {SHARED_MEMORY} has {lacks}. Free "
-            "some Data (free_memory()), or give the machine more (in Docker: --shm-size)."
+        advice = "Use smaller arrays (fewer rows in each call)"
+        if has_data():
+            advice = "Free some Data (free_memory())"
+        raise _full(
+            f"No room for {nbytes:,} bytes of shared memory: {SHARED_MEMORY} has {lacks}. "
+            f"{advice}, or give the machine more (in Docker: --shm-size)."
         ) from error
+
+
+def _full(message):
+    # No variable of the frame that raises it: that cycle would keep the memory of callers.
+    error = SharedMemoryFull(message)
+    error._lacks_room = True
+    return error
 
 
 def _release(owner: int, ref: SegmentRef, on_release, sharing) -> None:

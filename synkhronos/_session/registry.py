@@ -195,6 +195,10 @@ class Registry:
         """Return all Data that exist."""
         return _alive(self._data.valuerefs())
 
+    def has_data(self) -> bool:
+        """Return whether there are Data that have memory."""
+        return any(each.alloc_size for each in self.data())
+
     def variables(self) -> list:
         """Return all shared variables that the workers have."""
         return _alive(self._variable_keys.keyrefs())
@@ -204,10 +208,16 @@ class Registry:
         for variable in self.variables():
             _host.unwatch(variable)
 
+    def free_staged(self) -> None:
+        """Free the shared memory that functions keep for plain inputs, which each call copies."""
+        for function in self.functions():
+            # Another thread may be making one, which has no memory yet.
+            if getattr(function, "_session", None) is self._session:
+                function._release()
+
     def release(self) -> None:
         """Free the shared memory that functions keep for plain inputs; let go of the functions."""
-        for function in self.functions():
-            function._release()
+        self.free_staged()
         for finalizer in list(self._finalizers.values()):
             finalizer.detach()
         self._finalizers.clear()

@@ -76,6 +76,7 @@ class Session:
             end_openmp_threads(threads)
         self.gate = make_gate(self.n_ranks, master_rank) if gate is None else gate
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
+        self.comm.memory.has_data = self.registry.has_data
         # Weak: the user's references and functions keep the variables alive.
         self.worker.variables = weakref.WeakValueDictionary()
         self.gate.on_answer = self._hear

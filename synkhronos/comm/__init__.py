@@ -288,6 +288,8 @@ class Memory(ABC):
     # Whether `fetch` returns views, so that it costs nothing to fetch more than is needed.
     is_near = True
     lent: Optional[Block] = None  # a block of this rank that the master may fetch from
+    # Returns whether the script has Data whose memory it can free: for the advice in errors.
+    has_data: Callable[[], bool] = staticmethod(lambda: False)
 
     @abstractmethod
     def create(self, nbytes: int) -> Block:

@@ -276,6 +276,88 @@ def test_a_lack_of_inodes_is_told_as_a_lack_of_memory(tmp_path):
     run(tmp_path, FULL + FEW_FILES, unshared("--mount", inner))
 
 
+SMALL = """
+import gc, os
+import numpy as np
+import theano, theano.tensor as T
+import synkhronos as synk
+
+gc.disable()  # all memory goes with the last reference to it
+every = np.resize(np.arange(100, dtype="int8"), 70 << 20)
+
+def rows(megabytes):
+    return every[:megabytes << 20]
+
+def free():
+    room = os.statvfs("/dev/shm")
+    return room.f_bavail * room.f_frsize >> 20
+
+def refused_without_data(call):
+    try:
+        call()
+    except synk.SharedMemoryFull as error:
+        assert "Use smaller arrays (fewer rows in each call)" in str(error), error
+        assert "free_memory" not in str(error), error
+    else:
+        raise AssertionError("it was not refused")
+
+x, y = T.bvector("x"), T.bvector("y")
+"""
+GROWING = """
+from support.helpers import function
+
+for n_ranks, master in ((1, 0), (2, 0), (3, 1)):
+    synk.fork(n_ranks, master_rank=master)
+    total = T.sum(x, dtype="int64")
+    f, serial = function([x], (total, "sum")), theano.function([x], total, mode="FAST_COMPILE")
+    both = function([x], (total + T.sum(y, dtype="int64"), "sum"), bcast_inputs=[y])
+    for size in (30, 50, 55, 20, 58):
+        assert f(rows(size)) == serial(rows(size)), size
+    if n_ranks == 1:  # it has memory of its own process
+        synk.close()
+        continue
+    for _ in range(2):
+        refused_without_data(lambda: f(rows(70)))
+        assert free() == 63  # and some KB
+        for size in (20, 50):
+            assert f(rows(size)) == serial(rows(size)), size
+    # Another function may use it, and an input that of another one.
+    for sizes in ((10, 40), (40, 10), (30, 30), (5, 55)):
+        expected = serial(rows(sizes[0])) + n_ranks * serial(rows(sizes[1]))
+        assert both(*map(rows, sizes)) == expected, sizes
+    refused_without_data(lambda: both(rows(30), rows(35)))
+    assert free() == 63  # and some KB
+
+    # The numbers of selected rows are copied, too.
+    few = rows(1)
+    for n_rows in (3 << 20, 5 << 20):
+        chosen = np.arange(n_rows) * 7 % len(few)
+        assert f(few, batch=chosen) == serial(few[chosen])
+    del f
+
+    # A Data keeps its contents until it has got more memory.
+    f = function([x], (total, "sum"))
+    d = synk.data(rows(30))
+    with refused(synk.SharedMemoryFull, "Free some Data (free_memory())"):
+        d.set_value(rows(50))
+    assert f(d) == serial(rows(30)) and np.array_equal(d, rows(30))
+    with refused(synk.SharedMemoryFull, "Free some Data (free_memory())"):
+        f(rows(50))
+    d.free_memory()
+    d.set_value(rows(50))
+    assert f(d) == serial(rows(50))
+    del f, both, d
+    synk.close()
+    assert free() == 64
+"""
+MOUNT_SMALL = "mount -t tmpfs -o size=64m none /dev/shm && exec {python} {script}"
+
+
+def test_an_array_may_use_the_room_of_the_one_before(tmp_path):
+    needs("--mount")
+    run(tmp_path, SMALL + GROWING, unshared("--mount", MOUNT_SMALL))
+
+
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
 @pytest.mark.sample(1)
 def test_a_file_of_another_process_is_never_read(no_session, monkeypatch, tmp_path, n, master):
