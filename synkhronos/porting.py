@@ -26,7 +26,7 @@ from synkhronos._session.current import current
 from synkhronos._session.session import State
 from synkhronos._wording import count, line_of_user, one_line, sentence, whole_number
 from synkhronos.comm.reports import raised_by_rank
-from synkhronos.errors import WorkerError
+from synkhronos.errors import SharedMemoryFull, WorkerError
 from synkhronos.functions import function
 from synkhronos.profiling.parallel import ParallelReport, Recorder
 from synkhronos.session import close, fork
@@ -46,6 +46,7 @@ _FIXED_ROWS = (
 _OTHER_ARGUMENTS = "its arguments are no arrays with rows", ""  # Theano says what is wrong
 _SET_INPUTS = "its inputs may have been given other values", "Pass them in each call."
 _CLOSED = "the session has been closed", "Call it in the block, or in a session of fork()."
+_NO_ROOM = "shared memory has no room for its inputs and outputs"
 
 
 def parallel(
@@ -64,11 +65,11 @@ def parallel(
     sums over rows are added up over the ranks, rows are gathered, and gradients are
     reduced before an update uses them. A function stays Theano's, in the master, if it has no input
     with rows or an operation without a rule for rows. So does a call in which the inputs have
-    different numbers of rows, or fewer rows than there are ranks. :func:`parallel_report` shows
-    which functions these are, and why; the first such call of a function that takes a second or
-    more warns with a PortingWarning. Exceptions are those of serial Theano, with a
-    :class:`~synkhronos.WorkerError` as their cause; no update is applied then, but for those that
-    serial Theano, too, makes in place before it raises.
+    different numbers of rows, or fewer rows than there are ranks, or for which shared memory has no
+    room. :func:`parallel_report` shows which functions these are, and why; the first such call of a
+    function that takes a second or more warns with a PortingWarning. Exceptions are those of serial
+    Theano, with a :class:`~synkhronos.WorkerError` as their cause; no update is applied then, but
+    for those that serial Theano, too, makes in place before it raises.
 
     Only random numbers differ: each rank draws those of its rows from a stream of its own.
 
@@ -255,6 +256,7 @@ class ParallelFunction:
                 allow_input_downcast=arguments["allow_input_downcast"],
             )
             self._count.trust_input = False
+        self._has_updates = bool(divided.updates)
         targets = [target for target, _ in divided.updates]
         self._updated = [each for each in targets if not _host.is_random_state(each)]
         self._on_ranks = function(
@@ -271,18 +273,23 @@ class ParallelFunction:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function, on all ranks if the inputs have equally many rows, else serially."""
+        """Run the function on all ranks, or serially where they can't divide the call."""
         begin = perf_counter()
         is_plain = not kwargs and len(args) == len(self._names)
         values = args if is_plain else self._bind(args, kwargs)
         why_alone = self._why_alone(values)
-        if why_alone is not None:
-            result = self.serial(*args, **kwargs)
-            self._calls.alone(perf_counter() - begin, *why_alone)
-            return result
-        results = self._call_on_ranks(values)
-        self._calls.on_ranks(perf_counter() - begin)
-        return results
+        if why_alone is None:
+            try:
+                results = self._call_on_ranks(values)
+                self._calls.on_ranks(perf_counter() - begin)
+                return results
+            except SharedMemoryFull as error:
+                if self._has_updates and not error._is_before_ranks:
+                    raise  # a rank may have updated variables in place
+                why_alone = _NO_ROOM, str(error)
+        result = self.serial(*args, **kwargs)
+        self._calls.alone(perf_counter() - begin, *why_alone)
+        return result
 
     def _call_on_ranks(self, values):
         try:

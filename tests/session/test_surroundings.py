@@ -350,12 +350,41 @@ for n_ranks, master in ((1, 0), (2, 0), (3, 1)):
     synk.close()
     assert free() == 64
 """
+PARALLEL = """
+w, other = theano.shared(0.0, "w"), theano.shared(0.0, "other")
+serial = theano.function([x], x.max(), updates=[(other, other + x.sum())], mode="FAST_COMPILE")
+with synk.parallel(2, check=CHECK):
+    step = theano.function(
+        [x], x.max(), updates=[(w, w + x.sum())], name="step", mode="FAST_COMPILE"
+    )
+    longer = theano.function([x], x + 1, name="longer", mode="FAST_COMPILE")
+    for size in (30, 70, 50, 70, 20):
+        assert step(rows(size)) == serial(rows(size))
+        assert w.get_value() == other.get_value() > 0
+    assert synk.gather(w, nd_up=1).tolist() == [other.get_value()] * 2
+    for size in (20, 40, 70, 1):  # the inputs of 40 have room, the outputs have not
+        assert np.array_equal(longer(rows(size)), rows(size) + 1)
+    found = {each.name: each for each in synk.parallel_report().functions}
+assert (found["step"].calls, found["step"].calls_on_ranks) == (5, 3)
+assert (found["longer"].calls, found["longer"].calls_on_ranks) == (4, 2)
+for each in found.values():
+    assert each.reason == "shared memory has no room for its inputs and outputs"
+    assert "Use smaller arrays (fewer rows" in each.instead and "--shm-size" in each.instead
+assert free() == 64
+"""
 MOUNT_SMALL = "mount -t tmpfs -o size=64m none /dev/shm && exec {python} {script}"
 
 
 def test_an_array_may_use_the_room_of_the_one_before(tmp_path):
     needs("--mount")
     run(tmp_path, SMALL + GROWING, unshared("--mount", MOUNT_SMALL))
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_calls_of_parallel_that_have_no_room_are_serial(tmp_path, check):
+    needs("--mount")
+    script = SMALL + PARALLEL.replace("CHECK", str(check))
+    run(tmp_path, script, unshared("--mount", MOUNT_SMALL))
 
 
 @pytest.mark.parametrize("n, master", [(2, 0), (3, 1)])
