@@ -24,6 +24,7 @@ from synkhronos._host.base.dividing.library import (
     rebuild_collect_shared,
     scalar,
 )
+from synkhronos._host.base.dividing.options import unknown_options
 from synkhronos._host.base.graph import RankOperation
 from synkhronos._host.base.library import (
     CAReduce,
@@ -273,6 +274,10 @@ class Division:
                 break
         else:
             return self.unruled(node)
+        unknown = unknown_options(type(node.op))
+        if unknown:
+            options = " and ".join(map(repr, unknown))
+            return self.unruled(node, f" with an option that has no rule, {options},")
         if kind in _KNOW_TIMES:
             return _RULES[kind](self, node)
         times = self.times_of(node, node.inputs)
@@ -335,11 +340,11 @@ class Division:
         value = self.of(variable)
         return value.variable if value.kind in kinds else self.same(variable)
 
-    def unruled(self, node):
+    def unruled(self, node, options=""):
         """Apply an operation to what is the same on all ranks."""
         for each in node.inputs:
             if self.of(each).kind in (ROWS, POSITIONS, STREAM):
-                raise CannotDivide(f"computes {_name(node)} of rows of its inputs")
+                raise CannotDivide(f"computes {_name(node)}{options} of rows of its inputs")
         return self.apply(node, [self.same(each) for each in node.inputs])
 
     def apply(self, node, inputs, kind=SAME, axis=0, exact=False):
