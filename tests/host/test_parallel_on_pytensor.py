@@ -162,3 +162,24 @@ def test_functions_of_a_model_stay_serial(ranks, pm):
         f = model.compile_logp(mode=host_library.MODE, name="logp")
         total = f({"beta": BETA})
     assert total == pytest.approx(expected) and reason_of("logp")
+
+
+def test_options_of_additions_to_items_have_serial_values(ranks):
+    """Without duplicates an item gets only the last of the rows: a rank does not know which."""
+    x, y, some = pt.dmatrix("x"), pt.lvector("y"), [0, 0, 1]
+    zeros, row = pt.zeros(3), pytensor.shared(BETA, "row")
+    last = functools.partial(pt.inc_subtensor, ignore_duplicates=True)
+    outputs = [
+        *(last(zeros[y], x[:, 0]), last(row[y], 1), last(row[y], y)),
+        *(last(x[pt.arange(y.shape[0]), y], y), last(x[:, some], 1), last(x[:, some], x)),
+        *(last(zeros[some], x.sum(axis=0)), last(x.sum(axis=0)[some], BETA)),
+    ]
+    values = [X, RANDOM.randint(0, 3, 9)]
+    for place, output in enumerate(outputs):
+        expected = compile_in_python([x, y], output, on_unused_input="ignore")(*values)
+        with synk.parallel():
+            f = compile_in_python([x, y], output, on_unused_input="ignore", name=f"add {place}")
+        np.testing.assert_allclose(f(*values), expected, rtol=1e-12)
+        assert (type(f) is ParallelFunction) == (place >= 3), output
+    [advice] = {each.instead for each in synk.parallel_report().functions if each.name == "add 0"}
+    assert "leave out ignore_duplicates" in advice

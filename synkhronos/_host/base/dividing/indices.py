@@ -36,6 +36,7 @@ from synkhronos._host.base.library import (
 from synkhronos._host.base.rows import sliced_minibatch
 
 SELECT = "Select them before the call, or with synkhronos.function and its argument batch."
+_ADD_ALL = "If no two indices are equal, leave out ignore_duplicates."
 
 
 def _axis_after(division, node, axis):
@@ -238,6 +239,8 @@ def add_to_items(division, node):
         return division.apply(node, [x.variable, added, *new], ROWS, 0, x.exact)
     if node.op.set_instead_of_inc:
         division.refuse(node, "rows, where a later one replaces an earlier one")
+    if getattr(node.op, "ignore_duplicates", False):
+        division.refuse(node, "rows, of which it adds only the last one to each item", _ADD_ALL)
     whole = division.same(node.inputs[0])
     if number(node.inputs[0]) == 0:
         return division.apply(node, [whole, added, *new], PART)
