@@ -16,6 +16,7 @@ from synkhronos._host.base.dividing.division import (
     Value,
     copied,
     ending,
+    number,
     rule,
 )
 
@@ -27,7 +28,7 @@ def _random(division, node):
     values = [division.of(each) for each in parameters]
     if division.of(state).kind != STREAM:
         raise CannotDivide("draws random numbers from a state that is no shared variable")
-    is_each_row = size.kind == SHAPE
+    is_each_row = size.kind == SHAPE and _draws_each_alone(node)
     new, rows = [], []
     for each, value in zip(parameters, values):
         is_mine = value.kind == ROWS and is_each_row and value.axis == size.axis
@@ -46,6 +47,15 @@ def _random(division, node):
         stream._replace(kind=STREAM),
         numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact),
     ]
+
+
+def _draws_each_alone(node):
+    """Return whether no number depends on others: not without replacement, as far as we know."""
+    function = getattr(node.op, "fn", "")
+    if function is raw_random.choice_helper:
+        return number(node.inputs[3]) == 1  # replace
+    is_theanos = getattr(function, "__module__", "") == raw_random.__name__
+    return is_theanos or isinstance(function, str)
 
 
 @ending(basic.Reshape)

@@ -12,6 +12,7 @@ from synkhronos._host.base.dividing.division import (
     number,
     rule,
 )
+from synkhronos._host.base.library import Shape_i
 
 
 def _by_row(*shared):
@@ -79,20 +80,24 @@ def _of_images(*positions, kind=ROWS):
             division.of(each).variable if position in positions else division.same(each)
             for position, each in enumerate(node.inputs)
         ]
-        if kind == PART:
-            return division.apply(_without_batch_size(node), new, PART)
         exact = any(value.exact for value in values)
-        return division.apply(_without_batch_size(node), new, ROWS, axis, exact)
+        n_images = getattr(node.op, "imshp", None) and node.op.imshp[0]
+        if n_images is not None:
+            if exact and values[0].times is None:
+                division.require(int(number(n_images)))
+            else:
+                division.remainders.append(Shape_i(axis)(node.inputs[positions[0]]) - n_images)
+            node = _without_batch_size(node)
+        if kind == PART:
+            return division.apply(node, new, PART)
+        return division.apply(node, new, ROWS, axis, exact)
 
     return of_images
 
 
 def _without_batch_size(node):
     """Return a node whose operation takes images in any number."""
-    op = node.op
-    if getattr(op, "imshp", None) is None or op.imshp[0] is None:
-        return node
-    op = copy.copy(op)
+    op = copy.copy(node.op)
     op.imshp = (None, *op.imshp[1:])
     return op.make_node(*node.inputs)
 

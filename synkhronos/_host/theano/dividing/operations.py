@@ -5,7 +5,7 @@ from theano.tensor import basic, blas, extra_ops, subtensor
 from theano.tensor.sort import TopKOp
 
 from synkhronos._host.base.dividing import indices
-from synkhronos._host.base.dividing.division import ROWS, rule
+from synkhronos._host.base.dividing.division import POSITIONS, ROWS, rule
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
 
 rule(extra_ops.DiffOp, TopKOp)(along_an_axis)
@@ -20,6 +20,6 @@ rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)(indices.ad
 @rule(Rebroadcast)
 def _rebroadcast(division, node):
     value = division.of(node.inputs[0])
-    if node.op.axis.get(value.axis) and value.kind == ROWS:
+    if node.op.axis.get(value.axis) and value.kind in (POSITIONS, ROWS):
         division.refuse(node)
     return as_it_is(division, node)
