@@ -36,6 +36,9 @@ MODULES = {
     "base.functions": {
         "float_dtype": "Return the dtype of floats that the user has configured (floatX).",
         "is_mode": "Return whether a mode of compilation has this name.",
+        "added_to": "Return what an expression adds to a variable; None if it does not.",
+        "clips_gradients": "Return whether an expression clips gradients that flow through it.",
+        "line_of": "Return the line of the script that made a variable.",
         "caster": "Return a function that casts values as the host casts those of an input.",
         "shared_variables": "Return the shared variables that a compiled function uses or updates.",
         "variables_read": "Return the shared variables whose values a compiled function reads.",
@@ -66,6 +69,9 @@ MODULES = {
     },
     "{host}.dividing": {
         "divide": "Return the function for ranks that computes what a serial function computes.",
+        "divide_step": "Return what ranks compute for a step of training, on inputs of its user.",
+        "AS_SERIAL": "The mode of an output that is to have the serial value.",
+        "examine": "Return how what ranks compute alone is related to serial values.",
         "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
         "intercept": "Make something else of the functions that are compiled in a with block.",
     },
@@ -76,6 +82,7 @@ MODULES = {
         "row_numbers": "Return an expression of the row numbers of a minibatch.",
         "numbers_of_rows": "Return the row numbers of a minibatch, an array.",
         "without_row_numbers": "Return expressions with inputs in place of row numbers.",
+        "compile_lengths": "Return a function that computes numbers from the shapes of inputs.",
         "compile_number": "Return a function that computes an integer expression in the master.",
         "axes_of_rows": "Return for each output of a function its axes that grow with rows.",
         "normalizes_rows": "Return whether statistics of all rows change the rows of an output.",

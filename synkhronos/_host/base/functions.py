@@ -5,17 +5,21 @@ variable updates it so.
 """
 
 import functools
+import re
 import warnings
 
 from synkhronos._host.base.library import (
     CONVERTS_UPDATES,
+    Elemwise,
     Variable,
+    ancestors,
     clients_of,
     clone_replace,
     config,
     equal_computations,
     get_mode,
     machine_of,
+    tensor,
 )
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
@@ -141,6 +145,36 @@ def set_default_update(variable, expression):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
         variable.default_update = expression
+
+
+def line_of(variable) -> str:
+    """Return "file:line" of the script that made a variable, as far as the library has noted it."""
+    traces = [trace for trace in getattr(variable.tag, "trace", None) or [] if trace]
+    lines = [(file, line) for trace in traces for file, line, *_ in reversed(trace)]
+    own = [each for each in lines if not _LIBRARIES.search(each[0])] or lines
+    return "{}:{}".format(*own[0]) if own else ""
+
+
+def clips_gradients(expression) -> bool:
+    """Return whether an expression has a gradient that is clipped on its way to the parameters."""
+    nodes = (each.owner for each in ancestors([expression]) if each.owner is not None)
+    return any(type(node.op).__name__ == "GradClip" for node in nodes)
+
+
+def added_to(variable, value):
+    """Return what an expression adds to a variable, itself an expression; None if it does not."""
+    node = value.owner
+    is_sum = node is not None and isinstance(node.op, Elemwise)
+    if not is_sum or type(node.op.scalar_op).__name__ != "Add" or variable not in node.inputs:
+        return None
+    rest = list(node.inputs)
+    rest.remove(variable)
+    if not rest or variable in ancestors(rest):
+        return None
+    return rest[0] if len(rest) == 1 else tensor.add(*rest)
+
+
+_LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|synkhronos)[/\\]")
 
 
 def release_arguments(function):

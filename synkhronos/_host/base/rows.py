@@ -23,12 +23,14 @@ from synkhronos._host.base.library import (
     Mode,
     Operation,
     Scan,
+    Shape,
     Shape_i,
     SharedVariable,
     Subtensor,
     Variable,
     ViewOp,
     ancestors,
+    clients_of,
     clone_replace,
     compile_serially,
     disconnected,
@@ -245,6 +247,33 @@ def compile_number(expression, inputs):
     used = [inputs[position] for position in positions]
     function = compile_serially(used, expression, mode=Mode("py", "fast_compile"))
     return lambda values: int(function(*[values[position] for position in positions]))
+
+
+def compile_lengths(inputs, lengths):
+    """Return a function that computes numbers from the shapes of inputs alone, in Python.
+
+    Raises ValueError for numbers that depend on the values of inputs.
+    """
+    function = compile_serially(
+        inputs,
+        lengths,
+        mode=Mode("py", "fast_run"),  # which infers shapes from those of the inputs
+        on_unused_input="ignore",
+        no_default_updates=True,
+    )
+    fgraph = function.maker.fgraph
+    for each in fgraph.inputs[: len(inputs)]:
+        if not all(_measures(*client) for client in clients_of(fgraph, each)):
+            raise ValueError(f"has a shape that depends on the values of {each}")
+    function.trust_input = True
+    return function
+
+
+def _measures(client, position):
+    """Return whether a node uses the shape of its input at a position, and nothing else of it."""
+    op = getattr(client, "op", None)
+    is_fill = isinstance(op, Elemwise) and type(op.scalar_op).__name__ == "Second"
+    return isinstance(op, (Shape_i, Shape)) or (is_fill and position == 0)
 
 
 def axes_of_rows(function, rows_of):

@@ -3,7 +3,20 @@
 The folder of each host library has those of its own operations, beside `intercept`.
 """
 
-from synkhronos._host.base.dividing import elementwise, indices, scans, shapes
+from synkhronos._host.base.dividing import elementwise, indices, relations, scans, shapes
 from synkhronos._host.base.dividing.division import CannotDivide, divide
+from synkhronos._host.base.dividing.relations import examine
+from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 
-__all__ = ["CannotDivide", "divide", "elementwise", "indices", "scans", "shapes"]
+__all__ = [
+    "AS_SERIAL",
+    "CannotDivide",
+    "divide",
+    "divide_step",
+    "elementwise",
+    "examine",
+    "indices",
+    "relations",
+    "scans",
+    "shapes",
+]

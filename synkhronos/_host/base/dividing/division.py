@@ -62,12 +62,13 @@ _INSTEAD = (
 class CannotDivide(Exception):
     """A function can't be divided over the ranks; the message says why, without a subject.
 
-    `instead` says what to write to have it divided.
+    `instead` says what to write to have it divided, `variable` what can't be computed.
     """
 
     def __init__(self, reason, instead=_INSTEAD):
         super().__init__(reason)
         self.instead = instead
+        self.variable = None  # what can't be computed, if it is known
 
 
 class Value(NamedTuple):
@@ -227,7 +228,7 @@ class Division:
             [is_merged for _, _, is_merged in outputs],
             dtypes,
             updates,
-            *_with_inferred_lengths(self.inputs, self.totals, self.remainders),
+            *with_inferred_lengths(self.inputs, self.totals, self.remainders),
             self.n_rows,
             any(value.kind == STREAM for value in self.values.values()),
         )
@@ -475,7 +476,7 @@ def _is_multiple(node):
     return is_elementwise and isinstance(node.op.scalar_op, (scalar.TrueDiv, scalar.Mul))
 
 
-def _with_inferred_lengths(inputs, *counted):
+def with_inferred_lengths(inputs, *counted):
     """Return lists of expressions without `Shape_i`, for whose sake Theano computes the array.
 
     It infers what `shape` says from the inputs: else a call would compute scans to count rows.
@@ -602,6 +603,10 @@ def number(variable):
 
 def vector_length(variable):
     """Return the length of a vector if the graph says it, else None."""
+    while variable.owner and isinstance(variable.owner.op, Elemwise):
+        if len(variable.owner.inputs) > 1:
+            return None
+        [variable] = variable.owner.inputs
     try:
         return get_vector_length(variable)
     except ValueError:

@@ -36,7 +36,7 @@ from synkhronos._host.base.dividing.library import (
     of_type,
     scalar,
 )
-from synkhronos._host.base.dividing.shapes import quotient
+from synkhronos._host.base.dividing.shapes import constant, quotient
 from synkhronos._host.base.library import (
     CAReduce,
     Constant,
@@ -74,6 +74,10 @@ def _elemwise(division, node):
         divided = _divided_length(division, node, values)
         if divided is not None:
             return [divided]
+    if LENGTH in kinds and isinstance(op, scalar.Switch):
+        chosen = _chosen_length(node, values)
+        if chosen is not None:
+            return [chosen]
     if kinds & {LENGTH, SHAPE} and _is_proportional(op, node, values):
         return of_length(division, node, values)
     if PART in kinds and _is_linear(op, node, values):
@@ -101,9 +105,25 @@ def _elemwise_of_rows(division, node, values):
     return division.apply(node, new, ROWS, axis, exact)
 
 
+def _chosen_length(node, values):
+    """Return the length that a constant condition chooses, else None."""
+    condition, dtype = constant(node.inputs[0]), node.outputs[0].dtype
+    if condition is None:
+        return None
+    value = values[1 if condition else 2]
+    total = value.total if value.kind == LENGTH else None
+    return value._replace(
+        variable=tensor.cast(value.variable, dtype),
+        total=None if total is None else tensor.cast(total, dtype),
+    )
+
+
 def _is_proportional(op, node, values):
     """Return whether a number that is computed from one length is proportional to it, too."""
-    if not counts_rows(node.outputs[0].dtype):
+    dtype = node.outputs[0].dtype
+    if isinstance(op, scalar.Cast) and dtype in ("float32", "float64"):
+        return True  # Keras casts lengths to floats, and back
+    if not counts_rows(dtype):
         return False
     if isinstance(op, (scalar.Cast, scalar.Identity)):
         return True
@@ -283,6 +303,8 @@ def _reduce(division, node):
     if value.axis not in axes:
         axis = _axis_without(axes, value)
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
+    if isinstance(op, scalar.Add) and _counts_all(node, axes):
+        return division.expand(node, _size)
     if isinstance(op, (scalar.Add, scalar.Mul)):
         return [_add_up(division, node, value)]
     for kind, how in _REDUCED.items():
@@ -292,6 +314,15 @@ def _reduce(division, node):
             [mine] = division.apply(node, [value.variable])
             return [Value(_all_reduce(mine.variable, how))]
     return division.unruled(node)
+
+
+def _counts_all(node, axes):
+    """Return whether a sum counts all items: it adds up ones."""
+    return len(axes) == node.inputs[0].ndim and number(node.inputs[0]) == 1
+
+
+def _size(node):
+    return [tensor.cast(node.inputs[0].size, node.outputs[0].dtype)]
 
 
 def _axis_without(axes, value):

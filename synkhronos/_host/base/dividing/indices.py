@@ -25,6 +25,7 @@ from synkhronos._host.base.dividing.library import (
     is_array_variable,
     scalar,
 )
+from synkhronos._host.base.dividing.shapes import constant
 from synkhronos._host.base.library import (
     Subtensor,
     Variable,
@@ -78,8 +79,7 @@ def _bounds_of_minibatch(division, node):
 def _subtensor_of_shape(division, node, value):
     [index] = indices_of(node)
     bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
-    numbers = [each if each is None else number(each) for each in bounds]
-    numbers = [each if each is None else int(each) for each in numbers]
+    numbers = [each if each is None else constant(each) for each in bounds]
     length = vector_length(node.inputs[0])
     if length is None or any(
         number is None and each is not None for number, each in zip(numbers, bounds)

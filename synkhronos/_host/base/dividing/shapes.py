@@ -104,7 +104,7 @@ def _reshape(division, node):
     if value.kind != ROWS:
         return division.unruled(node)
     lengths = _lengths(node.inputs[1], node.outputs[0].ndim)
-    numbers = [_constant(each) for each in lengths]
+    numbers = [constant(each) for each in lengths]
     is_rest = shape.kind == SAME and -1 in numbers
     is_first = value.exact and value.axis == 0 and value.times is None
     if shape.kind == SAME and is_first and numbers and (numbers[0] or 0) > 1:
@@ -144,7 +144,7 @@ def _times_after(division, node, value, shape, lengths, axis):
     is_last = value.axis == array.ndim - 1 and axis == result.ndim - 1
     if is_last and value.exact and shape.exact and value.times is shape.times is None:
         return None
-    if all(_constant(each) == 1 for each in lengths):
+    if all(constant(each) == 1 for each in lengths):
         if _is_one_now(_product(before)):
             division.remainders.append(_product(before) - 1)
             return None
@@ -152,7 +152,7 @@ def _times_after(division, node, value, shape, lengths, axis):
             division.refuse(node, refusal)
         mine = _product([Shape_i(i)(value.variable) for i in range(value.axis)])
         return _product(before), mine * value.times[1] if value.times else mine
-    if not before and any(_constant(each) not in (None, 1) for each in lengths):
+    if not before and any(constant(each) not in (None, 1) for each in lengths):
         division.refuse(node, refusal)
     after = [Shape_i(i)(result) for i in range(axis)]
     division.remainders.append(_product(after) - _product(before))
@@ -280,7 +280,7 @@ def _are_equal(lengths, others):
     rest, products = [], []
     for each in (lengths, others):
         factors = [factor for length in each for factor in _factors(length)]
-        known = [_constant(factor) for factor in factors]
+        known = [constant(factor) for factor in factors]
         products.append(int(np.prod([k for k in known if k is not None], dtype="int64")))
         rest.append([factor for factor, k in zip(factors, known) if k is None])
     mine, theirs = rest
@@ -296,7 +296,7 @@ def _product(lengths):
     return functools.reduce(operator.mul, lengths, tensor.constant(1, dtype="int64"))
 
 
-def _constant(length):
+def constant(length):
     """Return the number that a length always is, as far as Theano can say, else None."""
     found = number(length)
     if found is None and length.owner and not isinstance(length.owner.op, (Shape_i, Subtensor)):
@@ -310,6 +310,7 @@ def _simplified(length):
     nodes = [each.owner for each in ancestors([length]) if each.owner]
     measured = [node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))]
     measured = [each for each in measured if not isinstance(each.owner and each.owner.op, Join)]
+    measured = [each for each in measured if each.ndim != 1 or vector_length(each) is None]
     inputs = list(dict.fromkeys(each for each in measured if not isinstance(each, Constant)))
     blocked = ancestors([length], blockers=inputs)
     leaves = [each for each in blocked if each.owner is None and not isinstance(each, Constant)]

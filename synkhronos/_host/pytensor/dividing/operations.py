@@ -32,8 +32,12 @@ from synkhronos._host.base.dividing.division import (
     rule,
 )
 from synkhronos._host.base.dividing.elementwise import as_it_is, dot
+from synkhronos._host.base.dividing.relations import linear
 
 _WHOLE = slice(None)
+
+linear(AdvancedSubtensor, JoinDims, SplitDims, ExtractDiag, joint=(0,))
+linear(AdvancedIncSubtensor, joint=(0, 1))
 
 
 @rule(OpFromGraph)

@@ -1,7 +1,17 @@
 """Divide serial functions over the ranks: rules of Theano's own operations, and `intercept`."""
 
-from synkhronos._host.base.dividing import CannotDivide, divide
+from synkhronos._host.base.dividing import AS_SERIAL, CannotDivide, divide, divide_step, examine
 from synkhronos._host.theano.dividing import draws, networks, operations
 from synkhronos._host.theano.dividing.intercepting import intercept
 
-__all__ = ["CannotDivide", "divide", "draws", "intercept", "networks", "operations"]
+__all__ = [
+    "AS_SERIAL",
+    "CannotDivide",
+    "divide",
+    "divide_step",
+    "draws",
+    "examine",
+    "intercept",
+    "networks",
+    "operations",
+]

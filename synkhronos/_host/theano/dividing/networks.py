@@ -12,6 +12,7 @@ from synkhronos._host.base.dividing.division import (
     number,
     rule,
 )
+from synkhronos._host.base.dividing.relations import linear
 from synkhronos._host.base.library import Shape_i
 
 
@@ -100,6 +101,22 @@ def _without_batch_size(node):
     op = copy.copy(node.op)
     op.imshp = (None, *op.imshp[1:])
     return op.make_node(*node.inputs)
+
+
+linear(
+    abstract_conv.AbstractConv,
+    abstract_conv.AbstractConv_gradInputs,
+    abstract_conv.AbstractConv_gradWeights,
+    conv.ConvOp,
+)
+linear(
+    nnet.SoftmaxGrad,
+    nnet.CrossentropySoftmax1HotWithBiasDx,
+    nnet.CrossentropyCategorical1HotGrad,
+    place=0,
+)
+linear(pool.AveragePoolGrad, place=1)
+linear(pool.MaxPoolGrad, place=2)
 
 
 rule(abstract_conv.AbstractConv, pool.Pool)(_of_images(0))

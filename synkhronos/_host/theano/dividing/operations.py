@@ -7,6 +7,7 @@ from theano.tensor.sort import TopKOp
 from synkhronos._host.base.dividing import indices
 from synkhronos._host.base.dividing.division import POSITIONS, ROWS, rule
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
+from synkhronos._host.base.dividing.relations import linear
 
 rule(extra_ops.DiffOp, TopKOp)(along_an_axis)
 rule(basic.MaxAndArgmax)(argmax)
@@ -15,6 +16,9 @@ rule(basic.Mean)(lambda division, node: division.unruled(node))
 rule(subtensor.AdvancedSubtensor1)(indices.take)
 rule(subtensor.AdvancedSubtensor)(indices.take_items)
 rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)(indices.add_to_items)
+linear(blas.BatchedDot)
+linear(subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor, extra_ops.DiffOp, joint=(0,))
+linear(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor, joint=(0, 1))
 
 
 @rule(Rebroadcast)

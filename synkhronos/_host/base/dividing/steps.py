@@ -1,0 +1,131 @@
+"""Divide the serial function of a training step, of which the caller knows what has rows.
+
+    a rank's own value ── makes up the serial one in some mode ──▶ stays, with this mode
+                       └─ else ──▶ divided: the ranks reduce inside
+
+So a step whose loss is a mean over rows stays as it was written, with gradients that all ranks
+average. Other losses, and statistics of all rows, are divided.
+"""
+
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+from synkhronos._host.base.dividing.division import ROWS, Value, with_inferred_lengths
+from synkhronos._host.base.dividing.library import is_random_state, rebuild_collect_shared
+from synkhronos._host.base.dividing.relations import Alone, WrittenForRanks, is_reduced
+from synkhronos._host.base.library import ancestors
+from synkhronos._machine.deep_recursion import recurses_deep
+
+AS_SERIAL = "as serial"  # the mode of an output that is to have the serial value
+
+
+class Step(NamedTuple):
+    """A function for ranks that computes what a serial one does, on the inputs of its user."""
+
+    outputs: List[Tuple[Any, Optional[str]]]  # variables with their modes
+    axes: List[int]  # of the rows of each output that has rows, else 0
+    updates: List[Tuple[Any, Any]]  # all of them, default updates too
+    is_divided: bool  # whether the ranks reduce anything that the user has not reduced
+    n_rows: Optional[int]  # the number of rows that a call must have; None for any
+    remainders: List[Any]  # numbers that must be 0 in a call
+
+
+@recurses_deep
+def divide_step(
+    rows, inputs, outputs, updates, givens, no_default_updates, draws_all=False
+) -> Step:
+    """Divide a function, given by arguments of ``theano.function``.
+
+    `rows` has the axis of rows of each variable of which ranks have different rows: inputs, and
+    shared variables. Outputs are pairs (variable, mode). One stays as it is if its mode is another
+    than `AS_SERIAL`, and asks for something else than the serial value, such as the largest of the
+    ranks' means. `draws_all` is that of `WrittenForRanks`. Raises `CannotDivide`, with the
+    reason.
+    """
+    variables = [variable for variable, _ in outputs]
+    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
+        variables, list(inputs), givens, list(updates), True, True, no_default_updates
+    )
+    values = _values(rows, inputs)
+    alone = Alone(list(values), values, draws_all)
+    alone.walk(list(values), [*computed, *update_of.values()])
+    chosen = [_as_it_is(alone, each, mode) for each, (_, mode) in zip(computed, outputs)]
+    stay = {target for target, each in update_of.items() if _may_stay(alone, target, each)}
+    outputs_left = [each for each, choice in zip(computed, chosen) if choice is None]
+    updates_left = [(target, each) for target, each in update_of.items() if target not in stay]
+    is_divided = bool(outputs_left or updates_left)
+    asked, new_updates = alone, {}
+    if is_divided:
+        asked, new_outputs, new_updates = _divided(
+            rows, inputs, outputs_left, updates_left, draws_all
+        )
+        new_outputs = iter(new_outputs)
+        chosen = [next(new_outputs) if choice is None else choice for choice in chosen]
+    remainders = [*alone.remainders, *(asked.remainders if is_divided else ())]
+    [remainders] = with_inferred_lengths(list(values), remainders)
+    return Step(
+        [(variable, mode) for variable, mode, _ in chosen],
+        [axis for _, _, axis in chosen],
+        [(target, new_updates.get(target, each)) for target, each in update_of.items()],
+        is_divided,
+        asked.n_rows,
+        remainders,
+    )
+
+
+def _values(rows, inputs):
+    values = {each: Value(each) for each in inputs}
+    values.update((each, Value(each, ROWS, axis, exact=True)) for each, axis in rows.items())
+    return values
+
+
+def _as_it_is(alone, variable, mode):
+    """Return an output with the mode that makes what is asked for, and the axis of its rows.
+
+    None if that is the serial value, and no mode makes it.
+    """
+    value, relation = alone.of(variable), alone.relation(variable)
+    has_rows = value.kind == ROWS
+    is_of_no_mode = not has_rows and relation.right_mode is None and mode not in (None, "gather")
+    if not (mode in (AS_SERIAL, "avg") or is_of_no_mode or (has_rows and mode == "gather")):
+        return variable, mode, 0
+    if has_rows:
+        is_whole = relation.is_equal and value.times is None
+        return (variable, "gather", value.axis) if is_whole else None
+    if relation.is_equal:
+        is_float = getattr(variable.type, "dtype", "").startswith("float")
+        return variable, "avg" if is_float else None, 0
+    return (variable, relation.right_mode, 0) if relation.right_mode else None
+
+
+def _may_stay(alone, target, value):
+    is_right = alone.relation(value).is_equal and alone.of(value).kind != ROWS
+    return is_right or is_random_state(target)
+
+
+def _divided(rows, inputs, outputs, updates, draws_all):
+    """Return a division, and what it makes of outputs and updates."""
+    wanted = [*outputs, *(value for _, value in updates)]
+    reduced = [each for each in ancestors(wanted) if is_reduced(each)]
+    values = {**_values(rows, inputs), **{each: Value(each) for each in reduced}}
+    needed, expansions = set(), {}
+    while True:
+        division = WrittenForRanks(
+            list(values), values, draws_all, needed=needed, expansions=expansions
+        )
+        division.walk(list(values), wanted)
+        new_outputs = [_output(division, each) for each in outputs]
+        new_updates = {target: division._update(target, each) for target, each in updates}
+        if division.needed <= needed:
+            return division, new_outputs, new_updates
+        needed = needed | division.needed
+
+
+def _output(division, variable):
+    value = division.of(variable)
+    if value.kind == ROWS and value.times is None:
+        return value.variable, "gather", value.axis
+    (new, mode), _, _ = division._output(variable)
+    if mode == "sum" and new.dtype != variable.dtype:
+        new = division.same(variable)
+        mode = None
+    return new, mode, 0
