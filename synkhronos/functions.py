@@ -474,7 +474,7 @@ class Function:
             source = source._replace(updates=[], update_modes=[])
             keywords["no_default_updates"] = True
             keywords["on_unused_input"] = "ignore"  # what only the updates use is still taken
-        return _make(source._replace(keywords=keywords))
+        return make(source._replace(keywords=keywords))
 
     def __copy__(self):
         return self.copy()
@@ -576,6 +576,19 @@ def function(
     (2.0, 4.0)
     >>> synk.close()
     """
+    return make(
+        checked(
+            inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, check=check,
+            axes=axes, serial_random=serial_random, **kwargs,
+        )
+    )  # fmt: skip
+
+
+def checked(
+    inputs, outputs=None, bcast_inputs=None, updates=None, givens=None, sliceable_shareds=None, *,
+    check=None, axes=None, serial_random=False, **kwargs,
+):  # fmt: skip
+    """Return the arguments of `function`, checked, as a `Source`."""
     session = current("function()")
     check = session.check if check is None else number_of_calls("check", check)
     downcast = kwargs.get("allow_input_downcast")
@@ -599,22 +612,20 @@ def function(
             "serial_random=True draws for rows on axis 0, but axes names another axis. Leave one "
             "of the two out."
         )
-    return _make(
-        Source(
-            given,
-            bool(bcast_inputs),
-            chosen,
-            pairs,
-            update_modes,
-            sliceable_shareds,
-            keywords,
-            check,
-            draws_all,
-        )
+    return Source(
+        given,
+        bool(bcast_inputs),
+        chosen,
+        pairs,
+        update_modes,
+        sliceable_shareds,
+        keywords,
+        check,
+        draws_all,
     )
 
 
-def _make(source):
+def make(source):
     """Compile a function from arguments of `function` that were checked."""
     session = current("function()")
     # A copy, because its variables are replaced here: another function may be made of the source.

@@ -21,6 +21,7 @@ class Source(NamedTuple):
     keywords: dict  # of theano.function; the givens are pairs (variable, replacement)
     check: Any  # the number of calls to compare with serial Theano, or "first"
     draws_all: bool  # whether random numbers are those of serial Theano
+    conditions: Any = None  # of its calls, if it was divided
 
 
 class Recipe:
@@ -56,6 +57,7 @@ class Recipe:
         self._default_updates = []
         self.sliceables = []
         self.draws_all = source.draws_all  # whether each rank draws the numbers of all rows
+        self.conditions = source.conditions
         # Whether all inputs are numbers that the ranks get whole.
         self.divides_nothing = not (
             source.has_whole or row_numbers or any(each.variable.ndim for each in inputs)

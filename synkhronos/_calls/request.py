@@ -27,7 +27,8 @@ class Requests:
 
     def __init__(self, session, key, definition, description, advice):
         self._session, self._key = session, key
-        _, self._inputs, self._outputs, _, self._owner = definition
+        _, self._inputs, self._outputs, recipe, self._owner = definition
+        self._conditions = recipe.conditions
         self._description, self._advice = description, advice
         self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
@@ -85,6 +86,8 @@ class Requests:
         if rows is not None:
             counts = partition.counts(rows, session.n_ranks)
         picked, counts = self._pick(batch_s, counts)
+        if self._conditions:
+            self._conditions.check(self._owner, self._shapes(refs, rows), rows, num_slices)
         if self._advice.is_pending:
             self._advice.tell(counts, subset)
         contents = refs, subset, num_slices, rows, selection, picked, kinds
@@ -234,6 +237,14 @@ class Requests:
             gate.post_bounds(selected.start, selected.stop)
             return len(selected), POSTED, tuple(kinds)
         return len(selected), self._send("batch", selected), tuple(kinds)
+
+    def _shapes(self, refs, rows):
+        """Return the shapes of the inputs, with the number of rows that are selected."""
+        shapes = [list(ref.shape) for ref in refs]
+        for i, axis in enumerate(self._inputs.axes):
+            if self._inputs.is_scattered[i]:
+                shapes[i][axis] = rows
+        return tuple(map(tuple, shapes))
 
     def _refuse_lengths(self, lengths):
         """Raise for scattered inputs of different lengths: position -> length."""

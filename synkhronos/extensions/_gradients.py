@@ -202,7 +202,7 @@ def check_rule(update_rule):
         )
 
 
-def rule_updates(update_rule, grads, params, args, kwargs):
+def rule_updates(update_rule, grads, params, args=(), kwargs=()):
     """Return what a rule makes of gradients: shared variable -> expression, checked.
 
     Raises ``TypeError`` for a rule that is none, and arguments to an object with settings of its

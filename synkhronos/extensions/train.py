@@ -1,26 +1,26 @@
 r"""Training functions from a loss, its parameters and an update rule.
 
-    make_train_step       rows ──▶ loss ──▶ gradients ──▶ ops.all_reduce ──▶ rule ──▶ params
+    make_train_step       loss, gradients, rule ──▶ a serial step ──▶ divided over the ranks
     ... with a store      rows ──▶ loss ──▶ gradients ──▶ store.push, store.pull ──▶ rule ──▶ params
     make_train_function   rows ──▶ loss ──▶ gradients in a flat vector
                           synk.all_reduce(vector) ──▶ rule ──▶ params
 
-All train as serial Theano does on the same rows, and leave the same bits on all ranks. (With
-``num_slices``, ``make_train_step`` takes the step for each slice and averages the results, which
-equals the serial step only for rules that are linear in the gradient, such as ``sgd`` and
-``momentum``.) ``make_train_step`` makes one function and takes any rule: Lasagne's, an optimizer of
-Keras, those of :mod:`~synkhronos.extensions.update_rules`, your own. ``make_train_function`` makes
-two functions, as in the 2017 package.
+All train as serial Theano does on the same rows, and leave the same bits on all ranks. The loss of
+``make_train_step`` may be anything: if it is a mean over rows, the ranks average their gradients,
+else they add up each sum that it is made of. ``make_train_step`` makes one function and takes any
+rule: Lasagne's, an optimizer of Keras, those of :mod:`~synkhronos.extensions.update_rules`, your
+own. ``make_train_function`` makes two functions, as in the 2017 package.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from synkhronos import collectives, functions, ops
+from synkhronos import _host, collectives, functions, ops
 from synkhronos._hints import (
     Output,
     Rule,
@@ -31,12 +31,13 @@ from synkhronos._hints import (
     UpdatesLike,
     Variable,
 )
-from synkhronos._host import compiling, float_dtype, library, set_default_update
+from synkhronos._host import CannotDivide, compiling, float_dtype, library, set_default_update
 from synkhronos._host import tensor as T
 from synkhronos._machine.deep_recursion import recurses_deep
-from synkhronos._wording import shown, whole_number
-from synkhronos.extensions import _stored
+from synkhronos._wording import advise, sentence, shown, whole_number
+from synkhronos.extensions import _dividing, _stored
 from synkhronos.extensions._gradients import (
+    check_loss,
     check_number,
     check_params,
     check_rule,
@@ -61,6 +62,9 @@ __all__ = [
 ]
 
 
+PER_RANK = None, "loss", "normalization"
+
+
 def make_train_step(
     inputs: list[Variable],
     loss: Variable,
@@ -75,9 +79,17 @@ def make_train_step(
     devid: int | None = None,
     keys: Sequence[int | str] | None = None,
     batch_rows: int | None = None,
+    per_rank: str | None = None,
     **kwargs: Any,
 ) -> functions.Function | StoredStep:
-    """Return one function that takes a step of training on all ranks.
+    """Return one function that takes a step of training on all ranks, as serial Theano would.
+
+    The function is made in one process's terms: the loss, its gradients, what the rule makes of
+    them, and default updates, such as running means of a batch normalization. Then it is divided
+    over the ranks, so that each value is that of all rows, to rounding: also masked and weighted
+    means, sums, norms, and what is computed from statistics of the minibatch. If an operation has
+    no rule for this, a PortingWarning names it, its line and what to write, and the ranks average
+    the gradients of their own losses.
 
     With a `store` of :mod:`synkhronos.parameter_server` it is a step of one device, in this process
     or thread alone, without a session: each gradient is pushed as soon as it is computed, and its
@@ -88,7 +100,7 @@ def make_train_step(
     inputs : list of theano variable
         Inputs that are scattered along axis 0, such as x and y.
     loss : scalar variable
-        A mean over rows.
+        With a `store`, a mean over rows.
     params : list of shared variables
     update_rule : callable or object
         ``rule(grads, params, ...)`` that returns updates, as Lasagne's rules do; or an object with
@@ -98,9 +110,11 @@ def make_train_step(
     max_norm : float, optional
         Clip the gradients, averaged over all ranks, to this global norm.
     outputs : list of variable or (variable, mode), optional
-        Outputs to return after the loss.
+        Outputs to return after the loss, with their serial values. A mode is needed only for
+        something else, such as ``(loss, "gather")``, the loss of each rank's rows.
     averages : list of (shared variable, expression) or OrderedDict, optional
-        Running statistics to keep equal on all ranks: see :func:`average_updates`.
+        Further updates, such as of running statistics; with a `store`, or with `per_rank`, they are
+        averaged: see :func:`average_updates`.
     options : dict, optional
         Keywords for :func:`synkhronos.function`, such as ``bcast_inputs`` or ``givens``; with a
         `store` for ``theano.function``, and ``bcast_inputs``.
@@ -115,13 +129,20 @@ def make_train_step(
     batch_rows : int, optional
         With a `store`: the number of rows that all devices together have in each step. Without
         it each call pushes its number of rows along, so that devices may have unequally many.
+    per_rank : {None, "loss", "normalization"}
+        What each rank computes from its own rows, on purpose. ``"loss"``: the ranks average the
+        gradients of their own losses, in one round, as PyTorch's ``DistributedDataParallel`` does.
+        ``"normalization"``: batch normalizations use the statistics of each rank's rows, which
+        saves four rounds for each, and the rest of the loss must be a mean over rows. Running
+        statistics are averaged then, so that they are equal on all ranks.
 
     Returns
     -------
     synkhronos.functions.Function
         ``step(*inputs, batch=...)`` returns the loss over all rows, or a list of it and `outputs`.
-        With ``num_slices`` the step is taken for each slice, and the results are averaged: the
-        same step only for rules that are linear in the gradient, without `max_norm`. With a `store`
+        With ``num_slices``, for a loss that is a mean over rows, the step is taken for each slice,
+        and the results are averaged: the same step only for rules that are linear in the gradient,
+        without `max_norm`. With a `store`
         a step of the same face: `inputs` are the device's own rows, and so is the loss; and
         ``step.finish()`` applies the update of the last call.
 
@@ -130,7 +151,8 @@ def make_train_step(
     SessionError
         Before :func:`synkhronos.fork`, without a `store`.
     TypeError, ValueError
-        For arguments that don't fit.
+        For arguments that don't fit, and ``per_rank="normalization"`` with a loss that is no mean
+        over rows. In a call, for slices of a loss that is no mean over rows.
 
     Notes
     -----
@@ -159,6 +181,14 @@ def make_train_step(
     >>> synk.gather(w).round(3)
     array([[0.1, 0.1],
            [0.1, 0.1]])
+
+    A mean over the items that a mask leaves is that of all ranks' items:
+
+    >>> m = T.dvector("m")
+    >>> masked = (m * (T.dot(x, w) - y) ** 2).sum() / m.sum()
+    >>> step = train.make_train_step([x, y, m], masked, [w], update_rules.sgd, learning_rate=0.0)
+    >>> float(step([[0, 0]] * 4, [0, 2, 4, 6], [1, 1, 1, 0]))  # (0 + 4 + 16) / 3
+    6.666666666666667
     >>> synk.close()
 
     With a store, here of one device:
@@ -202,12 +232,55 @@ def make_train_step(
         raise TypeError(f"{', '.join(without)}: only with a store.")
     if update_rule is None:
         raise TypeError("update_rule must be a rule, got None: only a store has an updater.")
-    trained = parallel_updates(loss, params, update_rule, *args, max_norm=max_norm, **kwargs)
+    if per_rank not in PER_RANK:
+        raise ValueError(f"per_rank must be one of {PER_RANK}, got {shown(per_rank)}.")
+    check_rule(update_rule)
     averages = check_updates("averages", {} if averages is None else averages)
-    updates = [*trained.items(), *average_updates(averages).items()]
-    updates = check_updates("What the update rule returns and averages", updates)
     returned = loss if outputs is None else [loss, *outputs]
-    return functions.function(inputs, returned, updates=updates, **(options or {}))
+    return _make(
+        inputs, loss, check_params(params), returned, averages, options or {}, max_norm, per_rank,
+        functools.partial(rule_updates, update_rule, args=args, kwargs=kwargs),
+    )  # fmt: skip
+
+
+def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank, rule):
+    """Return the function of a step; ``rule(grads, params)`` returns its updates."""
+
+    def updates(average):
+        grads = [grad for _, grad in gradients(loss, params)]
+        if average:
+            grads = list(map(ops.all_reduce, grads))
+        if max_norm is not None:
+            grads = clip_by_global_norm(grads, max_norm)
+        statistics = average_updates(averages) if per_rank else dict(averages)
+        pairs = [*rule(grads, params).items(), *statistics.items()]
+        return check_updates("What the update rule returns and averages", pairs)
+
+    check_loss(loss)
+    if per_rank is None:
+        is_average = _dividing.is_average(inputs, loss, options)
+        try:
+            return _dividing.function_as_serial(inputs, returned, updates(is_average), options)
+        except CannotDivide as error:
+            advise(_about_loss(error))
+    elif per_rank == "normalization" and not _dividing.is_average(inputs, loss, options, True):
+        raise ValueError(
+            'per_rank="normalization", but the loss is no mean over rows, so that ranks can\'t '
+            "average their gradients. Leave per_rank out, for the loss of all rows; or write "
+            'per_rank="loss", for the average of the ranks\' own losses.'
+        )
+    options = {**options, "check": 0} if per_rank else options
+    return _dividing.function_of_each_rank(inputs, returned, updates(True), options)
+
+
+def _about_loss(error):
+    return (
+        f"The step of training can't be divided over the ranks: it {sentence(error)[:-1]}"
+        f"{_dividing.place_of(error.variable)}. So the ranks average the gradients of their own "
+        "losses, which is another step than that of serial "
+        f"{_host.title} unless the loss is a mean over rows. {error.instead} If an average of the "
+        'ranks\' own losses is what you want, write per_rank="loss".'
+    )
 
 
 def make_train_function(

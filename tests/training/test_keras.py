@@ -14,7 +14,7 @@ from support import compiling, gallery
 from support.layouts import ON_DEVICES, Layout, forked
 
 import synkhronos as synk
-from synkhronos import session
+from synkhronos import PortingWarning, session
 
 if importlib.util.find_spec("keras") is None or importlib.util.find_spec("h5py") is None:
     pytest.skip("needs Keras and h5py", allow_module_level=True)
@@ -553,19 +553,15 @@ def test_it_needs_a_session_and_a_compiled_model(no_session, keras, monkeypatch)
 
 
 def test_what_ranks_would_compute_otherwise_is_refused(two_ranks, keras):
-    layers, losses = keras.layers, keras.losses
+    layers = keras.layers
 
-    def refused(stack, said, loss="mse", **kwargs):
+    def refused(stack, said, **kwargs):
         model = keras.models.Sequential(stack)
-        model.compile("sgd", loss, **kwargs)
+        model.compile("sgd", "mse", **kwargs)
         with pytest.raises(ValueError, match=said):
             parallelize(model)
 
     dense = {"units": 3, "input_shape": (5,)}
-    refused([layers.Dense(**dense)], "reduction='sum'", losses.MeanSquaredError(reduction="sum"))
-    refused([layers.Dense(activity_regularizer="l2", **dense)], "activity_regularizer")
-    inner = keras.models.Sequential([layers.Dense(activity_regularizer="l2", **dense)])
-    refused([inner], "activity_regularizer")
     refused([layers.SimpleRNN(2, stateful=True, batch_input_shape=(4, 2, 1))], "stateful=True")
     tensor = keras.backend.variable(Y)
     refused([layers.Dense(**dense)], "targets that are tensors", target_tensors=[tensor])
@@ -576,7 +572,60 @@ def test_what_ranks_would_compute_otherwise_is_refused(two_ranks, keras):
         parallelize(model)
 
 
-def test_a_metric_that_does_not_add_up_is_refused(two_ranks, keras):
+def class_means(y_true, y_pred):
+    """The mean over classes of the mean loss of each class's rows."""
+    backend = pytest.importorskip("keras").backend
+    errors = backend.categorical_crossentropy(y_true, y_pred)[:, None] * y_true
+    counts = backend.maximum(backend.sum(y_true, axis=0), 1.0)
+    return backend.mean(backend.sum(errors, axis=0) / counts) + 0 * errors[:, 0]
+
+
+def covariance(y_true, y_pred):
+    backend = pytest.importorskip("keras").backend
+    centred = y_pred - backend.mean(y_pred, axis=0)
+    return backend.mean(backend.square(backend.dot(backend.transpose(centred), y_true)))
+
+
+def f1(y_true, y_pred):
+    """One number for a minibatch: neither a sum nor a mean over its rows."""
+    backend = pytest.importorskip("keras").backend
+    hits = backend.sum(backend.round(y_pred) * y_true)
+    found, wanted = backend.sum(backend.round(y_pred)), backend.sum(y_true)
+    return 2 * hits / (found + wanted + backend.epsilon())
+
+
+LOSSES = {
+    "class means": class_means,
+    "covariance": covariance,
+    "sum": lambda keras: keras.losses.MeanSquaredError(reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_are_no_means_over_rows(ranks, twins, keras, name):
+    loss = LOSSES[name](keras) if name == "sum" else LOSSES[name]
+    serial, parallel = twins(network, "adam", loss, metrics=lambda: [f1])
+    rows = np.argsort(LABELS, kind="stable")  # minibatches with other classes
+    assert fit_both(serial, parallel, X[rows], Y[rows], batch_size=8, epochs=2)["f1"][0] > 0
+    assert_same(serial, parallel)
+    assert_agree(serial, parallel, "evaluate", X, Y, batch_size=8, verbose=0)
+
+
+def test_an_activity_regularizer_adds_up_all_rows(ranks, twins):
+    def build(layers):
+        model = linear(layers)
+        return type(model)(
+            [layers.Dense(5, activity_regularizer="l2", input_shape=(5,)), *model.layers]
+        )
+
+    serial, parallel = twins(build)
+    fit_both(serial, parallel, X, Y, batch_size=8)
+    assert_same(serial, parallel)
+
+
+def largest(keras):
+    """Return a metric that adds nothing to its state."""
+
     class Largest(keras.metrics.Metric):
         def __init__(self):
             super().__init__(name="largest")
@@ -589,10 +638,36 @@ def test_a_metric_that_does_not_add_up_is_refused(two_ranks, keras):
         def result(self):
             return self.state
 
+    return Largest()
+
+
+def test_a_metric_that_does_not_add_up(ranks, twins, keras):
+    serial, parallel = twins(linear, metrics=lambda: [largest(keras)])
+    fit_both(serial, parallel, X, Y, batch_size=8)
+
+
+def first_of_batch(y_true, y_pred):
+    return y_pred[0, 0] + 0 * y_pred[:, 0]
+
+
+def test_what_has_no_rule_is_told_in_words_of_keras(two_ranks, twins):
+    _, parallel = twins(linear, metrics=lambda: [first_of_batch])
+    said = r"The metric 'first_of_batch' of .* selected by their number .*model.predict\(\)\?"
+    with pytest.warns(PortingWarning, match=said) as caught:
+        parallel.train_on_batch(X, Y)
+    assert "all_reduce" not in str(caught[0].message)
+    assert_in_step(parallel)
+    _, parallel = twins(linear, loss=first_of_batch)
+    with pytest.warns(PortingWarning, match=r"The loss of the model .* write restore\(model\)"):
+        parallel.train_on_batch(X, Y)
+    assert_in_step(parallel)
+
+
+def test_ranks_normalize_alone_only_for_a_mean_over_rows(two_ranks, keras):
     model = linear(keras.layers)
-    model.compile("sgd", "mse", metrics=[Largest()])
-    parallelize(model)
-    with pytest.raises(ValueError, match=r"metric 'largest' sets .* can't be added up"):
+    model.compile("sgd", covariance)
+    parallelize(model, sync_batch_norm=False)
+    with pytest.raises(ValueError, match="can't be trained with sync_batch_norm=False"):
         model.train_on_batch(X, Y)
 
 

@@ -1,10 +1,10 @@
 """Keras models whose fit, evaluate and predict run on all ranks.
 
-    model.fit ──▶ minibatch ──▶ rows to ranks ──▶ loss ──▶ gradients ──▶ ops.all_reduce
+    model.fit ──▶ minibatch ──▶ rows to ranks ──▶ loss ──▶ gradients, added up over the ranks
               ◀── loss, metrics, progress bar ◀── the same step of the optimizer on every rank
 
 Keras 2.3 does all its work in three functions of a model, which it makes when it first needs them.
-:func:`parallelize` makes Keras build them with :func:`synkhronos.function`; all else stays.
+:func:`parallelize` makes functions for all ranks of them, with the same results; all else stays.
 
 This module does not import Keras until a function is called: an import of Keras picks its backend,
 writes its settings to the user's home, and sets Theano's floatX.
@@ -20,13 +20,20 @@ from typing import TYPE_CHECKING, Any, ContextManager
 
 import numpy as np
 
-from synkhronos import collectives, functions, resuming
-from synkhronos._host import is_array_variable, is_random_state, library, peek, pythons
+from synkhronos import collectives, resuming
+from synkhronos._host import (
+    CannotDivide,
+    is_array_variable,
+    is_random_state,
+    library,
+    peek,
+    pythons,
+)
 from synkhronos._session.current import current
-from synkhronos._wording import truth
-from synkhronos.extensions.keras.batch_norm import Synchronized
+from synkhronos._wording import advise, sentence, truth
+from synkhronos.extensions import _dividing
 from synkhronos.extensions.keras.checks import check_model, check_parts
-from synkhronos.extensions.keras.updates import added_up, averaged, metrics_of, step
+from synkhronos.extensions.keras.updates import metrics_of, of_layers, of_metrics, of_optimizer
 
 if importlib.util.find_spec("keras") is None:
     raise ImportError(
@@ -46,15 +53,16 @@ def parallelize(model: Model, sync_batch_norm: bool = True, serial_random: bool 
     """Make a Keras model train, evaluate and predict on all ranks.
 
     Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
-    called as before, and return the results of one process, up to rounding: losses and
-    gradients are averaged over all rows of a minibatch, metrics count them all. Weights and
+    called as before, and return the results of one process, up to rounding: whatever the loss, the
+    metrics and the layers compute of a minibatch, they compute of all its rows. Weights and
     settings that the script changes, in a callback or by ``load_weights``, are sent to the ranks
-    with the next call.
+    with the next call. A PortingWarning names a loss or a metric for which there is no rule: its
+    values on the ranks are averaged.
 
     Parameters
     ----------
     model : keras.models.Model
-        Compiled, with a loss that is a mean over rows. It may be compiled again; it stays parallel.
+        Compiled. It may be compiled again; it stays parallel.
     sync_batch_norm : bool
         Whether a batch normalization uses the mean and variance of the rows of all ranks, as in one
         process; each takes two rounds in the forward pass, and two for its gradient. If false, it
@@ -77,10 +85,9 @@ def parallelize(model: Model, sync_batch_norm: bool = True, serial_random: bool 
     RuntimeError
         For a model that is not compiled, and where Keras has another backend than Theano.
     ValueError
-        For a model whose result changes when each rank sees only part of the rows; here, or when
-        Keras needs the function: losses and activity regularizers that add up rows, recurrent
-        layers that keep states from one minibatch to the next, inputs or targets that are not fed,
-        metrics that do anything but add to their counts.
+        Here, or when Keras needs the function: for recurrent layers that keep states from one
+        minibatch to the next, inputs or targets that are not fed, and, with
+        ``sync_batch_norm=False``, a loss that is no mean over rows.
 
     Examples
     --------
@@ -271,29 +278,71 @@ class _Parallel:
         if not self._must_make("train"):
             return
         model._check_trainable_weights_consistency()
+        is_average = _dividing.is_average(
+            self._inputs("train"),
+            model.total_loss,
+            self._options("train"),
+            own_statistics=not self._sync_batch_norm,
+        )
+        if not is_average and not self._sync_batch_norm:
+            raise ValueError(
+                f"The model {model.name!r} has a loss that is no mean over rows: it can't be "
+                "trained with sync_batch_norm=False."
+            )
+        try:
+            made = self._make("train", [model.total_loss], self._updates(is_average))
+        except CannotDivide as error:
+            advise(
+                f"The loss of the model {model.name!r} is not the one of a single process on "
+                f"ranks, unless it is a mean over rows: it {sentence(error)[:-1]}"
+                f"{_dividing.place_of(error.variable)}, for which there is no rule. Each rank "
+                "trains with the loss of its own rows, and the gradients are averaged. To train as "
+                "in one process, write restore(model)."
+            )
+            made = self._make("train", [model.total_loss], self._updates(True), as_serial=False)
+        self._seen.clear()
+        model.train_function = made
+
+    def _updates(self, is_average):
+        """Return the updates of a step; the optimizer goes on with its state, if it has one."""
+        model = self._model
         # Keras keeps the optimizer's state until the model is compiled again.
         state = [] if model.train_function is None else model.optimizer.get_weights()
-        graph = Synchronized(self._sync_batch_norm)
-        updates = [*averaged(model.updates, graph), *step(model, graph), *added_up(model, graph)]
+        updates = [*of_layers(model), *of_optimizer(model, is_average)]
         if state:
             model.optimizer.set_weights(state)
-        self._seen.clear()
-        model.train_function = self._function(
-            "train", [graph.expression(model.total_loss)], updates
-        )
+        return updates
 
     def make_test_function(self):
         """Make the function that evaluates, unless it exists."""
         if self._must_make("test"):
-            model = self._model
-            updates = added_up(model, Synchronized(False))  # it uses the running averages
-            model.test_function = self._function("test", [model.total_loss], updates)
+            self._model.test_function = self._make("test", [self._model.total_loss], [])
 
     def make_predict_function(self):
         """Make the function that predicts, unless it exists."""
         if self._must_make("predict"):
-            outputs = [(output, "gather") for output in self._model.outputs]
-            self._model.predict_function = self._function("predict", outputs, [])
+            self._model.predict_function = self._make("predict", list(self._model.outputs), [])
+
+    def _inputs(self, name):
+        model = self._model
+        if name == "predict":
+            return list(model._feed_inputs)
+        return [*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights]
+
+    def _options(self, name):
+        from keras import backend
+
+        model = self._model
+        return {
+            "bcast_inputs": (
+                [backend.learning_phase()] if model._uses_dynamic_learning_phase() else []
+            ),
+            "name": f"{name}_function of {model.name}",
+            "allow_input_downcast": True,
+            "on_unused_input": "ignore",
+            "serial_random": self._serial_random,
+            **getattr(model, "_function_kwargs", {}),
+        }
 
     def _must_make(self, name):
         session = current(f"The model {self._model.name!r} is parallel, which restore() ends; it")
@@ -305,26 +354,41 @@ class _Parallel:
         check_parts(self._model)
         return True
 
-    def _function(self, name, outputs, updates):
-        from keras import backend
+    def _make(self, name, outputs, updates, as_serial=True):
+        """Return a function of all ranks that has serial results, as far as there are rules.
 
-        model, metrics = self._model, []
-        inputs = list(model._feed_inputs)
+        Raises `CannotDivide` for anything but a metric without a rule, which is told.
+        """
+        model, arguments = self._model, (self._inputs(name), outputs)
+        options, metrics, numbers = self._options(name), [], []
         if name != "predict":
-            inputs += [*model._feed_targets, *model._feed_sample_weights]
-            metrics = [m._call_result for m in metrics_of(model) if hasattr(m, "_call_result")]
-        compiled = functions.function(
-            inputs,
-            outputs,
-            bcast_inputs=[backend.learning_phase()] if model._uses_dynamic_learning_phase() else [],
-            updates=updates,
-            name=f"{name}_function of {model.name}",
-            allow_input_downcast=True,
-            on_unused_input="ignore",
-            serial_random=self._serial_random,
-            **getattr(model, "_function_kwargs", {}),
-        )
-        return _Function(self, compiled, metrics, current("The model"))
+            metrics = metrics_of(model)
+            numbers = [m._call_result for m in metrics if hasattr(m, "_call_result")]
+        make = _dividing.function_as_serial
+        if not as_serial or (name == "train" and not self._sync_batch_norm):
+            make, options = _dividing.function_of_each_rank, {**options, "check": 0}
+        try:
+            compiled = make(*arguments, [*updates, *of_metrics(metrics)], options)
+        except CannotDivide:
+            unruled = [each for each in metrics if self._tell_of_metric(name, each)]
+            if not unruled:
+                raise
+            compiled = make(*arguments, [*updates, *of_metrics(metrics, unruled)], options)
+        return _Function(self, compiled, numbers, current("The model"))
+
+    def _tell_of_metric(self, name, metric):
+        """Return whether there is no rule for a metric, and warn of it."""
+        try:
+            _dividing.divided(self._inputs(name), [], of_metrics([metric]), self._options(name))
+        except CannotDivide as error:
+            advise(
+                f"The metric {metric.name!r} of the model {self._model.name!r} is not the one of a "
+                f"single process: it {sentence(error)[:-1]}{_dividing.place_of(error.variable)}, "
+                "for which there is no rule, so its values on the ranks are averaged. Perhaps "
+                "compute it in a callback, from model.predict()?"
+            )
+            return True
+        return False
 
     def send_new(self, variables):
         """Broadcast the variables that have another array than the one that all ranks have.

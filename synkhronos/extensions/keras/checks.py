@@ -27,19 +27,7 @@ def check_model(model):
 def check_parts(model):
     """Refuse models whose result changes when each rank sees only part of the rows."""
     name = f"The model {model.name!r}"
-    for function in getattr(model, "loss_functions", []):
-        if getattr(function, "reduction", None) == "sum":
-            raise ValueError(
-                f"{name} has a loss with reduction='sum', but the ranks' losses are averaged. Take "
-                "the mean over rows (reduction='sum_over_batch_size')."
-            )
     for layer in _layers(model):
-        if getattr(layer, "activity_regularizer", None) is not None:
-            raise ValueError(
-                f"{name} has a layer {layer.name!r} with an activity_regularizer, which adds up "
-                "all rows, but the ranks' losses are averaged. Perhaps call layer.add_loss() with "
-                "a mean?"
-            )
         if getattr(layer, "stateful", False):
             raise ValueError(
                 f"{name} has a layer {layer.name!r} with stateful=True: it keeps states of "

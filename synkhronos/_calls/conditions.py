@@ -1,0 +1,59 @@
+"""What the calls of a divided function must be like, checked once for each shape of the inputs."""
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos._wording import count
+
+
+class Conditions:
+    """The conditions of one function.
+
+    Parameters
+    ----------
+    variables : list of variable
+        The inputs that calls send, in order.
+    n_rows : int or None
+        The number of rows that a call must have; None for any.
+    remainders : list of scalar variable
+        Expressions of the inputs' shapes that must be 0.
+    is_whole : bool
+        Whether a call can't be cut into slices.
+    """
+
+    def __init__(self, variables, n_rows, remainders, is_whole):
+        self._variables, self._n_rows, self._is_whole = variables, n_rows, is_whole
+        self._remainders, self._right = None, set()
+        if remainders:
+            self._remainders = _host.compile_lengths(variables, remainders)
+
+    def __bool__(self):
+        return bool(self._is_whole or self._remainders or self._n_rows is not None)
+
+    def check(self, owner, shapes, rows, num_slices):
+        """Raise ValueError for a call that the function was not divided for.
+
+        `shapes` are those of the inputs, with the rows that the call selects.
+        """
+        if self._is_whole and num_slices > 1:
+            raise ValueError(
+                f"num_slices={num_slices}, but {owner} computes something of all rows together, "
+                "which its slices don't add up to: such as a mean over those that a mask leaves, "
+                "or a batch normalization. Leave num_slices out; or make it with "
+                'per_rank="loss", for the average of each slice\'s own loss.'
+            )
+        if self._n_rows not in (None, rows):
+            raise ValueError(
+                f"{owner} reshapes to {count(self._n_rows, 'row')}, which its graph has as a "
+                f"number, but the call has {rows}. Write x.shape[0] of an input x in its place."
+            )
+        if self._remainders is None or shapes in self._right:
+            return
+        pairs = zip(self._variables, shapes)
+        zeros = [np.broadcast_to(np.zeros((), each.dtype), shape) for each, shape in pairs]
+        if any(self._remainders(*zeros)):
+            raise ValueError(
+                f"{owner} reshapes its rows so that ranks can't keep them whole, with inputs of "
+                f"the shapes {', '.join(map(str, shapes))}. Reshape to (x.shape[0], ...)."
+            )
+        self._right.add(shapes)

@@ -1,0 +1,162 @@
+"""Functions of training that have serial values on all ranks, whatever they compute.
+
+serial outputs and updates ──▶ divide_step ──▶ function of all ranks
+                           └─ can't be divided ──▶ CannotDivide
+"""
+
+from __future__ import annotations
+
+from synkhronos import _host, functions, ops
+from synkhronos._calls import signature
+from synkhronos._calls.conditions import Conditions
+from synkhronos._host import tensor as T
+from synkhronos._wording import without_folder
+
+
+def rows_of(source):
+    """Return the axis of rows of each variable of which ranks have different rows."""
+    rows = {each.variable: each.axis for each in source.inputs if each.is_scattered}
+    rows = {each: axis for each, axis in rows.items() if getattr(each, "ndim", 0)}
+    if isinstance(source.sliceables, (list, tuple)):
+        rows.update(dict.fromkeys(source.sliceables, 0))
+    return rows
+
+
+def _examined(source, **kwargs):
+    return _host.examine(
+        rows_of(source),
+        [each.variable for each in source.inputs],
+        source.outputs.variables,
+        givens=source.keywords["givens"],
+        draws_all=source.draws_all,
+        **kwargs,
+    )
+
+
+def is_average(inputs, loss, options, own_statistics=False):
+    """Return whether the average of the ranks' losses is the loss of all rows, and so its gradient.
+
+    The derivatives of an average are the averages of derivatives, unless an operation changes them.
+    With `own_statistics` batch normalizations may be of each rank's rows.
+    """
+    source = functions.checked(inputs, loss, **options)
+    found = _examined(source, own_statistics=own_statistics)
+    return (
+        found.outputs[0].right_mode == "avg"
+        and found.n_rows is None
+        and not _host.clips_gradients(loss)
+    )
+
+
+def divided(inputs, outputs, updates, options):
+    """Return what `divide_step` makes of the arguments of `function_as_serial`."""
+    source = functions.checked(inputs, outputs, updates=updates, **options)
+    return _host.divide_step(
+        rows_of(source),
+        [each.variable for each in source.inputs],
+        _pairs(outputs)[0],
+        source.updates,
+        source.keywords["givens"],
+        options.get("no_default_updates", False),
+        source.draws_all,
+    )
+
+
+def function_as_serial(inputs, outputs, updates, options):
+    """Return a function of all ranks whose values are those of serial Theano.
+
+    Parameters
+    ----------
+    inputs, options
+        Of :func:`synkhronos.function`.
+    outputs : variable, or list of variable or (variable, mode)
+        Those with a mode are reduced by it, as they are.
+    updates : list of (shared variable, expression)
+
+    Raises
+    ------
+    CannotDivide
+        With the reason, if there is no way.
+    """
+    asked, is_list = _pairs(outputs)
+    step = divided(inputs, outputs, updates, options)
+    options = {"check": 0, **options}
+    if step.is_divided:
+        pairs, updates = step.outputs, step.updates
+        options = {**options, "givens": None, "no_default_updates": True}
+    else:
+        modes = [mode for _, mode in step.outputs]
+        pairs = [(variable, mode) for (variable, _), mode in zip(asked, modes)]
+    axes = dict(options.get("axes") or {})
+    axes.update((variable, axis) for (variable, _), axis in zip(pairs, step.axes) if axis)
+    options["axes"] = axes or None
+    source = functions.checked(inputs, pairs if is_list else pairs[0], updates=updates, **options)
+    if step.remainders and any(each.parts for each in source.inputs):
+        raise _host.CannotDivide("reshapes rows, and has a sparse input")
+    try:
+        conditions = Conditions(
+            [each.variable for each in source.inputs if each.storage is None],
+            step.n_rows,
+            step.remainders,
+            step.is_divided,
+        )
+    except ValueError as error:
+        raise _host.CannotDivide(str(error)) from None
+    return functions.make(source._replace(conditions=conditions or None))
+
+
+def function_of_each_rank(inputs, outputs, updates, options):
+    """Return a function of all ranks that computes on each rank what it is, of this rank's rows.
+
+    Outputs without a mode have the one that makes the serial value, or else are averaged. Updates
+    that would differ between ranks, such as running statistics, are averaged, or added up if they
+    add sums over rows to their variable.
+    """
+    asked, is_list = _pairs(outputs)
+    source = functions.checked(inputs, outputs, updates=updates, **options)
+    leaves_defaults = options.get("no_default_updates", False)
+    found = _examined(source, updates=source.updates, no_default_updates=leaves_defaults)
+    pairs = []
+    for (variable, mode), relation, has_rows in zip(asked, found.outputs, found.are_rows):
+        if mode == _host.AS_SERIAL:
+            mode = "gather" if has_rows else relation.right_mode or "avg"
+        pairs.append((variable, mode))
+    new = dict(updates)
+    for target, _, differs in found.updates:
+        if differs and _host.is_array_variable(target):
+            value = new.get(target, getattr(target, "default_update", None))
+            new[target] = _equal(source, target, T.as_tensor_variable(value))
+    return functions.function(
+        inputs, pairs if is_list else pairs[0], updates=list(new.items()), **options
+    )
+
+
+def _equal(source, target, value):
+    """Return an update that is equal on all ranks, in place of one that differs between them."""
+    added = _host.added_to(target, value)
+    if added is not None:
+        asked = source._replace(outputs=signature.Outputs([added]))
+        mode = _examined(asked, own_statistics=True).outputs[0].right_mode
+        if mode in ("sum", "avg"):
+            return target + ops.all_reduce(added, mode)
+    return ops.all_reduce(value) if str(value.dtype).startswith("float") else value
+
+
+def _pairs(outputs):
+    """Return outputs as pairs (variable, mode), and whether they are a list."""
+    is_list = isinstance(outputs, list)
+    return [_asked(each) for each in (outputs if is_list else [outputs])], is_list
+
+
+def _asked(output):
+    """Return an output as a pair (variable, mode)."""
+    if isinstance(output, tuple):
+        variable, mode = output
+        return _host.read_output(variable), mode
+    return _host.read_output(output), _host.AS_SERIAL
+
+
+def place_of(variable):
+    """Return " (file.py:12)", the line of the script that made a variable, if it is known."""
+    line = _host.line_of(variable) if variable is not None else ""
+    return f" ({without_folder(line)})" if line else ""
