@@ -22,6 +22,7 @@ from synkhronos._calls import parameters, signature
 from synkhronos._calls.advice import Advice
 from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
+from synkhronos._calls.proof import Proof
 from synkhronos._calls.recipe import Definition, Recipe, Source
 from synkhronos._calls.request import Requests
 from synkhronos._calls.row_numbers import make_inputs, take_out
@@ -102,10 +103,19 @@ class Function:
             self._inputs.axes if any(self._inputs.axes) else (),
         )
         check = source.check
+        self._proof: Any = None
         self._check: Any = None
+        if check and session.n_ranks > 1 and not source.is_proved:
+            self._proof = Proof(self._definition)
         if check:
-            self._check = (FirstCall if check == FIRST else Check)(self._definition, check)
+            self._check = (FirstCall if check == FIRST else Check)(
+                self._definition, check, self._proof
+            )
         self._join(session)
+        if self._proof is not None:
+            self._proof.tell()
+            if check == FIRST:
+                self._proof.tell_of_mode()
         if check:
             # In place of the method, while calls are checked. Weak: a cycle would keep the function
             # when the user has dropped it.
@@ -120,7 +130,8 @@ class Function:
         if self._sliced is not None:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
-        self._advice = Advice(session, self._definition)
+        self._advice = Advice(session, self._definition, self._proof)
+        self._keys_apart = None  # of the variables that ranks update differently
         self._requests = Requests(session, key, self._definition, description, self._advice)
         if self._check is not None:
             self._check.join(session, key, self._advice)
@@ -230,6 +241,8 @@ class Function:
                     session.settle()
                 if session.changes.pending:
                     session.changes.settle(self._recipe, self._compiled)
+                if session.changes.unreduced and self._proof is not None:
+                    session.changes.unreduced.tell(self._recipe, self._compiled, str(self))
                 command = self._compute(
                     session, args, kwargs, output_subset, batch, batch_s, num_slices
                 )
@@ -255,10 +268,18 @@ class Function:
                 session.changes.made += 1
             session.run(command)
             session.held.clear()
+            if self._proof is not None and self._proof.apart:
+                self._note_unreduced(session)
             return command
         except BaseException:
             session.let_go()
             raise
+
+    def _note_unreduced(self, session):
+        if self._keys_apart is None:
+            variables = self._proof.apart
+            self._keys_apart = list(zip(session.registry.keys_of(variables), variables))
+        session.changes.unreduced.note(self._keys_apart, str(self))
 
     def _run_checked(self, args, kwargs, *options):
         session = self._session

@@ -16,7 +16,7 @@ from typing import Any, ContextManager, Sequence
 
 import numpy as np
 
-from synkhronos import _host
+from synkhronos import _host, functions
 from synkhronos._calls.check import number_of_calls
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
@@ -27,7 +27,6 @@ from synkhronos._session.session import State
 from synkhronos._wording import count, line_of_user, one_line, sentence, whole_number
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.errors import SharedMemoryFull, WorkerError
-from synkhronos.functions import function
 from synkhronos.profiling.parallel import ParallelReport, Recorder
 from synkhronos.session import close, fork
 
@@ -259,7 +258,7 @@ class ParallelFunction:
         self._has_updates = bool(divided.updates)
         targets = [target for target, _ in divided.updates]
         self._updated = [each for each in targets if not _host.is_random_state(each)]
-        self._on_ranks = function(
+        source = functions.checked(
             [divided.inputs[i] for i in self._scattered],
             list(divided.outputs),
             bcast_inputs=[divided.inputs[i] for i in others],
@@ -271,6 +270,7 @@ class ParallelFunction:
             on_unused_input=arguments["on_unused_input"],
             check=0 if divided.draws else check,
         )
+        self._on_ranks = functions.make(source._replace(is_proved=True))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on all ranks, or serially where they can't divide the call."""

@@ -158,12 +158,12 @@ class BatchNormLayer(lasagne.layers.Layer):
 
     In training, m and v are mean and variance of the minibatch: on several ranks, of each rank's
     own rows, or with `synchronized` of all rows. With ``deterministic=True`` they are the running
-    statistics. To update these, collect their updates, and pass them as `averages`: they are
-    averaged over the ranks, without a round of their own::
+    statistics. To update these, collect their updates, and pass them as `averages`; without
+    `synchronized` they are averaged over the ranks, without a round of their own::
 
         statistics = OrderedDict()
         output = lasagne.layers.get_output(network, statistics=statistics)
-        step = train.make_train_step(..., averages=statistics)
+        step = train.make_train_step(..., averages=statistics, per_rank="normalization")
 
     So all ranks have the same statistics, bit by bit. With `synchronized` the statistics and the
     gradients equal those of serial Theano. Without it the variance, averaged over the ranks, leaves

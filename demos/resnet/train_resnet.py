@@ -150,6 +150,7 @@ def train_parallel(arguments, images, n_ranks, rule, began):
         common.learning_rate(arguments, n_ranks, len(images.x)),
         max_norm=arguments.max_norm,
         averages=graph.statistics,
+        per_rank=None if arguments.synchronized else "normalization",
     )
     print("Building validation / test function")
     test = synk.function([graph.x, graph.y], graph.accuracy)

@@ -4,9 +4,8 @@
     the call     ──▶ all ranks                                                ──▶ found
                               each output and update that differs ──▶ a PortingWarning
 
-`Check` compares as many calls as the user asks for. `FirstCall` is the default: it compares one
-call, the first that is cheap, and tells only what is certain: what the division itself changes,
-unless the script puts it right after the call.
+`Check` compares as many calls as the user asks for. `FirstCall` is the default: it compares what no
+rule is known for (see `proof`), in calls that are cheap, and tells only what the division changes.
 """
 
 import os
@@ -16,18 +15,20 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.operations import OPS
-from synkhronos._calls.differences import any_differ, difference
+from synkhronos._calls.differences import difference
 from synkhronos._calls.serial import Serial
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
-from synkhronos._wording import advise, count, is_bool, sentence, shown, whole_number
+from synkhronos._wording import advise, is_bool, sentence, shown, whole_number
 
 CALLS = 3  # that are compared with check=True
-FIRST = "first"  # the default: the first call that is cheap is compared
+FIRST = "first"  # the default: calls that are cheap are compared, of what has no rule
 VARIABLE = "SYNKHRONOS_CHECK"
 SECONDS = 0.3  # of serial time, at most, in a call that FIRST compares
 NBYTES = 64 << 20  # of the function's variables, at most, or as much as the inputs have
 _TRIES = 3  # calls, of which one must be cheap
+_CALLS = 100  # after which no more are compared
+_AGAIN = 3  # calls that are compared because they are like none before
 
 
 def number_of_calls(name, check):
@@ -54,8 +55,8 @@ def of_environment():
 class Check:
     """The comparison of one function's first calls with serial Theano; `left` are to come."""
 
-    def __init__(self, definition, left):
-        self._definition, self.left = definition, left
+    def __init__(self, definition, left, proof=None):
+        self._definition, self.left, self._proof = definition, left, proof
         self._compiled, self._inputs, self._outputs, self._recipe, self._owner = definition
         self._told = set()
 
@@ -101,7 +102,7 @@ class Check:
     def _differing_outputs(self, serial, everything):
         """Yield, for each output that differs, its number and a message."""
         for place, (output, found) in enumerate(zip(serial.outputs, everything)):
-            if output in self._told:
+            if output in self._told or output in self._advice.told:
                 continue
             how = difference(found, serial.whole(0)[0][place])
             if how is None:
@@ -137,7 +138,7 @@ class Check:
 
     def _cause_in_parts(self, serial, place):
         """Return the sentence for an output that no mode makes; None if it is not to be told."""
-        return serial.cause_in_parts()
+        return serial.cause_in_order(place) or serial.cause_in_parts()
 
     def _differing_updates(self, serial):
         """Yield, for each update that differs, its variable and a message."""
@@ -174,53 +175,59 @@ class Check:
 
 
 class FirstCall(Check):
-    """The comparison of the first call of one function that is cheap, with what is certain told.
+    """The comparison of calls of one function that are cheap, of what no rule is known for.
 
-    The call itself comes first, and its time bounds that of serial Theano. An update that differs
-    is told by the next call, unless a collective has reduced the variable in between. What goes
-    wrong here is written to the log, and the call is as without it.
+    The call itself comes first, and its time bounds that of serial Theano. Three calls are
+    compared, and then those with other numbers of rows, labels or items of masks. Calls that change
+    nothing, or whose results are 0, count for none. What goes wrong here is written to the log, and
+    the call is as without it.
     """
 
-    def __init__(self, definition, left):
-        super().__init__(definition, _TRIES)
-        # Updated variable -> its value before, serially, and in the master, and what to write.
-        self._changed = {}
-        self._nbytes = 0  # of the inputs of the call that was compared
+    def __init__(self, definition, left, proof):
+        super().__init__(definition, _CALLS, proof)
+        self._tries = _TRIES  # calls that may not be cheap
+        self._n_compared = 0
+        self._seen = set()  # what calls were like that were compared
         self._was_equal = False  # whether all ranks had the same variables before a call
 
     def run(self, call, values, subset, batch, batch_s, num_slices):
         """Return the results of a call; compare it, if it is cheap, with serial Theano."""
         self.left -= 1
-        serial = self._trying(self._prepared, values, subset, batch, num_slices)
-        if self._changed:
-            told = serial and num_slices == 1 and self._trying(self._unreduced, serial)
-            self._changed = {}
-            if told:
-                advise(told)
+        prepared = self._trying(self._prepared, values, subset, batch, num_slices)
+        if prepared is None:
+            self._fail()
             return call()
+        serial, likeness = prepared
         if serial is None:
             return call()
         begin = perf_counter()
         results = call()
         if (perf_counter() - begin) * self._session.n_ranks > SECONDS:
+            self._fail()
             return results
-        left, self.left = self.left, 0
-        told = self._trying(self._compared, serial, results, num_slices, left)
+        told = self._trying(self._compared, serial, results, num_slices, likeness)
         for what, message in told or ():
             self._tell(what, message)
+        if self._n_compared >= CALLS + _AGAIN or self._told.issuperset(self._proof.open):
+            self.left = 0
         return results
 
+    def _fail(self):
+        self._tries -= 1
+        if not self._tries and not self._n_compared:
+            self.left = 0
+
     def leaves_out(self):
-        """Return whether a call says too little of a function, or might show that it ran twice."""
+        """Return whether there is nothing to compare, or a call might show that it ran twice."""
         session, recipe, inputs = self._session, self._recipe, self._inputs
         variables = _host.shared_variables(self._compiled)
         return bool(
-            session.n_ranks == 1
+            self._proof is None
+            or self._proof.is_complete
             or session.recording is not None
             or set(session.devices) != {"cpu"}
             or recipe.sliceables
             or not any(inputs.is_scattered)
-            or not (recipe.updated or any(mode is not None for mode in self._outputs.modes))
             or any(each.storage is not None for each in inputs.given)
             or any(map(_host.is_random_state, variables))
             or not all(map(_host.is_array_variable, variables))
@@ -238,7 +245,10 @@ class FirstCall(Check):
             return None
 
     def _prepared(self, values, subset, batch, num_slices):
-        """Return the serial side of a call with copies of what it updates; None if not compared."""
+        """Return the serial side of a call, with copies of what it updates, and its likeness.
+
+        None if it can't be compared; instead of the serial side, if a call like it was.
+        """
         if num_slices != 1 and _host.communicates(self._compiled):
             return None
         if self._session.registry.is_pending(self._key):
@@ -248,6 +258,9 @@ class FirstCall(Check):
         inputs, used = serial.nbytes()
         if serial.rows() < self._session.n_ranks or used > max(inputs, NBYTES):
             return None
+        likeness = serial.likeness()
+        if likeness in self._seen and self._n_compared >= CALLS:
+            return None, likeness
         # Once: a first call that was not cheap may have made the ranks' variables differ.
         self._was_equal = self._was_equal or serial.is_equal_on_ranks()
         if not self._was_equal:
@@ -256,10 +269,10 @@ class FirstCall(Check):
             n_ranks = self._session.n_ranks
             serial.take_first(max(-(-serial.rows() // num_slices), 2 * n_ranks))
         serial.read_variables(None, are_equal=True)
-        return serial
+        return serial, likeness
 
-    def _compared(self, serial, results, num_slices, left):
-        """Return pairs (output, message); note the updates that differ for the next call.
+    def _compared(self, serial, results, num_slices, likeness):
+        """Return pairs (output or variable, message).
 
         Of a call with slices the ranks' parts of some rows are compared, but no updates.
         """
@@ -270,19 +283,30 @@ class FirstCall(Check):
             made = [serial.made(0, place) for place in range(len(expected))]
             found = [other if one is None else one for one, other in zip(made, expected)]
             updated = {}
+        told = list(self._differing_outputs(serial, found))
+        if not told:
+            told = list(self._differing_open_updates(serial, updated))
+        is_at_rest = updated and not serial.largest_change(updated)
+        is_zero = any(m in OPS and not each.any() for m, each in zip(serial.modes, expected))
+        if not (is_at_rest or is_zero):  # zeros say little, as a count of rare items
+            self._seen.add(likeness)
+            self._n_compared += 1
+        return told
+
+    def _differing_open_updates(self, serial, updated):
+        """Yield those updates that ranks make equally, but not as serial Theano does."""
         beside = serial.largest_change(updated)
-        for variable, value in updated.items():
-            before, array = serial.before[variable], np.array(_host.peek(variable))
-            if _is_compared(variable) and difference(array, value, before=before, beside=beside):
-                cause = None
-                if _host.communicates(self._compiled):
-                    cause = serial.cause_in_reduction(variable, array)
-                self._changed[variable] = before, value, array, cause
-        if self._changed:
-            self.left, self._nbytes = 1, serial.nbytes()[0]
-        elif any(mode in OPS and not each.any() for mode, each in zip(serial.modes, expected)):
-            self.left = left  # zeros say little, as a count of rare items: the next call, too
-        return list(self._differing_outputs(serial, found))
+        for variable in self._proof.open_updates:
+            if variable not in updated or variable in self._told:
+                continue
+            before, expected = serial.before[variable], updated[variable]
+            found = np.array(_host.peek(variable))
+            how = difference(found, expected, before=before, beside=beside)
+            if how and not serial.is_rounding(variable, found, expected):
+                yield variable, self._about_update(variable, how, self._reason())
+
+    def _reason(self):
+        return "The function reduces over the ranks: look at what, and with which op."
 
     def _by_chance(self, serial, place, found):
         # The largest label, say, may be the same in all parts.
@@ -294,55 +318,11 @@ class FirstCall(Check):
         mode, expected = serial.modes[place], serial.whole(0)[0][place]
         is_of_each = isinstance(found, list) or found.size == self._session.n_ranks * expected.size
         return (
-            not (mode is None or (mode == "gather" and is_of_each))  # asked for: the master's own
-            and serial.outputs[place] not in self._advice.told
+            serial.outputs[place] in self._proof.open_outputs
+            and not (mode == "gather" and is_of_each)  # asked for: the ranks' own
             and not serial.is_rounding(place, found, expected)
             and serial.is_of_division(place, found)
         )
-
-    def _cause_in_parts(self, serial, place):
-        if not self._recipe.updated or not serial.has_own_updates():
-            return super()._cause_in_parts(serial, place)
-        cause = serial.cause_in_order(place)
-        if cause:
-            return cause
-        # A training function may normalize with the statistics of each rank's rows.
-        if _host.normalizes_rows(self._compiled, serial.outputs[place]):
-            return None
-        return serial.cause_in_loss(place)
-
-    def _unreduced(self, serial):
-        """Return the message about updates of the last call that ranks have made by themselves."""
-        if serial.nbytes()[0] > 2 * self._nbytes:
-            return None  # it may not be cheap
-        names, reduces = [], _host.communicates(self._compiled)
-        for variable in sorted(self._changed, key=lambda each: not each.name):
-            before, expected, found, scale = self._changed[variable]
-            everyone = serial.values_of_all_ranks(variable)
-            is_equal = not any_differ(everyone)
-            if is_equal and not scale and (reduces or difference(everyone[0], found, exactly=True)):
-                continue  # a collective has reduced it, or the script has set it
-            if names:
-                names.append(variable)
-                continue
-            if scale or (
-                found.shape == expected.shape
-                and not serial.is_rounding(variable, found, expected)
-                and (reduces or serial.is_of_division(variable))
-                and not serial.is_collected(variable, everyone, expected)
-            ):
-                names.append(variable)
-                how = difference(found, expected, before=before)
-                cause = scale or _cause_in_updates(variable, everyone, expected, before)
-        if not names:
-            return None
-        first, *others = names
-        if others:
-            listed = [each.name for each in others if each.name][:3]
-            if len(listed) < len(others):
-                listed.append(count(len(others) - len(listed), "other variable"))
-            cause += f" The same is true of {', '.join(listed)}."
-        return self._about_update(first, how, cause)
 
 
 def _is_compared(variable):

@@ -22,6 +22,7 @@ class Source(NamedTuple):
     check: Any  # the number of calls to compare with serial Theano, or "first"
     draws_all: bool  # whether random numbers are those of serial Theano
     conditions: Any = None  # of its calls, if it was divided
+    is_proved: bool = False  # whether the division has proved its modes and reductions
 
 
 class Recipe:
@@ -62,6 +63,7 @@ class Recipe:
         self.divides_nothing = not (
             source.has_whole or row_numbers or any(each.variable.ndim for each in inputs)
         )
+        self._uses = {}  # shared variable -> what `computes_with` has returned
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
 
     @property
@@ -78,6 +80,42 @@ class Recipe:
     def updated(self):
         """The shared variables that are updated, but for random states with default updates."""
         return [target for target, _ in self.updates + self._default_updates]
+
+    def rows(self):
+        """Return the axis of rows of each variable of which ranks have different rows."""
+        sent = [part for each in self.given for part in each.sent() if part.is_scattered]
+        rows = {each.variable: each.axis for each in sent if getattr(each.variable, "ndim", 0)}
+        rows.update((each.variable, 0) for each in self.row_numbers)
+        rows.update(dict.fromkeys(self.sliceables, 0))
+        return rows
+
+    def examine(self):
+        """Return how what a rank computes is related to serial values: see `_host.examine`."""
+        return _host.examine(
+            self.rows(),
+            self.inputs,
+            self._outputs.variables,
+            self.updates,
+            self._kwargs["givens"],
+            self._kwargs.get("no_default_updates", False),
+            draws_all=self.draws_all,
+        )
+
+    def computes_with(self, variable):
+        """Return whether anything is computed with a variable but its next value and totals.
+
+        Moving averages, and totals that an output puts together, are collected for the script.
+        """
+        if variable not in self._uses:
+            has_rows = bool(self.rows())
+            values = [v for target, v in self.updates if target is not variable]
+            values += [v for target, v in self._default_updates if target is not variable]
+            outputs = zip(self._outputs.variables, self._outputs.modes)
+            values += [output for output, mode in outputs if has_rows or mode is None]
+            values += [new for _, new in self._kwargs["givens"]]
+            used = [each for each in values if isinstance(each, _host.Variable)]
+            self._uses[variable] = any(_host.is_computed_from(v, [variable]) for v in used)
+        return self._uses[variable]
 
     def replaced(self):
         """Return the variables that `givens` replace."""

@@ -34,6 +34,7 @@ _TRIED = {
 }
 _OTHERS = 3  # calls with other numbers
 _ORDERS = 3  # calls with the same rows in another order
+_COUNTED = 1 << 16  # items of an input in which labels are counted, at most
 _NUDGES = 2  # calls with inputs and variables that differ in their last bit
 _AMPLIFIED = 100  # a difference so many times as large as a nudge makes is none of rounding
 _NAMES = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "prod": "product"}
@@ -178,25 +179,27 @@ class Serial:
             largest = max(largest, distance(moved, _item(plain, what)))
         return distance(found, expected) <= _AMPLIFIED * largest
 
-    def is_of_division(self, what, found=None):
-        """Return whether the division alone makes an output, or an update, differ.
+    def is_of_division(self, place, found):
+        """Return whether the division alone makes an output differ.
 
-        An output does if the master computes the same of the ranks' rows as they have, `found`; an
-        update, if parts of some other numbers differ from the whole, too. `what` is the place of an
-        output, or an updated variable.
+        It does if the master computes the same of the ranks' rows as they have, `found`.
         """
-        if found is not None and not self.are_parts(what, found):
+        if not self.are_parts(place, found):
             return False
-        differ, cases = [], range(1 if found is not None else 1 + _OTHERS)
-        for case in cases:
-            whole, made = self.whole(case), self.made(case, what)
-            if whole is None or made is None:
-                continue
-            whole = _item(whole, what)
-            parts = [_item(part, what) for part in self._parts(case, None)[0]]
-            depends = any(difference(part, whole) is not None for part in parts)
-            differ.append(depends and difference(made, whole) is not None)
-        return sum(differ) >= min(2, len(cases))
+        whole = self.whole(0)[0][place]
+        parts = [outputs[place] for outputs, _ in self._parts(0, None)[0]]
+        return any(difference(part, whole) is not None for part in parts)
+
+    def likeness(self):
+        """Return what calls have in common: numbers of rows, of labels, and of items in masks."""
+        found = [self.rows()]
+        for i in self._scattered:
+            array = np.moveaxis(self._arrays[i], self._inputs.axes[i], 0)
+            if array.size <= _COUNTED and _counts(array):
+                edges = partition.edges(len(array), self._session.n_ranks)
+                parts = [array[a:b] for a, b in zip(edges, edges[1:])]
+                found += [np.sort(part, axis=None).tobytes() for part in parts]
+        return tuple(found)
 
     def difference_in_other_orders(self, place, found):
         """Return by how much an output that is right differs with its rows in another order.
@@ -221,40 +224,6 @@ class Serial:
             return False  # ranks have other values of a variable, or have reduced inside
         self._as_parts.add(place)
         return True
-
-    def has_own_updates(self):
-        """Return whether updates depend on the rows, as those of counters of calls do not."""
-        parts, whole = self._parts(0, None), self.whole(0)
-        return parts is None or any(
-            difference(updated[variable], value) is not None
-            for _, updated in parts[0]
-            for variable, value in whole[1].items()
-        )
-
-    def is_collected(self, variable, everyone, expected):
-        """Return whether ranks only collect values for the script, which may put them together.
-
-        So it is if nothing is computed from the variable but its next value, as of a moving average
-        or of a sum of rows; or if it is the largest value, say, of each rank's rows. `everyone` and
-        `expected` are those of an earlier call.
-        """
-        now = self._restored[variable]
-        if now.dtype.kind not in "iufc":
-            return False
-        shift = 1 if now.dtype.kind in "iu" else 0.01 * (1 + np.abs(now))
-        moved = {variable: (now + shift).astype(now.dtype)}
-        changes = []
-        for case in (0, 1):
-            outputs, updated = self.whole(case) or ((), {})
-            others, changed = self._run(self._case(case), moved)
-            pairs = [*zip(others, outputs)]
-            pairs += [(changed[v], updated[v]) for v in self.targets if v in updated]
-            pairs = [(one, other) for one, other in pairs if one is not changed[variable]]
-            if not updated or any(difference(one, other) for one, other in pairs):
-                return False
-            changes.append(changed[variable] - updated[variable])
-        merged = [each.reduce(everyone) for each in (np.maximum, np.minimum, np.multiply)]
-        return not difference(*changes) or not all(difference(m, expected) for m in merged)
 
     def cause_in_variables(self):
         """Return a sentence if ranks have had different values of a variable, else None."""
@@ -319,73 +288,6 @@ class Serial:
         return (
             f"{sentence} Write (output, None) in a function with bcast_inputs=[{', '.join(names)}] "
             "in place of inputs: each rank computes the whole."
-        )
-
-    def cause_in_reduction(self, variable, found):
-        """Return what to write if ranks have reduced a gradient with the wrong operation, or None.
-
-        The updates must be linear in the gradient, as those of SGD and of momentum are.
-        """
-        before, (whole, total, mean) = self.before[variable], self._changes(0, variable)
-        if whole is None or found.shape != before.shape:
-            return None
-
-        def is_same(one, other):
-            return not difference(before + one, before + other, before=before)
-
-        change, excess = found - before, total - whole
-        if is_same(change, total) and is_same(whole, mean):
-            return "The gradient of a mean over the rows is averaged: synk.ops.all_reduce(g)."
-        for case in range(1, 1 + _OTHERS):
-            other, parts, _ = self._changes(case, variable)
-            if other is None or not is_same(other + excess, parts):
-                return None
-        if is_same(change, mean):
-            return "The gradient of a sum over the rows is summed: synk.ops.all_reduce(g, 'sum')."
-        if is_same(change, total):
-            return (
-                "A term that depends on no rows, as a penalty on the parameters, is summed over "
-                "the ranks, too. Add its gradient after the reduction: "
-                "synk.ops.all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)."
-            )
-        return None
-
-    def _changes(self, case, variable):
-        """Return a variable's change, and the sum and the average of those of the ranks' parts.
-
-        Each is None if there are none.
-        """
-        found, whole, before = self._parts(case, None), self.whole(case), None
-        if found and whole:
-            parts, counts = found
-            before = self.before[variable]
-            values = [whole[1][variable], *(updated[variable] for _, updated in parts)]
-        is_float = before is not None and before.dtype.kind in "fc"
-        if not is_float or any(value.shape != before.shape for value in values):
-            return None, None, None
-        change, *changes = [value - before for value in values]
-        weighted = [each * (n / sum(counts)) for each, n in zip(changes, counts)]
-        return change, sum(changes), sum(weighted)
-
-    def cause_in_loss(self, place):
-        """Return the sentence for an output of a training function that is no mean or sum."""
-        if self.modes[place] == "avg":
-            return (
-                "It is no mean over the rows. If it is a mean with weights, divide the mean of the "
-                "weighted errors by synk.ops.all_reduce(weights.mean()); reduce other means that "
-                "it is made of in the same way, as in T.sqrt(synk.ops.all_reduce(errors.mean()))."
-            )
-        excess = []
-        for case in range(1 + _OTHERS):
-            whole, made = self.whole(case), self.made(case, place)
-            if self.modes[place] != "sum" or whole is None or made is None:
-                return None
-            excess.append(made - whole[0][place])
-        if any(difference(each, excess[0]) for each in excess):
-            return None
-        return (
-            "Each rank adds a term that depends on no rows, as a penalty on the parameters: make "
-            "it an output of its own, of mode None."
         )
 
     def cause_in_order(self, place):
@@ -536,6 +438,12 @@ class Serial:
                 return None
             counts.append(last - first)
         return (parts, counts) if parts else None
+
+
+def _counts(array):
+    """Return whether an array has labels, or numbers of which each is 0 or 1."""
+    is_mask = array.dtype.kind == "f" and not ((array != 0) & (array != 1)).any()
+    return array.dtype.kind in "biu" or is_mask
 
 
 def _item(result, what):

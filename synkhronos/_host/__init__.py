@@ -65,12 +65,15 @@ MODULES = {
         "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
     },
     "base.repeating": {
+        "is_watched": "Return whether a function runs under a mode that watches what it computes.",
         "is_repeatable": "Return whether a function may be run once more without an effect.",
     },
     "{host}.dividing": {
         "divide": "Return the function for ranks that computes what a serial function computes.",
         "divide_step": "Return what ranks compute for a step of training, on inputs of its user.",
         "AS_SERIAL": "The mode of an output that is to have the serial value.",
+        "Mistake": "A reduction of the user that does not make the serial value.",
+        "operation_name": "Return the name of a node's operation, for messages.",
         "examine": "Return how what ranks compute alone is related to serial values.",
         "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
         "intercept": "Make something else of the functions that are compiled in a with block.",
@@ -85,7 +88,6 @@ MODULES = {
         "compile_lengths": "Return a function that computes numbers from the shapes of inputs.",
         "compile_number": "Return a function that computes an integer expression in the master.",
         "axes_of_rows": "Return for each output of a function its axes that grow with rows.",
-        "normalizes_rows": "Return whether statistics of all rows change the rows of an output.",
         "sliced_by_inputs": "Return shared variables of which rows are sliced as inputs say.",
     },
     "base.sparse": {

@@ -24,6 +24,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._session import commands
 from synkhronos._session.staging import send_objects
+from synkhronos._session.unreduced import Unreduced
 from synkhronos._wording import advise
 
 COMPARED_BYTES = 1 << 18  # of an array that the script has too, before each call
@@ -50,6 +51,7 @@ class Changes:
         self.follow = follow
         self.made = 0
         self.pending, self.borrowed = {}, {}
+        self.unreduced = Unreduced()
         self._apart = set()  # keys of variables with a value for each rank, as the script asked
         self._told = set()  # keys of variables that a warning was about
         self._told_of_items = set()  # likewise, of changes that may have been found late
@@ -84,6 +86,8 @@ class Changes:
     def equal(self, keys) -> None:
         """Note that a collective has set variables on all ranks."""
         self.made += 1
+        if self.unreduced:
+            self.unreduced.reduced(keys)
         if self.pending or self._read:
             for key in keys:
                 if key not in self._taken:
@@ -100,6 +104,7 @@ class Changes:
 
     def _note(self, key):
         self.made += 1
+        self.unreduced.pop(key, None)
         if key not in self._apart:
             self.pending[key] = True
             self.borrowed.pop(key, None)

@@ -10,7 +10,7 @@ from synkhronos import _host, functions, ops
 from synkhronos._calls import signature
 from synkhronos._calls.conditions import Conditions
 from synkhronos._host import tensor as T
-from synkhronos._wording import without_folder
+from synkhronos._wording import advise, without_folder
 
 
 def rows_of(source):
@@ -45,6 +45,21 @@ def is_average(inputs, loss, options, own_statistics=False):
         found.outputs[0].right_mode == "avg"
         and found.n_rows is None
         and not _host.clips_gradients(loss)
+    )
+
+
+def tell_unless_average(with_rows, inputs, loss, options):
+    """Warn if the average of the devices' losses, with a store, is not the loss of all rows."""
+    rows, givens = dict.fromkeys(with_rows, 0), options.get("givens") or ()
+    [relation] = _host.examine(rows, inputs, [loss], givens=givens).outputs
+    if relation.right_mode == "avg" or (relation.is_open and not relation.reason):
+        return
+    what = "sums over rows" if relation.right_mode == "sum" else "something of all rows together"
+    advise(
+        f"With a store the loss should be a mean over rows: each device trains with that of its "
+        f"own rows, and the loss computes {what}{place_of(relation.cause)}, so this is another "
+        f"step than that of serial {_host.title}. Divide a sum by x.shape[0]; other losses are "
+        "divided in a session, by make_train_step without store=."
     )
 
 
@@ -102,7 +117,7 @@ def function_as_serial(inputs, outputs, updates, options):
         )
     except ValueError as error:
         raise _host.CannotDivide(str(error)) from None
-    return functions.make(source._replace(conditions=conditions or None))
+    return functions.make(source._replace(conditions=conditions or None, is_proved=True))
 
 
 def function_of_each_rank(inputs, outputs, updates, options):

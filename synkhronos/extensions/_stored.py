@@ -28,6 +28,7 @@ from synkhronos._hints import Rows, Variable
 from synkhronos._host import tensor as T
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count, whole_number
+from synkhronos.extensions import _dividing
 from synkhronos.extensions._exchange import Exchange
 from synkhronos.extensions._gradients import (
     check_loss,
@@ -376,6 +377,8 @@ def make(
     exchange = Exchange(
         store, devid, targets, _names(keys, targets, len(params)), batch_rows is None
     )
+    if store.num_workers * len(store.devices) > 1:
+        _dividing.tell_unless_average([inputs[i] for i in with_rows], inputs, loss, options)
     rows = inputs[with_rows[0]].shape[0]
     share = rows if batch_rows is None else T.cast(rows, "float64") / batch_rows
     values = _shares(loss, params, averages, share)

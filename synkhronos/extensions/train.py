@@ -274,6 +274,7 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
 
 
 def _about_loss(error):
+    """Return the warning for a loss that can't be divided."""
     return (
         f"The step of training can't be divided over the ranks: it {sentence(error)[:-1]}"
         f"{_dividing.place_of(error.variable)}. So the ranks average the gradients of their own "
@@ -294,10 +295,12 @@ def make_train_function(
 ) -> Callable[..., np.ndarray]:
     """Return a function that trains in two steps, with a collective between them.
 
+    It trains as serial Theano does. If the loss is no mean over rows, the ranks reduce in the first
+    step, in place of the collective: see :func:`make_train_step`, which this is a form of.
+
     Parameters
     ----------
     loss : scalar variable
-        A mean over rows.
     params : list of shared variables
     x, y : theano variable
         The inputs.
@@ -342,16 +345,28 @@ def make_train_function(
     grad_updates, param_updates, grad_shared = _two_steps(
         x, y, update_rule, loss, params, args, kwargs
     )
-    compute = functions.function([x, y], loss, updates=grad_updates)
+    compute, is_average = _first_step([x, y], loss, grad_updates)
     update = functions.function([], updates=param_updates)
 
     def train_minibatch(x_data, y_data, batch=None, num_slices=1):
         value = compute(x_data, y_data, batch=batch, num_slices=num_slices)
-        collectives.all_reduce(grad_shared, op="avg")
+        if is_average:
+            collectives.all_reduce(grad_shared, op="avg")
         update()
         return value
 
     return train_minibatch
+
+
+def _first_step(inputs, loss, updates):
+    """Return the function that computes gradients, and whether the ranks' are to be averaged."""
+    if not _dividing.is_average(inputs, check_loss(loss), {}):
+        try:
+            return _dividing.function_as_serial(inputs, loss, list(updates), {}), False
+        except CannotDivide as error:
+            advise(_about_loss(error))
+        return functions.function(inputs, loss, updates=updates), True
+    return functions.function(inputs, loss, updates=updates, check=0), True
 
 
 def make_train_function_theano(

@@ -5,6 +5,7 @@ variable updates it so.
 """
 
 import functools
+import itertools
 import re
 import warnings
 
@@ -148,11 +149,17 @@ def set_default_update(variable, expression):
 
 
 def line_of(variable) -> str:
-    """Return "file:line" of the script that made a variable, as far as the library has noted it."""
-    traces = [trace for trace in getattr(variable.tag, "trace", None) or [] if trace]
-    lines = [(file, line) for trace in traces for file, line, *_ in reversed(trace)]
-    own = [each for each in lines if not _LIBRARIES.search(each[0])] or lines
-    return "{}:{}".format(*own[0]) if own else ""
+    """Return "file:line" of the script that made a variable, as far as the library has noted it.
+
+    For a gradient it may be the line of what it is computed from. Empty if there is none.
+    """
+    for each in itertools.islice(ancestors([variable]), _NEAR):
+        traces = [trace for trace in getattr(each.tag, "trace", None) or [] if trace]
+        lines = [(file, line) for trace in traces for file, line, *_ in reversed(trace)]
+        for file, line in lines:
+            if not _LIBRARIES.search(file):
+                return f"{file}:{line}"
+    return ""
 
 
 def clips_gradients(expression) -> bool:
@@ -174,6 +181,7 @@ def added_to(variable, value):
     return rest[0] if len(rest) == 1 else tensor.add(*rest)
 
 
+_NEAR = 200  # variables among which a line of the script is looked for
 _LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|synkhronos)[/\\]")
 
 

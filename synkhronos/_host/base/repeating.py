@@ -28,14 +28,15 @@ _SEEN = {
 }
 
 
+def is_watched(function) -> bool:
+    """Return whether a function runs under a mode that watches it, or a linker of the script."""
+    linker = getattr(function.maker, "linker", None)
+    return getattr(linker, "callback", None) is not None or type(linker).__name__ not in _LINKERS
+
+
 def is_repeatable(function) -> bool:
     """Return whether one run more has no effect: nothing is printed, and no user's code runs."""
-    linker = getattr(function.maker, "linker", None)
-    if (
-        function.profile is not None
-        or getattr(linker, "callback", None) is not None
-        or type(linker).__name__ not in _LINKERS
-    ):
+    if function.profile is not None or is_watched(function):
         return False
     left, seen = list(function.maker.fgraph.outputs), set()
     while left:

@@ -15,10 +15,8 @@ from synkhronos._host.base.calls import rows_of_ranks
 from synkhronos._host.base.graph import RankOperation, has_inside
 from synkhronos._host.base.library import (
     Apply,
-    CAReduce,
     Constant,
     DeepCopyOp,
-    DimShuffle,
     Elemwise,
     Mode,
     Operation,
@@ -346,34 +344,3 @@ def sliced_minibatch(node, inputs):
     sliced = ancestors([node.inputs[0]])
     shared = [each for each in sliced if isinstance(each, SharedVariable)]
     return (bounds, shared) if shared and inputs.isdisjoint(sliced) else (None, [])
-
-
-def normalizes_rows(function, output):
-    """Return whether an output is computed from rows that statistics of all rows have changed.
-
-    So it is in a batch normalization: what is reduced along axis 0, to an item for each column, is
-    combined with each row of the minibatch.
-    """
-    fgraph = function.maker.fgraph
-    needed = set(ancestors([fgraph.outputs[output]]))
-    pairs = zip(function.maker.inputs, fgraph.inputs)
-    given = {variable for each, variable in pairs if not each.shared}
-    statistics = set()
-    for node in fgraph.toposort():
-        if needed.isdisjoint(node.outputs) or given.isdisjoint(node.inputs):
-            continue
-        given.update(node.outputs)
-        if "BatchNorm" in type(node.op).__name__:
-            return True
-        if isinstance(node.op, CAReduce):
-            axes = node.op.axis
-            if (axes is None or 0 in axes) and not all(node.outputs[0].type.broadcastable):
-                statistics.update(node.outputs)
-        elif isinstance(node.op, (DimShuffle, Elemwise)) and statistics.intersection(node.inputs):
-            rows = [each for each in node.inputs if each in given and each not in statistics]
-            if any(each.ndim and not each.type.broadcastable[0] for each in rows) and any(
-                each in statistics and each.type.broadcastable[0] for each in node.inputs
-            ):
-                return True
-            statistics.update(node.outputs)
-    return False

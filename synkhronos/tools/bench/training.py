@@ -319,8 +319,9 @@ def stepping(form, where, job):
             function = train.make_train_function(*arguments, *inputs, _rule(job, updates), RATE)
         else:
             function = train.make_train_step(
-                inputs, *arguments, _rule(job), RATE, averages=network.averages
-            )
+                inputs, *arguments, _rule(job), RATE, averages=network.averages,
+                per_rank="normalization" if network.averages else None,
+            )  # fmt: skip
         data = [synk.data(array) for array in rows]
         yield lambda: function(*data, batch=pick())
 

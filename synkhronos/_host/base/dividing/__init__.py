@@ -4,18 +4,20 @@ The folder of each host library has those of its own operations, beside `interce
 """
 
 from synkhronos._host.base.dividing import elementwise, indices, relations, scans, shapes
-from synkhronos._host.base.dividing.division import CannotDivide, divide
-from synkhronos._host.base.dividing.relations import examine
+from synkhronos._host.base.dividing.division import CannotDivide, divide, operation_name
+from synkhronos._host.base.dividing.relations import Mistake, examine
 from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 
 __all__ = [
     "AS_SERIAL",
     "CannotDivide",
+    "Mistake",
     "divide",
     "divide_step",
     "elementwise",
     "examine",
     "indices",
+    "operation_name",
     "relations",
     "scans",
     "shapes",

@@ -269,7 +269,7 @@ class Division:
 
     def _apply(self, node):
         if isinstance(node.op, (RankOperation, Rows)):
-            raise CannotDivide(f"has {_name(node)}, which says by itself what ranks do")
+            raise CannotDivide(f"has {operation_name(node)}, which says by itself what ranks do")
         for kind in type(node.op).__mro__:
             if kind in _RULES:
                 break
@@ -345,7 +345,9 @@ class Division:
         """Apply an operation to what is the same on all ranks."""
         for each in node.inputs:
             if self.of(each).kind in (ROWS, POSITIONS, STREAM):
-                raise CannotDivide(f"computes {_name(node)}{options} of rows of its inputs")
+                raise CannotDivide(
+                    f"computes {operation_name(node)}{options} of rows of its inputs"
+                )
         return self.apply(node, [self.same(each) for each in node.inputs])
 
     def apply(self, node, inputs, kind=SAME, axis=0, exact=False):
@@ -357,7 +359,7 @@ class Division:
         return [Value(each, kind, axis, exact) for each in new]
 
     def refuse(self, node, what="rows of its inputs in a way that has no rule", instead=_INSTEAD):
-        raise CannotDivide(f"computes {_name(node)} of {what}", instead)
+        raise CannotDivide(f"computes {operation_name(node)} of {what}", instead)
 
     def refuse_steps(self, node):
         """Refuse a scan over rows."""
@@ -497,7 +499,8 @@ def _equal(one, other):
     return one == other
 
 
-def _name(node):
+def operation_name(node):
+    """Return the name of a node's operation, for messages."""
     op = node.op
     op = getattr(op, "scalar_op", op)
     return getattr(op, "name", None) or type(op).__name__

@@ -36,6 +36,7 @@ from synkhronos._host.base.library import (
 )
 from synkhronos._host.base.rows import sliced_minibatch
 
+MASK = "Multiply by the mask in place of a selection: (mask * x).sum() / mask.sum()."
 SELECT = "Select them before the call, or with synkhronos.function and its argument batch."
 _ADD_ALL = "If no two indices are equal, leave out ignore_duplicates."
 
@@ -149,6 +150,13 @@ def take(division, node):
         return division.apply(node, [whole, indices.variable], ROWS, 0, indices.exact)
     if x.kind == PART:
         return division.apply(node, [x.variable, division.same(node.inputs[1])], PART)
+    return division.unruled(node)
+
+
+def nonzero(division, node):
+    """Refuse the numbers of the rows that a mask leaves."""
+    if division.of(node.inputs[0]).kind == ROWS:
+        division.refuse(node, "a mask of rows", MASK)
     return division.unruled(node)
 
 

@@ -45,7 +45,7 @@ from synkhronos._host.base.dividing.library import (
     scalar,
 )
 from synkhronos._host.base.dividing.shapes import constant
-from synkhronos._host.base.graph import AllReduce, RankOperation, has_inside
+from synkhronos._host.base.graph import AllReduce, RankOperation, RankWeight, has_inside
 from synkhronos._host.base.library import (
     CAReduce,
     DeepCopyOp,
@@ -63,8 +63,10 @@ from synkhronos._host.base.library import (
     ViewOp,
     ancestors,
     indices_of,
+    tensor,
 )
 from synkhronos._host.base.rows import Rows
+from synkhronos._host.base.serial_random import OwnRows, WholeSize
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
@@ -75,6 +77,7 @@ MERGED = "merged"  # the largest own value is s, or the smallest, or their produ
 LENGTHS = "lengths"  # a shape, whose one item is the number of rows
 OWN = "own"  # none of these
 OPEN = "open"  # no rule says
+MIXED = "mixed"  # the reason of OWN: a sum over rows and something else were added up
 
 
 class Relation(NamedTuple):
@@ -86,13 +89,23 @@ class Relation(NamedTuple):
     axis: int = 0  # the position of the number of rows in a shape, of so many lengths
     n_lengths: int = 0
     cause: Any = None  # the variable at which a value became the rank's own, or open
-    reason: str = ""  # why it is open
+    reason: str = ""  # why it is open, or the rank's own
     is_filled: bool = False  # whether all rows have the same value
 
     @property
     def is_equal(self):
         """Whether each rank has the serial value, or its rows of it."""
         return self.kind == SCALED and self.degree == 0
+
+    @property
+    def is_mixed(self):
+        """Whether ranks add something that all of them have to a sum over their rows."""
+        return self.kind == OWN and self.reason == MIXED
+
+    @property
+    def is_open(self):
+        """Whether no rule says what it is."""
+        return self.kind == OPEN
 
     @property
     def right_mode(self):
@@ -132,8 +145,12 @@ class WrittenForRanks(Division):
         self.draws_all = draws_all
 
     def _apply(self, node):
-        if isinstance(node.op, Rows):
+        if isinstance(node.op, (Rows, OwnRows)):
             return [Value(node.outputs[0], ROWS, exact=True)]
+        if isinstance(node.op, WholeSize):
+            return [Value(node.outputs[0])]
+        if isinstance(node.op, RankWeight):
+            return [Value(tensor.constant(1.0, dtype="float64"))]  # as serially
         try:
             found = super()._apply(node)
         except CannotDivide as error:
@@ -188,7 +205,7 @@ class Alone(WrittenForRanks):
     def _values(self, node):
         if isinstance(node.op, AllReduce):
             return [Value(each) for each in node.outputs]
-        if isinstance(node.op, RankOperation) and not isinstance(node.op, Rows):
+        if isinstance(node.op, RankOperation) and not isinstance(node.op, _OF_ROWS):
             raise CannotDivide(f"has {type(node.op).__name__}")
         part = self._half_part(node) if _is_half(node.outputs[0]) else None
         return super()._apply(node) if part is None else [part]
@@ -210,7 +227,7 @@ class Alone(WrittenForRanks):
         given = [self.relation(each) for each in node.inputs]
         if isinstance(op, AllReduce):
             return self._reduced(node.inputs[position], op.ops[position], given[position])
-        if isinstance(op, Rows):
+        if isinstance(op, _OF_ROWS):
             return EQUAL
         if node in self.expansions:
             return self.relation(self.expansions[node][position])
@@ -233,7 +250,7 @@ class Alone(WrittenForRanks):
         if found.kind == ADDS and value.kind == ROWS:
             return Relation(OWN, cause=output)
         if found.kind in (OWN, OPEN) and found.cause is None:
-            return found._replace(cause=output, reason=value.reason)
+            return found._replace(cause=output, reason=found.reason or value.reason)
         return found
 
     def _reduced(self, variable, op, relation):
@@ -290,6 +307,7 @@ class Alone(WrittenForRanks):
         return EQUAL if value.kind == SAME else _open()
 
 
+_OF_ROWS = (Rows, OwnRows, WholeSize, RankWeight)  # what `function` or its user has made of rows
 _ARRAYS = (ROWS, PART, SAME, UNKNOWN)
 
 
@@ -339,7 +357,8 @@ def _joint(given):
     first = given[0]._replace(is_filled=all(each.is_filled for each in given))
     if all(each[:3] == first[:3] for each in given):
         return first
-    return Relation(OWN)
+    degrees = {each.degree for each in given if each.kind == ADDS}
+    return Relation(OWN, reason=MIXED if degrees == {0, 1} else "")
 
 
 def _product(given):

@@ -85,6 +85,8 @@ def _as_it_is(alone, variable, mode):
     """
     value, relation = alone.of(variable), alone.relation(variable)
     has_rows = value.kind == ROWS
+    if alone.n_rows is not None and mode is not None:
+        return None  # ranks have another number of rows than the graph says
     is_of_no_mode = not has_rows and relation.right_mode is None and mode not in (None, "gather")
     if not (mode in (AS_SERIAL, "avg") or is_of_no_mode or (has_rows and mode == "gather")):
         return variable, mode, 0
@@ -99,6 +101,7 @@ def _as_it_is(alone, variable, mode):
 
 def _may_stay(alone, target, value):
     is_right = alone.relation(value).is_equal and alone.of(value).kind != ROWS
+    is_right = is_right and alone.n_rows is None
     return is_right or is_random_state(target)
 
 

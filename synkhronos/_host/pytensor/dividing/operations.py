@@ -7,7 +7,7 @@ from pytensor import tensor
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Variable
-from pytensor.tensor.basic import ExtractDiag
+from pytensor.tensor.basic import ExtractDiag, Nonzero
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
@@ -35,6 +35,8 @@ from synkhronos._host.base.dividing.elementwise import as_it_is, dot
 from synkhronos._host.base.dividing.relations import linear
 
 _WHOLE = slice(None)
+
+rule(Nonzero)(indices.nonzero)
 
 linear(AdvancedSubtensor, JoinDims, SplitDims, ExtractDiag, joint=(0,))
 linear(AdvancedIncSubtensor, joint=(0, 1))

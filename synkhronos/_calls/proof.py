@@ -1,0 +1,164 @@
+"""What the graph of a function says of its modes and reductions, before the first call.
+
+the graph ──▶ how each rank's own value is related to the serial one (_host.examine)
+another mode makes the serial value, or none does ──▶ told when it is made
+ranks update a variable differently               ──▶ told when it is used so
+no rule says                                      ──▶ numbers are compared
+"""
+
+from synkhronos import _host
+from synkhronos._arithmetic.operations import OPS
+from synkhronos._machine.interrupts import raised_here
+from synkhronos._machine.log import log
+from synkhronos._wording import advise, count, without_folder
+
+_NAMES = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "prod": "product"}
+
+
+class Proof:
+    """What is known of one function: `open_outputs` and `open_updates` are those without a rule.
+
+    Attributes
+    ----------
+    told : set
+        The numbers of outputs that a warning was about.
+    apart : list of shared variable
+        Variables that each rank updates by its own rows.
+    """
+
+    def __init__(self, definition):
+        self._compiled, _, self._outputs, self._recipe, self._owner = definition
+        self.told, self.apart = set(), []
+        self.open_outputs, self.open_updates, self.reasons = [], [], []
+        self._mistakes, self._wrong = [], []
+        try:
+            found = self._recipe.examine() if self._recipe.rows() else None
+        except raised_here(Exception) as error:
+            log.debug("The graph of %s could not be examined.", self._owner, exc_info=error)
+            found = None
+        if found is not None:
+            self._sort(found)
+
+    def _sort(self, found):
+        self._mistakes = found.mistakes
+        of_outputs = zip(self._outputs.modes, found.outputs, found.are_rows)
+        for output, (mode, relation, has_rows) in enumerate(of_outputs):
+            is_reduced = mode in OPS and not has_rows
+            if mode is None or relation.is_equal:
+                continue
+            if relation.is_open:
+                self._leave_open(self.open_outputs, output, relation)
+            elif has_rows or (is_reduced and relation.right_mode != mode):
+                self._wrong.append((output, relation))
+        for target, relation, differs in found.updates:
+            if _host.is_random_state(target):
+                continue
+            if getattr(target.tag, "is_reduced_after_call", False):
+                if relation.kind == "own" and not relation.is_mixed:
+                    self._mistakes = [*self._mistakes, _host.Mistake(target, "avg", relation)]
+                continue
+            if differs:
+                self.apart.append(target)
+            elif relation.is_open:
+                self._leave_open(self.open_updates, target, relation)
+
+    def _leave_open(self, where, what, relation):
+        where.append(what)
+        self.reasons.append((relation.cause, relation.reason))
+
+    @property
+    def is_complete(self):
+        """Whether there is a rule for everything."""
+        return not (self.open_outputs or self.open_updates)
+
+    @property
+    def open(self):
+        """Outputs, by number, and updates without a rule."""
+        return [*self.open_outputs, *self.open_updates]
+
+    def tell_of_mode(self):
+        """Warn if there is something without a rule that can't be compared in this mode."""
+        if not self.is_complete and _host.is_watched(self._compiled):
+            variable, reason = self.reasons[0]
+            reason = f": it {reason}" if reason else ""
+            advise(
+                f"{self._owner} may compute something else than serial {_host.title}: there is no "
+                f"rule for a part of it{_place(variable)}{reason}, and in this mode its numbers "
+                "are not compared either. Run it once in the default mode."
+            )
+
+    def tell(self):
+        """Warn of each output whose mode does not make the serial value, and of reductions."""
+        mistakes, wrong = self._mistakes, self._wrong
+        self._mistakes, self._wrong = [], []
+        if mistakes:
+            same = [i for i, each in wrong if each.right_mode is None]
+            if mistakes[0].relation.right_mode is None and not mistakes[0].relation.is_mixed:
+                self.told.update(same)
+            self._advise_of(mistakes, [i for i in same if i in self.told])
+        for output, relation in wrong:
+            if output not in self.told:
+                self.told.add(output)
+                advise(
+                    f"Output {output} of {self._owner}, mode {self._outputs.modes[output]!r}, is "
+                    f"not what serial {_host.title} computes: {self._about_output(relation)}"
+                )
+
+    def _about_output(self, relation):
+        mode = relation.right_mode
+        if mode is not None:
+            kind = "number of" if relation.kind == "scaled" else f"{_NAMES[mode]} over"
+            return f"it is a {kind} the rows. Write (output, {mode!r}) in its place."
+        if relation.is_mixed:
+            return (
+                f"each rank adds a term that depends on no rows{_place(relation.cause)}, as a "
+                "penalty on the parameters: make it an output of its own, of mode None."
+            )
+        names = ", ".join(map(str, self._recipe.rows()))
+        return (
+            f"each rank {_computes(relation)}, so no mode makes the value of all rows. Reduce "
+            "these in the graph, as in T.sqrt(synk.ops.all_reduce(errors.mean())); or write "
+            f"(output, None) in a function with bcast_inputs=[{names}] in place of inputs."
+        )
+
+    def _advise_of(self, mistakes, outputs):
+        first, *others = mistakes
+        relation, mode = first.relation, first.relation.right_mode
+        also = [f"{count(len(others), 'other reduction')}"] * bool(others)
+        also += [f"output {i}" for i in outputs]
+        also = f" The same is true of {', '.join(also)}." if also else ""
+        what = f"ops.all_reduce(g, {first.op!r})"
+        if isinstance(first.variable, _host.SharedVariable):
+            what = f"What ranks average after each call, {first.variable},"
+        what = f"{what} in {self._owner} is not what serial {_host.title}"
+        if mode in ("sum", "avg"):
+            kind, op = ("sum", ", 'sum'") if mode == "sum" else ("mean", "")
+            why = (
+                f"The gradient of a {kind} over the rows{_place(first.variable)} takes "
+                f"synk.ops.all_reduce(g{op})."
+            )
+        elif relation.is_mixed:
+            why = (
+                f"A term that depends on no rows{_place(relation.cause)}, as a penalty on the "
+                "parameters, is reduced with a sum over rows. Add its gradient after the reduction:"
+                " synk.ops.all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)."
+            )
+        else:
+            why = (
+                f"Each rank {_computes(relation)}. Divide by what all ranks have, as in "
+                "(m * errors).mean() / synk.ops.all_reduce(m.mean()); or let "
+                "synkhronos.extensions.train.make_train_step divide the loss, whatever it is."
+            )
+        advise(f"{what} computes. {why}{also}")
+
+
+def _computes(relation):
+    """Return in words what each rank computes by itself."""
+    node = relation.cause.owner if relation.cause is not None else None
+    name = "something" if node is None else _host.operation_name(node)
+    return f"computes {name} of sums over its own rows{_place(relation.cause)}"
+
+
+def _place(variable):
+    line = _host.line_of(variable) if variable is not None else ""
+    return f" ({without_folder(line)})" if line else ""

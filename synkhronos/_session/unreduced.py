@@ -1,0 +1,60 @@
+"""Variables that each rank has updated with its own rows, until a collective has reduced them.
+
+f(x): w -= 0.1 * gradient of own rows ──▶ synk.all_reduce(w) ──▶ the next call: nothing
+                                      └────────────────────────▶ the next call: a warning
+"""
+
+from synkhronos import _host
+from synkhronos._wording import advise, count
+
+
+class Unreduced(dict):
+    """The variables of a session that ranks have updated differently since they were reduced.
+
+    It has the variable, and the function that updates it, of each key.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._told = set()
+
+    def note(self, pairs, owner):
+        """Note that a call has updated variables, pairs (key, variable), on each rank by itself."""
+        for key, variable in pairs:
+            if key not in self._told:
+                self[key] = variable, owner
+
+    def reduced(self, keys):
+        """Note that a collective, or the script, has set variables."""
+        for key in keys:
+            self.pop(key, None)
+
+    def tell(self, recipe, compiled, owner):
+        """Warn of those variables with which a function, that is about to run, computes."""
+        read = set(_host.variables_read(compiled))
+        used = {
+            key: each
+            for key, each in self.items()
+            if each[0] in read and recipe.computes_with(each[0])
+        }
+        if not used:
+            return
+        self._told.update(used)
+        self.reduced(used)
+        (variable, updating), *others = sorted(used.values(), key=lambda each: not each[0].name)
+        advise(_about_update(variable, updating, owner, [each for each, _ in others]))
+
+
+def _about_update(variable, updating, owner, others):
+    name = variable.name or "variable"
+    listed = [each.name for each in others if each.name][:3]
+    if len(listed) < len(others):
+        listed.append(count(len(others) - len(listed), "other variable"))
+    also = f" The same is true of {', '.join(listed)}." if listed else ""
+    return (
+        f"The update of {variable} in {updating} is not what serial {_host.title} computes, and "
+        f"{'the next call' if owner == updating else owner} uses it. Each rank updates with its "
+        "own rows: reduce gradients over the ranks with synk.ops.all_reduce(g), and running "
+        "statistics with synkhronos.extensions.train.average_updates, or take the rule from "
+        f"synkhronos.extensions.updates; or call synk.all_reduce({name}) after each call.{also}"
+    )
