@@ -105,7 +105,7 @@ def _keras_masking():
     return KerasTraining(build, batches)
 
 
-@a_mean("https://www.tensorflow.org/api_docs/python/tf/keras/Model#fit", lambda: _keras_weights())
+@a_mean("https://github.com/tensorflow/tensorflow/issues/34305", lambda: _keras_weights())
 def lasagne_weighted_mean():
     """Lasagne's aggregate of errors with weights, by the number of rows."""
     import lasagne
@@ -193,7 +193,7 @@ def penalty_of_each_gradient():
     return Training([x, y], loss, net.params, zipped(rows(), columns()))
 
 
-@a_mean("https://github.com/Lasagne/Lasagne/issues/876", lambda: _keras_dropout())
+@a_mean("", lambda: _keras_dropout())
 def dropout():
     """A mean loss with dropout, whose masks are those of one process."""
     from theano.sandbox.rng_mrg import MRG_RandomStreams

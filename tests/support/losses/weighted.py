@@ -147,7 +147,7 @@ def two_domains():
     return Training([x, y, domain], loss, net.params, batches)
 
 
-@no_mean("https://arxiv.org/abs/1507.06228")
+@no_mean()
 def self_normalized_weights():
     """Importance weights that a softmax over the minibatch normalizes."""
     x, y, score, net = T.dmatrix("x"), T.dvector("y"), T.dvector("score"), Network()
