@@ -25,7 +25,7 @@ class Conditions:
         self._variables, self._n_rows, self._is_whole = variables, n_rows, is_whole
         self._remainders, self._right = None, set()
         if remainders:
-            self._remainders = _host.compile_lengths(variables, remainders)
+            self._remainders = _compiled(variables, remainders)
 
     def __bool__(self):
         return bool(self._is_whole or self._remainders or self._n_rows is not None)
@@ -57,3 +57,21 @@ class Conditions:
                 f"the shapes {', '.join(map(str, shapes))}. Reshape to (x.shape[0], ...)."
             )
         self._right.add(shapes)
+
+
+def _compiled(variables, lengths):
+    """Return a function that computes numbers from the shapes of inputs.
+
+    Raises ValueError for numbers that depend on the values of inputs.
+    """
+    function = _host.compile_function(
+        variables,
+        lengths,
+        mode=_host.Mode("py", "fast_run"),  # which infers shapes from those of the inputs
+        on_unused_input="ignore",
+        no_default_updates=True,
+    )
+    used = _host.input_of_values(function, len(variables))
+    if used is not None:
+        raise ValueError(f"has a shape that depends on the values of {used}")
+    return function

@@ -53,7 +53,8 @@ def batches():
 
 def whitened(model):
     covariance = T.dot(model.centred.T, model.centred) / model.x.shape[0] + 0.5 * T.eye(4)
-    values, vectors = T.nlinalg.eigh(covariance)
+    eigh = T.linalg.eigh if hasattr(T, "linalg") else T.nlinalg.eigh  # of PyTensor
+    values, vectors = eigh(covariance)
     return T.sqr(T.dot(model.centred, vectors)).mean() + T.log(values).sum() / 9 + model.v.sum() / 9
 
 
