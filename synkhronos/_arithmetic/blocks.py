@@ -60,6 +60,18 @@ def reduce_block(op, sources, out, divisor):
         out[...] = total
 
 
+def with_one_nan(array):
+    """Return an array whose NaNs all have the same bits: itself if it has none, else a copy.
+
+    A sum of two NaNs has the bits of the one or of the other: which, depends on the place of the
+    arrays in memory, and on the processor. So equal sums of two processes may differ in them.
+    """
+    if array.dtype.kind not in "fc":
+        return array
+    nans = np.isnan(array)
+    return np.where(nans, array.dtype.type(np.nan), array) if nans.any() else array
+
+
 def reduction(op, sources, out, divisor):
     """Return a function that does what `reduce_block` does with the same arguments."""
     plain = len(sources) == 2 and out.dtype.char != HALF

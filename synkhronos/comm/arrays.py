@@ -15,7 +15,7 @@ import functools
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.blocks import cut, reduce_block
+from synkhronos._arithmetic.blocks import cut, reduce_block, with_one_nan
 from synkhronos._arithmetic.operations import wide
 
 # Up to so many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
@@ -103,7 +103,7 @@ class Arrays:
             return [into(target, buffer) for buffer, target in zip(buffers, targets)]
         sources = zip(*[self._equal_buffers(key)[rank] for rank in weighing])
         return [
-            reduce_whole(op, each, np.empty_like(each[0]) if target is None else target, divisor)
+            reduce_alike(op, each, target, divisor)
             for op, each, target in zip(ops, sources, targets)
         ]
 
@@ -288,6 +288,14 @@ def reduce_whole(op, sources, target, divisor):
     for _, (out, *blocks) in cut([[target, *sources]], 1, 0):
         reduce_block(op, blocks, out, divisor)
     return target
+
+
+def reduce_alike(op, sources, target, divisor):
+    """Reduce little arrays to the bits that other ranks get, which do the same; see `into`."""
+    is_whole = target is not None and not _host.is_on_device(target)
+    whole = target if is_whole and _is_like(sources[0], target) else np.empty_like(sources[0])
+    reduce_block(op, sources, whole, divisor)
+    return into(target, with_one_nan(whole))
 
 
 def _is_like(buffer, array):

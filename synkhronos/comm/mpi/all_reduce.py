@@ -24,7 +24,7 @@ import math
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import reduce_block
+from synkhronos._arithmetic.blocks import reduce_block, with_one_nan
 
 CHUNK = 1 << 18  # bytes, at most
 _SMALLEST, _ALIGN = 1 << 12, 64
@@ -231,4 +231,4 @@ def reduce_all(sources, ops, divisor, compress, out):
         else:
             result = np.empty(target.shape, target.dtype)
         reduce_block(ops[position], values, result, divisor)
-        target[...] = result
+        target[...] = with_one_nan(result)
