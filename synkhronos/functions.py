@@ -20,6 +20,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
 from synkhronos._calls.advice import Advice
+from synkhronos._calls.arguments import selected
 from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
 from synkhronos._calls.proof import Proof
@@ -102,6 +103,9 @@ class Function:
             any(outputs.on_device),
             self._inputs.axes if any(self._inputs.axes) else (),
         )
+        if source.rows_of_all is not None:
+            this: Any = weakref.proxy(self)
+            setattr(self, "_run", functools.partial(Function._run_whole, this))  # noqa: B010
         check = source.check
         self._proof: Any = None
         self._check: Any = None
@@ -120,7 +124,7 @@ class Function:
             # In place of the method, while calls are checked. Weak: a cycle would keep the function
             # when the user has dropped it.
             # Not by `__dict__`: an object of which it was read is slower from then on.
-            this: Any = weakref.proxy(self)
+            this = weakref.proxy(self)
             setattr(self, "_run", functools.partial(Function._run_checked, this))  # noqa: B010
 
     def _join(self, session):
@@ -298,6 +302,19 @@ class Function:
             finally:
                 if self._check.left <= 0:
                     self._end_checks()
+
+    def _run_whole(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+        """Run a function that divides nothing: each rank gets all of the rows that `batch` names.
+
+        The master selects them.
+        """
+        if num_slices != 1:
+            raise ValueError(f"num_slices={num_slices}, but each rank of {self} computes all rows.")
+        if batch is not None:
+            values = self._inputs.bind(args, kwargs)
+            args = selected(self._inputs, values, batch, self._source.rows_of_all)
+            kwargs = {}
+        return Function._run(self, args, kwargs, output_subset, None, batch_s, num_slices)
 
     def _end_checks(self):
         with contextlib.suppress(AttributeError):  # a call of a signal handler has ended them

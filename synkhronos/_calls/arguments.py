@@ -12,6 +12,8 @@ computed    data[rows(index, size)]             row numbers, which the master co
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._arithmetic import partition
+from synkhronos._arithmetic.selection import select_rows
 from synkhronos._calls import collective, signature
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
@@ -190,6 +192,10 @@ class Inputs:
             )
         return staged.put(value)
 
+    def axes_of_rows(self):
+        """Return the axis of rows for each position of a scattered input."""
+        return {i: self.axes[i] for i, split in enumerate(self.is_scattered) if split}
+
     def array(self, position, value):
         """Return the value of one input, checked and cast, for a call in the master alone."""
         if type(value) is not Data:
@@ -270,16 +276,26 @@ def is_minibatch(value):
     return getattr(value, "minibatch", False)
 
 
-def rows_there(inputs, values, arrays):
-    """Return the number of rows that ``batch`` selects from, where inputs are scattered.
+def selected(inputs, values, batch, axes):
+    """Return arrays of the values of inputs, with the rows that ``batch`` selects.
 
-    `arrays` are those of the values, or references to them.
+    `axes` has the axis of rows for each position of an input with rows.
     """
-    lengths = [
-        (is_minibatch(values[i]), arrays[i].shape[inputs.axes[i]])
-        for i, split in enumerate(inputs.is_scattered)
-        if split
-    ]
+    arrays = list(map(inputs.array, range(len(values)), values))
+    if axes and batch is not None:
+        rows = select_rows("batch", batch, rows_there(axes, values, arrays))
+        for i, axis in axes.items():
+            chosen = range(len(rows)) if is_minibatch(values[i]) else rows
+            arrays[i] = partition.take_rows(arrays[i], chosen, axis=axis)
+    return arrays
+
+
+def rows_there(axes, values, arrays):
+    """Return the number of rows that ``batch`` selects from: those of inputs at these positions.
+
+    `axes` is as in `selected`, `arrays` are those of the values, or references to them.
+    """
+    lengths = [(is_minibatch(values[i]), arrays[i].shape[axis]) for i, axis in axes.items()]
     # The rows of a minibatch are selected already, unless there is nothing else.
     others = [length for is_batch, length in lengths if not is_batch]
     return min(others or [length for _, length in lengths])

@@ -23,6 +23,8 @@ class Source(NamedTuple):
     draws_all: bool  # whether random numbers are those of serial Theano
     conditions: Any = None  # of its calls, if it was divided
     is_proved: bool = False  # whether the division has proved its modes and reductions
+    # Positions of inputs with rows that each rank gets whole, with the axis of these; else None.
+    rows_of_all: Any = None
 
 
 class Recipe:

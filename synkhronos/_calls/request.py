@@ -120,7 +120,7 @@ class Requests:
         )
         self._last = asked, contents, command
         if _is_plain(batch) and not isinstance(selection, range):
-            length = rows_there(self._inputs, values, refs)
+            length = rows_there(self._inputs.axes_of_rows(), values, refs)
             self._selected.keep((refs, subset, num_slices), length, rows, command)
         return command
 
@@ -216,7 +216,9 @@ class Requests:
             if len(set(lengths.values())) > 1:
                 self._refuse_lengths(lengths)
             return lengths[scattered[0]], None, tuple(kinds)
-        selected = select_rows("batch", batch, rows_there(self._inputs, values, refs))
+        selected = select_rows(
+            "batch", batch, rows_there(self._inputs.axes_of_rows(), values, refs)
+        )
         for i in scattered:
             if _host.fixed_axes(self._inputs.variables[i])[axes[i]] and len(selected) != 1:
                 raise ValueError(

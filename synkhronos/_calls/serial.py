@@ -14,9 +14,9 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
-from synkhronos._arithmetic.selection import select_each, select_rows
+from synkhronos._arithmetic.selection import select_each
 from synkhronos._calls.advice import about_idle_ranks
-from synkhronos._calls.arguments import is_minibatch, rows_there
+from synkhronos._calls.arguments import selected
 from synkhronos._calls.differences import (
     any_differ,
     change_of,
@@ -74,14 +74,9 @@ class Serial:
 
     def select(self, values, batch):
         """Select the rows of a call from the value of each input."""
-        arrays = list(map(self._inputs.array, range(len(values)), values))
-        self._scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
-        if self._scattered and batch is not None:
-            rows = select_rows("batch", batch, rows_there(self._inputs, values, arrays))
-            for i in self._scattered:
-                chosen = range(len(rows)) if is_minibatch(values[i]) else rows
-                arrays[i] = partition.take_rows(arrays[i], chosen, axis=self._inputs.axes[i])
-        self._arrays = arrays
+        axes = self._inputs.axes_of_rows()
+        self._scattered = list(axes)
+        self._arrays = selected(self._inputs, values, batch, axes)
 
     def read_variables(self, batch_s, are_equal=False):
         """Read the values of the variables before the call; of all ranks, but where `are_equal`."""

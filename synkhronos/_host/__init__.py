@@ -85,6 +85,7 @@ MODULES = {
         "row_numbers": "Return an expression of the row numbers of a minibatch.",
         "numbers_of_rows": "Return the row numbers of a minibatch, an array.",
         "without_row_numbers": "Return expressions with inputs in place of row numbers.",
+        "divides": "Return whether expressions have rows of ranks, or reductions, in themselves.",
         "input_of_values": "Return an input of which a function uses more than the shape.",
         "compile_number": "Return a function that computes an integer expression in the master.",
         "axes_of_rows": "Return for each output of a function its axes that grow with rows.",

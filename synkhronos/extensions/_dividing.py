@@ -120,6 +120,36 @@ def function_as_serial(inputs, outputs, updates, options):
     return functions.make(source._replace(conditions=conditions or None, is_proved=True))
 
 
+def undivided(inputs, outputs, updates, options):
+    """Return a function that computes the whole on each rank: what is right, but not faster.
+
+    Raises CannotDivide for one of which ranks have their own rows in any case, or random states.
+    """
+    source = functions.checked(inputs, outputs, updates=updates, **options)
+    pairs, is_list = _pairs(outputs)
+    expressions = [*(variable for variable, _ in pairs), *(value for _, value in source.updates)]
+    if isinstance(source.sliceables, (list, tuple)) or _host.divides(expressions):
+        raise _host.CannotDivide("has rows of each rank, or reduces by itself")
+    rows = {
+        position: each.axis
+        for position, each in enumerate(source.inputs)
+        if each.is_scattered and getattr(each.variable, "ndim", 0)
+    }
+    pairs = [(variable, None) for variable, _ in pairs]
+    options = {
+        **options,
+        "bcast_inputs": [*inputs, *(options.get("bcast_inputs") or ())],
+        "axes": None,
+        "check": 0,
+        "serial_random": True,  # all ranks draw the same numbers
+    }
+    whole = functions.checked([], pairs if is_list else pairs[0], updates=updates, **options)
+    try:
+        return functions.make(whole._replace(is_proved=True, rows_of_all=rows))
+    except ValueError as error:
+        raise _host.CannotDivide(str(error)) from error
+
+
 def function_of_each_rank(inputs, outputs, updates, options):
     """Return a function of all ranks that computes on each rank what it is, of this rank's rows.
 

@@ -262,7 +262,13 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
         try:
             return _dividing.function_as_serial(inputs, returned, updates(is_average), options)
         except CannotDivide as error:
-            advise(_about_loss(error))
+            reason = error
+        try:
+            step = _dividing.undivided(inputs, returned, updates(False), options)
+            advise(_about_loss(reason, is_right=True))
+            return step
+        except CannotDivide:
+            advise(_about_loss(reason))
     elif per_rank == "normalization" and not _dividing.is_average(inputs, loss, options, True):
         raise ValueError(
             'per_rank="normalization", but the loss is no mean over rows, so that ranks can\'t '
@@ -273,13 +279,20 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
     return _dividing.function_of_each_rank(inputs, returned, updates(True), options)
 
 
-def _about_loss(error):
-    """Return the warning for a loss that can't be divided."""
+def _about_loss(error, is_right=False):
+    """Return the warning for a step that can't be divided; it is right if ranks don't divide it."""
+    if is_right:
+        so = (
+            "each rank computes the whole minibatch: the step is right, but no faster than serially"
+        )
+    else:
+        so = (
+            "the ranks average the gradients of their own losses, which is another step than that "
+            f"of serial {_host.title} unless the loss is a mean over rows"
+        )
     return (
         f"The step of training can't be divided over the ranks: it {sentence(error)[:-1]}"
-        f"{_dividing.place_of(error.variable)}. So the ranks average the gradients of their own "
-        "losses, which is another step than that of serial "
-        f"{_host.title} unless the loss is a mean over rows. {error.instead} If an average of the "
+        f"{_dividing.place_of(error.variable)}. So {so}. {error.instead} If an average of the "
         'ranks\' own losses is what you want, write per_rank="loss".'
     )
 
@@ -364,7 +377,13 @@ def _first_step(inputs, loss, updates):
         try:
             return _dividing.function_as_serial(inputs, loss, list(updates), {}), False
         except CannotDivide as error:
-            advise(_about_loss(error))
+            reason = error
+        try:
+            step = _dividing.undivided(inputs, loss, list(updates), {})
+            advise(_about_loss(reason, is_right=True))
+            return step, False
+        except CannotDivide:
+            advise(_about_loss(reason))
         return functions.function(inputs, loss, updates=updates), True
     return functions.function(inputs, loss, updates=updates, check=0), True
 

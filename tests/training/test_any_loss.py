@@ -181,16 +181,41 @@ def test_each_ranks_own_loss_is_averaged_on_purpose(ranks):
         )
 
 
-def test_what_has_no_rule_is_told_when_it_is_made(ranks):
-    model = Model()
-    loss = model.errors[model.m.nonzero()].mean()
-    said = r"can't be divided .* Nonzero of a mask of rows \(test_any_loss.py:\d+\)"
+def selected(model):
+    mask = MRG_RandomStreams(3).binomial(model.hidden.shape, p=0.5, dtype="float64")
+    errors = T.sqr((model.hidden * mask).dot(model.v) - model.y)
+    return errors[model.m.nonzero()].mean()
+
+
+def test_what_has_no_rule_is_told_when_it_is_made_and_right(ranks):
+    models = Model(), Model()
+    said = r"can't be divided .* Nonzero of a mask of rows \(test_any_loss.py:\d+\). So each rank"
     with pytest.warns(PortingWarning, match=said) as caught:
-        step = train.make_train_step(
-            model.inputs, loss, model.params, update_rules.sgd, 0.1, options={"mode": MODE}
-        )
+        step = FORMS["one function"](models[0], selected(models[0]))
     [message] = [str(each.message) for each in caught if each.category is PortingWarning]
     assert "(mask * x).sum() / mask.sum()" in message and 'per_rank="loss"' in message
+    serial = FORMS["serial"](models[1], selected(models[1]))
+    for batch in batches():
+        np.testing.assert_allclose(step(*batch), serial(*batch), rtol=1e-9)
+        assert_same(*models)
+    batch = [*batches()][1]
+    data = [synk.data(batch[0]), *batch[1:]]
+    np.testing.assert_allclose(
+        step(*data, batch=[5, 0, 1]), serial(*(each[[5, 0, 1]] for each in batch)), rtol=1e-9
+    )
+    assert_same(*models)
+    with pytest.raises(ValueError, match="num_slices=2, but each rank of .* computes all rows"):
+        step(*batch, num_slices=2)
+
+
+def test_a_loss_without_a_rule_that_reduces_itself(ranks):
+    model = Model()
+    loss = model.errors[model.m.nonzero()].mean() + synk.ops.all_reduce(model.errors.mean())
+    options = {"mode": MODE}
+    with pytest.warns(PortingWarning, match="So the ranks average the gradients of their own"):
+        step = train.make_train_step(
+            model.inputs, loss, model.params, update_rules.sgd, 0.1, options=options
+        )
     assert np.isfinite(step(*next(batches())))
 
 

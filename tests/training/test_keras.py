@@ -650,17 +650,19 @@ def first_of_batch(y_true, y_pred):
     return y_pred[0, 0] + 0 * y_pred[:, 0]
 
 
-def test_what_has_no_rule_is_told_in_words_of_keras(two_ranks, twins):
-    _, parallel = twins(linear, metrics=lambda: [first_of_batch])
-    said = r"The metric 'first_of_batch' of .* selected by their number .*model.predict\(\)\?"
+def test_what_has_no_rule_is_told_in_words_of_keras_and_right(ranks, twins):
+    said = r"its metric 'first_of_batch' .* selected by their number .*model.predict\(\)\?"
+    serial, parallel = twins(linear, metrics=lambda: [first_of_batch])
     with pytest.warns(PortingWarning, match=said) as caught:
-        parallel.train_on_batch(X, Y)
+        fit_both(serial, parallel, X, Y, batch_size=8)
     assert "all_reduce" not in str(caught[0].message)
-    assert_in_step(parallel)
-    _, parallel = twins(linear, loss=first_of_batch)
-    with pytest.warns(PortingWarning, match=r"The loss of the model .* write restore\(model\)"):
-        parallel.train_on_batch(X, Y)
-    assert_in_step(parallel)
+    assert_same(serial, parallel)
+    with pytest.warns(PortingWarning, match=said):
+        assert_agree(serial, parallel, "evaluate", X, Y, batch_size=8, verbose=0)
+    serial, parallel = twins(linear, loss=first_of_batch)
+    with pytest.warns(PortingWarning, match="its loss computes .* take as long as in one process"):
+        fit_both(serial, parallel, X, Y, batch_size=8)
+    assert_same(serial, parallel)
 
 
 def test_ranks_normalize_alone_only_for_a_mean_over_rows(two_ranks, keras):

@@ -12,7 +12,7 @@ import numpy as np
 
 from synkhronos._arithmetic import partition
 from synkhronos._host.base.calls import rows_of_ranks
-from synkhronos._host.base.graph import RankOperation, has_inside
+from synkhronos._host.base.graph import AllReduce, RankOperation, has_inside
 from synkhronos._host.base.library import (
     Apply,
     Constant,
@@ -245,6 +245,13 @@ def compile_number(expression, inputs):
     used = [inputs[position] for position in positions]
     function = compile_serially(used, expression, mode=Mode("py", "fast_compile"))
     return lambda values: int(function(*[values[position] for position in positions]))
+
+
+def divides(expressions):
+    """Return whether expressions have rows that ranks divide, or reductions, in themselves."""
+    variables = [each for each in expressions if isinstance(each, Variable)]
+    nodes = {each.owner for each in ancestors(variables) if each.owner is not None}
+    return any(isinstance(node.op, (Rows, AllReduce)) for node in nodes)
 
 
 def input_of_values(function, n_inputs):

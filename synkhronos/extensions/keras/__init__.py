@@ -56,8 +56,8 @@ def parallelize(model: Model, sync_batch_norm: bool = True, serial_random: bool 
     called as before, and return the results of one process, up to rounding: whatever the loss, the
     metrics and the layers compute of a minibatch, they compute of all its rows. Weights and
     settings that the script changes, in a callback or by ``load_weights``, are sent to the ranks
-    with the next call. A PortingWarning names a loss or a metric for which there is no rule: its
-    values on the ranks are averaged.
+    with the next call. A PortingWarning names a loss or a metric for which there is no rule: then
+    each rank computes whole minibatches.
 
     Parameters
     ----------
@@ -292,14 +292,9 @@ class _Parallel:
         try:
             made = self._make("train", [model.total_loss], self._updates(is_average))
         except CannotDivide as error:
-            advise(
-                f"The loss of the model {model.name!r} is not the one of a single process on "
-                f"ranks, unless it is a mean over rows: it {sentence(error)[:-1]}"
-                f"{_dividing.place_of(error.variable)}, for which there is no rule. Each rank "
-                "trains with the loss of its own rows, and the gradients are averaged. To train as "
-                "in one process, write restore(model)."
-            )
-            made = self._make("train", [model.total_loss], self._updates(True), as_serial=False)
+            self._tell("train", error)
+            updates = self._updates(is_average=False)
+            made = self._make("train", [model.total_loss], updates, _dividing.undivided)
         self._seen.clear()
         model.train_function = made
 
@@ -316,7 +311,13 @@ class _Parallel:
     def make_test_function(self):
         """Make the function that evaluates, unless it exists."""
         if self._must_make("test"):
-            self._model.test_function = self._make("test", [self._model.total_loss], [])
+            loss = [self._model.total_loss]
+            try:
+                made = self._make("test", loss, [])
+            except CannotDivide as error:
+                self._tell("test", error)
+                made = self._make("test", loss, [], _dividing.undivided)
+            self._model.test_function = made
 
     def make_predict_function(self):
         """Make the function that predicts, unless it exists."""
@@ -354,41 +355,38 @@ class _Parallel:
         check_parts(self._model)
         return True
 
-    def _make(self, name, outputs, updates, as_serial=True):
-        """Return a function of all ranks that has serial results, as far as there are rules.
+    def _make(self, name, outputs, updates, make=_dividing.function_as_serial):
+        """Return a function of all ranks with serial results, but for batch normalizations.
 
-        Raises `CannotDivide` for anything but a metric without a rule, which is told.
+        Raises `CannotDivide` if there is no rule for a part of it.
         """
-        model, arguments = self._model, (self._inputs(name), outputs)
-        options, metrics, numbers = self._options(name), [], []
+        options, metrics = self._options(name), []
         if name != "predict":
-            metrics = metrics_of(model)
-            numbers = [m._call_result for m in metrics if hasattr(m, "_call_result")]
-        make = _dividing.function_as_serial
-        if not as_serial or (name == "train" and not self._sync_batch_norm):
+            metrics = metrics_of(self._model)
+        if name == "train" and not self._sync_batch_norm:
             make, options = _dividing.function_of_each_rank, {**options, "check": 0}
-        try:
-            compiled = make(*arguments, [*updates, *of_metrics(metrics)], options)
-        except CannotDivide:
-            unruled = [each for each in metrics if self._tell_of_metric(name, each)]
-            if not unruled:
-                raise
-            compiled = make(*arguments, [*updates, *of_metrics(metrics, unruled)], options)
+        updates = [*updates, *of_metrics(metrics)]
+        compiled = make(self._inputs(name), outputs, updates, options)
+        numbers = [m._call_result for m in metrics if hasattr(m, "_call_result")]
         return _Function(self, compiled, numbers, current("The model"))
 
-    def _tell_of_metric(self, name, metric):
-        """Return whether there is no rule for a metric, and warn of it."""
-        try:
-            _dividing.divided(self._inputs(name), [], of_metrics([metric]), self._options(name))
-        except CannotDivide as error:
-            advise(
-                f"The metric {metric.name!r} of the model {self._model.name!r} is not the one of a "
-                f"single process: it {sentence(error)[:-1]}{_dividing.place_of(error.variable)}, "
-                "for which there is no rule, so its values on the ranks are averaged. Perhaps "
-                "compute it in a callback, from model.predict()?"
-            )
-            return True
-        return False
+    def _tell(self, name, error):
+        """Warn that there is no rule for a model's loss, or for a metric."""
+        what = next((f"metric {each.name!r}" for each in self._unruled(name)), "loss")
+        advise(
+            f"The model {self._model.name!r} can't be divided over the ranks: its {what} "
+            f"{sentence(error)[:-1]}{_dividing.place_of(error.variable)}, for which there is no "
+            "rule. So each rank computes whole minibatches: the results are right, but take as long "
+            "as in one process. Perhaps compute it in a callback, from model.predict()?"
+        )
+
+    def _unruled(self, name):
+        """Yield the metrics for which there is no rule."""
+        for metric in metrics_of(self._model):
+            try:
+                _dividing.divided(self._inputs(name), [], of_metrics([metric]), self._options(name))
+            except CannotDivide:
+                yield metric
 
     def send_new(self, variables):
         """Broadcast the variables that have another array than the one that all ranks have.

@@ -5,7 +5,6 @@ optimizer ─────────▶ of_optimizer
 metrics ───────────▶ of_metrics
 """
 
-from synkhronos import ops
 from synkhronos.extensions import train
 
 
@@ -33,11 +32,11 @@ def metrics_of(model):
     return model._get_training_eval_metrics()
 
 
-def of_metrics(metrics, averaged=()):
-    """Return the updates of metrics; those that are `averaged` take the mean of the ranks'."""
+def of_metrics(metrics):
+    """Return the updates of metrics."""
     updates = {}
     for metric in metrics:
         # Where a state has several updates, Keras takes the first.
         for state, value in metric.updates:
-            updates.setdefault(state, ops.all_reduce(value) if metric in averaged else value)
+            updates.setdefault(state, value)
     return list(updates.items())
