@@ -280,7 +280,7 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
 
 
 def _about_loss(error, is_right=False):
-    """Return the warning for a step that can't be divided; it is right if ranks don't divide it."""
+    """Return the warning for a step that can't be divided; if ranks compute all, it is right."""
     if is_right:
         so = (
             "each rank computes the whole minibatch: the step is right, but no faster than serially"

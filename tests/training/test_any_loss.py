@@ -204,7 +204,7 @@ def test_what_has_no_rule_is_told_when_it_is_made_and_right(ranks):
         step(*data, batch=[5, 0, 1]), serial(*(each[[5, 0, 1]] for each in batch)), rtol=1e-9
     )
     assert_same(*models)
-    with pytest.raises(ValueError, match="num_slices=2, but each rank of .* computes all rows"):
+    with pytest.raises(ValueError, match=r"num_slices=2, but each rank of .* computes all rows"):
         step(*batch, num_slices=2)
 
 

@@ -376,8 +376,8 @@ class _Parallel:
         advise(
             f"The model {self._model.name!r} can't be divided over the ranks: its {what} "
             f"{sentence(error)[:-1]}{_dividing.place_of(error.variable)}, for which there is no "
-            "rule. So each rank computes whole minibatches: the results are right, but take as long "
-            "as in one process. Perhaps compute it in a callback, from model.predict()?"
+            "rule. So each rank computes whole minibatches: the results are right, but take as "
+            "long as in one process. Perhaps compute it in a callback, from model.predict()?"
         )
 
     def _unruled(self, name):
