@@ -1,5 +1,7 @@
 """Which mode makes the serial value of what each rank computes alone, found in the graph."""
 
+import sys
+
 import numpy as np
 import pytest
 import theano
@@ -30,6 +32,11 @@ def recurrent():
     return T.sqr(states[-1].dot(W.T) - X).mean()
 
 
+def means_in_steps():
+    totals, _ = theano.scan(lambda x, total: total + x.mean(), X.T, outputs_info=T.zeros(()))
+    return totals[-1]
+
+
 MEANS = {
     "mean": lambda: ERRORS.mean(),
     "of all items": lambda: T.sqr(H).mean(),
@@ -58,7 +65,7 @@ MEANS = {
 
 @pytest.mark.parametrize("name", MEANS)
 def test_the_average_of_means_and_of_their_gradients_is_that_of_all_rows(name, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "theano.scan_module.scan_perform_ext", None)
+    monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
     loss = MEANS[name]()
     [param] = [each for each in (V, W) if each in theano.gof.graph.inputs([loss])]
     found = examined(loss, T.grad(loss, param), ops.all_reduce(T.grad(loss, param)))
@@ -71,6 +78,13 @@ OTHERS = {
     "sum by a constant": (lambda: ERRORS.sum() / 32, "sum"),
     "length": (lambda: X.shape[0], "sum"),
     "largest": (lambda: ERRORS.max(), "max"),
+    "largest of rows": (lambda: H.max(axis=0).max(), None),
+    "sum of the largest": (lambda: H.max(axis=0).sum(), None),
+    "two of the largest": (lambda: ERRORS.max() + Y.max(), None),
+    "less than the largest": (lambda: -ERRORS.max(), None),
+    "running sum of the largest": (lambda: T.cumsum(H.max(axis=0)), None),
+    "square of lengths": (lambda: T.zeros((X.shape[0], X.shape[0])).sum() + 0 * ERRORS.sum(), None),
+    "means in steps": (lambda: means_in_steps(), None),
     "product": (lambda: ERRORS.prod(), "prod"),
     "masked": (lambda: (M * ERRORS).sum() / M.sum(), None),
     "root": (lambda: T.sqrt(ERRORS.mean()), None),
@@ -83,7 +97,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_average(name):
+def test_what_is_no_average(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
     make, mode = OTHERS[name]
     assert examined(make()).outputs[0].right_mode == mode
 

@@ -279,7 +279,9 @@ class Alone(WrittenForRanks):
                 ]
                 if any(not each.is_equal for each in rest) and not isinstance(op, Assert):
                     return _worst(rest) or _open()
-                return _joint(own) if own else EQUAL
+                found = _joint(own) if own else EQUAL
+                is_moved = not isinstance(op, _ADDING)
+                return found if is_moved or found.kind != MERGED else Relation(OWN)
         for kind in _PRODUCT:
             if isinstance(op, kind):
                 found = _product([given[i] for i in range(len(given)) if before[i].kind in _ARRAYS])
@@ -288,7 +290,7 @@ class Alone(WrittenForRanks):
         for kind, place in _LINEAR.items():
             if isinstance(op, kind):
                 rest = [r for i, r in data if i != place % len(given)]
-                if all(each.is_equal for each in rest):
+                if all(each.is_equal for each in rest) and given[place].kind != MERGED:
                     found = given[place]
                     return _summed(found) if value.kind == PART else found
         return self._any(data, before, value)
@@ -352,6 +354,8 @@ def _joint(given):
     worst = _worst(given)
     if worst is not None:
         return worst
+    if len(given) > 1 and any(each.kind == MERGED for each in given):
+        return Relation(OWN)  # the largest sum is not the sum of the largest
     if any(each.kind == ADDS for each in given):
         given = [_as_sum(each) for each in given]
     first = given[0]._replace(is_filled=all(each.is_filled for each in given))
@@ -413,6 +417,8 @@ def _elemwise(alone, node, before, given, value):
         return given[0] if isinstance(op, _MOVES) and len(given) == 1 else _open()
     nonzero = [r for each, r in pairs if number(each) != 0] or given
     sums = [each for each in given if each.kind != SCALED]
+    if given[0].kind == MERGED and len(given) == 1:
+        return given[0] if isinstance(op, (scalar.Cast, scalar.Identity)) else Relation(OWN)
     if isinstance(op, _MOVES):
         return given[0]
     if isinstance(op, (scalar.Add, scalar.Sub)):
@@ -473,7 +479,8 @@ def _reduce(alone, node, before, given, value):
             if isinstance(op, kinds) and relation.is_equal:
                 return Relation(MERGED, mode=mode)
         return Relation(OWN)
-    if isinstance(op, scalar.Add) or relation.is_equal:
+    is_sum = isinstance(op, scalar.Add) and relation.kind != MERGED
+    if is_sum or relation.is_equal:
         return relation
     is_extreme = isinstance(op, (scalar.Maximum, scalar.Minimum))
     return relation if is_extreme and relation.kind == SCALED else Relation(OWN)
@@ -523,6 +530,8 @@ def _item(alone, node, before, given, value):
 
 def _filled(alone, node, before, given, value):
     """Fill a new array."""
+    if value.kind != ROWS and not all(each.is_equal for each in given[1:]):
+        return _open()  # its shape depends on the number of rows
     return given[0]._replace(is_filled=before[0].kind != ROWS or given[0].is_filled)
 
 
@@ -537,8 +546,9 @@ def _join(alone, node, before, given, value):
 def _scan(alone, node, before, given, value):
     if not all(each.is_equal for each in given):
         return _worst(given) or _open()
-    if has_inside(value.variable.owner.op, AllReduce):
-        return _open()  # a step needs the sum of all rows
+    # A step may need the sum of all rows, or divide by their number.
+    if has_inside(value.variable.owner.op, AllReduce) or has_inside(node.op, Shape, Shape_i):
+        return _open()
     return Relation(ADDS) if value.kind == PART else EQUAL
 
 
@@ -561,6 +571,7 @@ _JOINT = {
     (TensorFromScalar, ScalarFromTensor): (0,),
     IncSubtensor: (0, 1),
 }
+_ADDING = (CumOp,)  # those of them that add items up
 _PRODUCT = {Dot}  # linear in each of their inputs
 _LINEAR = {}  # linear in the input at a position
 

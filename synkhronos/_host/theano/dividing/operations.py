@@ -18,7 +18,7 @@ rule(subtensor.AdvancedSubtensor1)(indices.take)
 rule(subtensor.AdvancedSubtensor)(indices.take_items)
 rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)(indices.add_to_items)
 linear(blas.BatchedDot)
-linear(subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor, extra_ops.DiffOp, joint=(0,))
+linear(subtensor.AdvancedSubtensor1, subtensor.AdvancedSubtensor, joint=(0,))
 linear(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor, joint=(0, 1))
 
 
