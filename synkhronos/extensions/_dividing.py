@@ -37,10 +37,21 @@ def is_average(inputs, loss, options, own_statistics=False):
     """Return whether the average of the ranks' losses is the loss of all rows, and so its gradient.
 
     The derivatives of an average are the averages of derivatives, unless an operation changes them.
-    With `own_statistics` batch normalizations may be of each rank's rows.
+    With `own_statistics` batch normalizations may be of each rank's rows. Warns of reductions in
+    the loss that do not make the serial value.
     """
     source = functions.checked(inputs, loss, **options)
     found = _examined(source, own_statistics=own_statistics)
+    for mistake in found.mistakes[:1]:
+        right = mistake.relation.right_mode
+        instead = (
+            f"write ops.all_reduce(x, {right!r}), or leave it out" if right else "leave it out"
+        )
+        advise(
+            f"ops.all_reduce(x, {mistake.op!r}) in the loss{place_of(mistake.variable)} is not "
+            f"what serial {_host.title} computes: {instead}, as the loss is divided over the ranks "
+            "in any case."
+        )
     return (
         found.outputs[0].right_mode == "avg"
         and found.n_rows is None
@@ -160,7 +171,9 @@ def function_of_each_rank(inputs, outputs, updates, options):
     asked, is_list = _pairs(outputs)
     source = functions.checked(inputs, outputs, updates=updates, **options)
     leaves_defaults = options.get("no_default_updates", False)
-    found = _examined(source, updates=source.updates, no_default_updates=leaves_defaults)
+    found = _examined(
+        source, updates=source.updates, no_default_updates=leaves_defaults, trusts=True
+    )
     pairs = []
     for (variable, mode), relation, has_rows in zip(asked, found.outputs, found.are_rows):
         if mode == _host.AS_SERIAL:

@@ -603,20 +603,20 @@ class Examined(NamedTuple):
 
 @recurses_deep
 def examine(
-    rows, inputs, outputs, updates=(), givens=(), no_default_updates=True, **kwargs
+    rows, inputs, outputs, updates=(), givens=(), no_default_updates=True, trusts=False, **kwargs
 ) -> Examined:
     """Return the relations of a function as it is, from arguments of ``theano.function``.
 
     `rows` has the axis of rows of each variable of which ranks have different rows: inputs, and
-    shared variables. Other arguments are those of `Alone`.
+    shared variables. If `trusts` is true, each AllReduce is taken to make the serial value. Other
+    arguments are those of `Alone`.
     """
     _, computed, (_, update_of, _, _) = rebuild_collect_shared(
         list(outputs), list(inputs), givens, updates, True, True, no_default_updates
     )
     targets = list(update_of)
     wanted = [*computed, *(update_of[target] for target in targets)]
-    values = {each: Value(each, ROWS, axis, exact=True) for each, axis in rows.items()}
-    values.update((each, Value(each)) for each in inputs if each not in values)
+    values = values_of(rows, inputs, wanted if trusts else ())
     alone = Alone(list(values), values, **kwargs)
     alone.walk(list(values), wanted)
     found = [alone.relation(each) for each in wanted]
@@ -631,6 +631,14 @@ def examine(
         alone.n_rows,
         alone.remainders,
     )
+
+
+def values_of(rows, inputs, wanted):
+    """Return the values of inputs, and of what is reduced in some variables, which is serial."""
+    values = {each: Value(each) for each in inputs}
+    values.update((each, Value(each, ROWS, axis, exact=True)) for each, axis in rows.items())
+    values.update((each, Value(each)) for each in ancestors(wanted) if is_reduced(each))
+    return values
 
 
 def _differs(alone, value, relation, rows):

@@ -9,10 +9,9 @@ average. Other losses, and statistics of all rows, are divided.
 
 from typing import Any, List, NamedTuple, Optional, Tuple
 
-from synkhronos._host.base.dividing.division import ROWS, Value, with_inferred_lengths
+from synkhronos._host.base.dividing.division import ROWS, CannotDivide, with_inferred_lengths
 from synkhronos._host.base.dividing.library import is_random_state, rebuild_collect_shared
-from synkhronos._host.base.dividing.relations import Alone, WrittenForRanks, is_reduced
-from synkhronos._host.base.library import ancestors
+from synkhronos._host.base.dividing.relations import Alone, WrittenForRanks, values_of
 from synkhronos._machine.deep_recursion import recurses_deep
 
 AS_SERIAL = "as serial"  # the mode of an output that is to have the serial value
@@ -45,9 +44,10 @@ def divide_step(
     _, computed, (_, update_of, _, _) = rebuild_collect_shared(
         variables, list(inputs), givens, list(updates), True, True, no_default_updates
     )
-    values = _values(rows, inputs)
+    wanted = [*computed, *update_of.values()]
+    values = values_of(rows, inputs, wanted)
     alone = Alone(list(values), values, draws_all)
-    alone.walk(list(values), [*computed, *update_of.values()])
+    alone.walk(list(values), wanted)
     chosen = [_as_it_is(alone, each, mode) for each, (_, mode) in zip(computed, outputs)]
     stay = {target for target, each in update_of.items() if _may_stay(alone, target, each)}
     outputs_left = [each for each, choice in zip(computed, chosen) if choice is None]
@@ -55,9 +55,7 @@ def divide_step(
     is_divided = bool(outputs_left or updates_left)
     asked, new_updates = alone, {}
     if is_divided:
-        asked, new_outputs, new_updates = _divided(
-            rows, inputs, outputs_left, updates_left, draws_all
-        )
+        asked, new_outputs, new_updates = _divided(values, outputs_left, updates_left, draws_all)
         new_outputs = iter(new_outputs)
         chosen = [next(new_outputs) if choice is None else choice for choice in chosen]
     remainders = [*alone.remainders, *(asked.remainders if is_divided else ())]
@@ -70,12 +68,6 @@ def divide_step(
         asked.n_rows,
         remainders,
     )
-
-
-def _values(rows, inputs):
-    values = {each: Value(each) for each in inputs}
-    values.update((each, Value(each, ROWS, axis, exact=True)) for each, axis in rows.items())
-    return values
 
 
 def _as_it_is(alone, variable, mode):
@@ -105,11 +97,9 @@ def _may_stay(alone, target, value):
     return is_right or is_random_state(target)
 
 
-def _divided(rows, inputs, outputs, updates, draws_all):
+def _divided(values, outputs, updates, draws_all):
     """Return a division, and what it makes of outputs and updates."""
     wanted = [*outputs, *(value for _, value in updates)]
-    reduced = [each for each in ancestors(wanted) if is_reduced(each)]
-    values = {**_values(rows, inputs), **{each: Value(each) for each in reduced}}
     needed, expansions = set(), {}
     while True:
         division = WrittenForRanks(
@@ -125,7 +115,9 @@ def _divided(rows, inputs, outputs, updates, draws_all):
 
 def _output(division, variable):
     value = division.of(variable)
-    if value.kind == ROWS and value.times is None:
+    if value.kind == ROWS:
+        if value.times is not None:
+            raise CannotDivide("returns rows that it merges with another axis")
         return value.variable, "gather", value.axis
     (new, mode), _, _ = division._output(variable)
     if mode == "sum" and new.dtype != variable.dtype:
