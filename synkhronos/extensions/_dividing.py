@@ -44,13 +44,11 @@ def is_average(inputs, loss, options, own_statistics=False):
     found = _examined(source, own_statistics=own_statistics)
     for mistake in found.mistakes[:1]:
         right = mistake.relation.right_mode
-        instead = (
-            f"write ops.all_reduce(x, {right!r}), or leave it out" if right else "leave it out"
-        )
+        instead = f"write ops.all_reduce(x, {right!r}), or " if right else ""
         advise(
             f"ops.all_reduce(x, {mistake.op!r}) in the loss{place_of(mistake.variable)} is not "
-            f"what serial {_host.title} computes: {instead}, as the loss is divided over the ranks "
-            "in any case."
+            f"what serial {_host.title} computes: {instead}leave it out, as the loss is divided "
+            "over the ranks in any case."
         )
     return (
         found.outputs[0].right_mode == "avg"

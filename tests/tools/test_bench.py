@@ -203,6 +203,10 @@ OF_THE_SOURCE = {
             "issue.8192": lambda found: len(found) == 4,
         },
     ),
+    "losses --only dice --only two_means --ways step function --ranks 2": (
+        ["two_means", "step: 2 equal", "function: 1 equal, 0 whole, 1 told, 0 late, 0 alarm, 0 SILE"],
+        {},
+    ),
     "rules --ranks 2 --steps 30 --batch 8 --units 4 --pairs 1 --rules GOSGD,ASGD": (
         ["images/s", "BSP on 2 ranks, beside make_train_step on 2 ranks: "],
         {
