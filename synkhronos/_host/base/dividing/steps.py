@@ -92,8 +92,9 @@ def _as_it_is(alone, variable, mode):
 
 
 def _may_stay(alone, target, value):
+    if alone.n_rows is not None:
+        return False
     is_right = alone.relation(value).is_equal and alone.of(value).kind != ROWS
-    is_right = is_right and alone.n_rows is None
     return is_right or is_random_state(target)
 
 
