@@ -16,7 +16,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic.operations import OPS
 from synkhronos._calls.differences import difference
-from synkhronos._calls.serial import Serial
+from synkhronos._calls.serial import ABOUT_OPS, Serial
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import advise, is_bool, sentence, shown, whole_number
@@ -303,10 +303,7 @@ class FirstCall(Check):
             found = np.array(_host.peek(variable))
             how = difference(found, expected, before=before, beside=beside)
             if how and not serial.is_rounding(variable, found, expected):
-                yield variable, self._about_update(variable, how, self._reason())
-
-    def _reason(self):
-        return "The function reduces over the ranks: look at what, and with which op."
+                yield variable, self._about_update(variable, how, ABOUT_OPS)
 
     def _by_chance(self, serial, place, found):
         # The largest label, say, may be the same in all parts.

@@ -36,17 +36,22 @@ class Proof:
         except raised_here(Exception) as error:
             log.debug("The graph of %s could not be examined.", self._owner, exc_info=error)
             found = None
+            modes = enumerate(self._outputs.modes)
+            self.open_outputs = [output for output, mode in modes if mode is not None]
+            self.reasons = [(None, "")]
         if found is not None:
             self._sort(found)
 
     def _sort(self, found):
         self._mistakes = found.mistakes
+        self._mistaken = {each.variable for each in found.mistakes}
         of_outputs = zip(self._outputs.modes, found.outputs, found.are_rows)
         for output, (mode, relation, has_rows) in enumerate(of_outputs):
             is_reduced = mode in OPS and not has_rows
             if mode is None or relation.is_equal:
                 continue
-            if relation.is_open:
+            is_unclear = relation.kind == "own" and mode in ("max", "min", "prod")
+            if relation.is_open or is_unclear:
                 self._leave_open(self.open_outputs, output, relation)
             elif has_rows or (is_reduced and relation.right_mode != mode):
                 self._wrong.append((output, relation))
@@ -63,8 +68,9 @@ class Proof:
                 self._leave_open(self.open_updates, target, relation)
 
     def _leave_open(self, where, what, relation):
-        where.append(what)
-        self.reasons.append((relation.cause, relation.reason))
+        if relation.cause not in self._mistaken:  # which is told
+            where.append(what)
+            self.reasons.append((relation.cause, relation.reason))
 
     @property
     def is_complete(self):
@@ -83,7 +89,7 @@ class Proof:
             reason = f": it {reason}" if reason else ""
             advise(
                 f"{self._owner} may compute something else than serial {_host.title}: there is no "
-                f"rule for a part of it{_place(variable)}{reason}, and in this mode its numbers "
+                f"rule for a part of it{place_of(variable)}{reason}, and in this mode its numbers "
                 "are not compared either. Run it once in the default mode."
             )
 
@@ -107,17 +113,17 @@ class Proof:
     def _about_output(self, relation):
         mode = relation.right_mode
         if mode is not None:
-            kind = "number of" if relation.kind == "scaled" else f"{_NAMES[mode]} over"
-            return f"it is a {kind} the rows. Write (output, {mode!r}) in its place."
+            kind = f"a {_NAMES[mode]} over" if relation.kind != "scaled" else "proportional to"
+            return f"it is {kind} the rows. Write (output, {mode!r}) in its place."
         if relation.is_mixed:
             return (
-                f"each rank adds a term that depends on no rows{_place(relation.cause)}, as a "
+                f"each rank adds a term that depends on no rows{place_of(relation.cause)}, as a "
                 "penalty on the parameters: make it an output of its own, of mode None."
             )
         names = ", ".join(map(str, self._recipe.rows()))
         return (
-            f"each rank {_computes(relation)}, so no mode makes the value of all rows. Reduce "
-            "these in the graph, as in T.sqrt(synk.ops.all_reduce(errors.mean())); or write "
+            f"each rank {_computes(relation)}, and no mode makes the value of all rows. Reduce "
+            "what goes into it, as in T.sqrt(synk.ops.all_reduce(errors.mean())); or write "
             f"(output, None) in a function with bcast_inputs=[{names}] in place of inputs."
         )
 
@@ -134,14 +140,19 @@ class Proof:
         if mode in ("sum", "avg"):
             kind, op = ("sum", ", 'sum'") if mode == "sum" else ("mean", "")
             why = (
-                f"The gradient of a {kind} over the rows{_place(first.variable)} takes "
+                f"The gradient of a {kind} over the rows{place_of(first.variable)} takes "
                 f"synk.ops.all_reduce(g{op})."
             )
         elif relation.is_mixed:
             why = (
-                f"A term that depends on no rows{_place(relation.cause)}, as a penalty on the "
+                f"A term that depends on no rows{place_of(relation.cause)}, as a penalty on the "
                 "parameters, is reduced with a sum over rows. Add its gradient after the reduction:"
                 " synk.ops.all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)."
+            )
+        elif "lip" in _host.operation_name(relation.cause.owner):
+            why = (
+                f"Each rank clips its own gradients{place_of(relation.cause)}. Clip them after the "
+                "reduction, as in T.clip(synk.ops.all_reduce(g), -1, 1)."
             )
         else:
             why = (
@@ -156,9 +167,10 @@ def _computes(relation):
     """Return in words what each rank computes by itself."""
     node = relation.cause.owner if relation.cause is not None else None
     name = "something" if node is None else _host.operation_name(node)
-    return f"computes {name} of sums over its own rows{_place(relation.cause)}"
+    return f"computes {name} of what it has of its own rows{place_of(relation.cause)}"
 
 
-def _place(variable):
+def place_of(variable):
+    """Return " (file.py:12)", the line of the script that made a variable, if it is known."""
     line = _host.line_of(variable) if variable is not None else ""
     return f" ({without_folder(line)})" if line else ""

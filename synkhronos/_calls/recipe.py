@@ -104,9 +104,9 @@ class Recipe:
         )
 
     def computes_with(self, variable):
-        """Return whether anything is computed with a variable but its next value and totals.
+        """Return whether anything is computed with a variable, but moving averages and totals.
 
-        Moving averages, and totals that an output puts together, are collected for the script.
+        Those, and totals that an output puts together, are collected for the script.
         """
         if variable not in self._uses:
             has_rows = bool(self.rows())
@@ -115,7 +115,9 @@ class Recipe:
             outputs = zip(self._outputs.variables, self._outputs.modes)
             values += [output for output, mode in outputs if has_rows or mode is None]
             values += [new for _, new in self._kwargs["givens"]]
-            used = [each for each in values if isinstance(each, _host.Variable)]
+            own = [v for target, v in self.updates + self._default_updates if target is variable]
+            values += [each for value in own for each in _parts_of_total(value)]
+            used = [v for v in values if isinstance(v, _host.Variable) and v is not variable]
             self._uses[variable] = any(_host.is_computed_from(v, [variable]) for v in used)
         return self._uses[variable]
 
@@ -175,3 +177,25 @@ class Definition(NamedTuple):
     outputs: Outputs
     recipe: Recipe
     owner: str  # the function's name, for messages
+
+
+_TOTALS = {"add", "sub", "mul", "true_div", "neg", "maximum", "minimum", "second", "DimShuffle"}
+_TOTALS |= {"Join", "IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}
+
+
+def _parts_of_total(value):
+    """Return what a total or a moving average is made of: what such operations take."""
+    left, seen, found = [value], set(), []
+    while left:
+        each = left.pop()
+        node = getattr(each, "owner", None)
+        if each in seen or node is None:
+            found += [each] * (node is None)
+            continue
+        seen.add(each)
+        name = _host.operation_name(node)
+        if name in _TOTALS or name.startswith("convert_to"):
+            left += node.inputs
+        else:
+            found.append(each)
+    return found

@@ -37,6 +37,10 @@ _ORDERS = 3  # calls with the same rows in another order
 _COUNTED = 1 << 16  # items of an input in which labels are counted, at most
 _NUDGES = 2  # calls with inputs and variables that differ in their last bit
 _AMPLIFIED = 100  # a difference so many times as large as a nudge makes is none of rounding
+ABOUT_OPS = (
+    "Its ops.all_reduce must take what each rank computes of its own rows, with the op that makes "
+    "the value of all rows: 'avg' for means over the rows, 'sum' for sums."
+)
 _NAMES = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "prod": "product"}
 
 
@@ -275,7 +279,7 @@ class Serial:
     def cause_in_parts(self):
         """Return the sentence for an output that no mode makes of the ranks' parts."""
         if _host.communicates(self._compiled):
-            return "The function reduces over the ranks: look at what, and with which op."
+            return ABOUT_OPS
         names = [self._inputs.name_of(i) for i in self._scattered]
         sentence = "The ranks' parts do not make up the serial result in any mode."
         if not names:

@@ -69,7 +69,7 @@ class Changes:
                 ]
                 self._note_borrowed(key)
             _host.watch(variable, *noted)
-            kept = self.pending, self._read, self.borrowed
+            kept = self.pending, self._read, self.borrowed, self.unreduced
             forgotten = weakref.finalize(variable, _forget, key, kept)
             forgotten.atexit = False
 
@@ -87,7 +87,7 @@ class Changes:
         """Note that a collective has set variables on all ranks."""
         self.made += 1
         if self.unreduced:
-            self.unreduced.reduced(keys)
+            self.unreduced.forget(keys)
         if self.pending or self._read:
             for key in keys:
                 if key not in self._taken:

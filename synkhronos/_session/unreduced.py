@@ -4,6 +4,8 @@ f(x): w -= 0.1 * gradient of own rows ──▶ synk.all_reduce(w) ──▶ the
                                       └────────────────────────▶ the next call: a warning
 """
 
+import weakref
+
 from synkhronos import _host
 from synkhronos._wording import advise, count
 
@@ -11,7 +13,7 @@ from synkhronos._wording import advise, count
 class Unreduced(dict):
     """The variables of a session that ranks have updated differently since they were reduced.
 
-    It has the variable, and the function that updates it, of each key.
+    It has a weak reference to the variable, and the function that updates it, of each key.
     """
 
     def __init__(self):
@@ -22,9 +24,9 @@ class Unreduced(dict):
         """Note that a call has updated variables, pairs (key, variable), on each rank by itself."""
         for key, variable in pairs:
             if key not in self._told:
-                self[key] = variable, owner
+                self[key] = weakref.ref(variable), owner
 
-    def reduced(self, keys):
+    def forget(self, keys):
         """Note that a collective, or the script, has set variables."""
         for key in keys:
             self.pop(key, None)
@@ -32,15 +34,16 @@ class Unreduced(dict):
     def tell(self, recipe, compiled, owner):
         """Warn of those variables with which a function, that is about to run, computes."""
         read = set(_host.variables_read(compiled))
+        found = {key: (variable(), owner) for key, (variable, owner) in self.items()}
         used = {
             key: each
-            for key, each in self.items()
+            for key, each in found.items()
             if each[0] in read and recipe.computes_with(each[0])
         }
         if not used:
             return
         self._told.update(used)
-        self.reduced(used)
+        self.forget(used)
         (variable, updating), *others = sorted(used.values(), key=lambda each: not each[0].name)
         advise(_about_update(variable, updating, owner, [each for each, _ in others]))
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from synkhronos import _host, functions, ops
 from synkhronos._calls import signature
 from synkhronos._calls.conditions import Conditions
+from synkhronos._calls.proof import place_of
 from synkhronos._host import tensor as T
-from synkhronos._wording import advise, without_folder
+from synkhronos._wording import advise
 
 
 def rows_of(source):
@@ -210,9 +211,3 @@ def _asked(output):
         variable, mode = output
         return _host.read_output(variable), mode
     return _host.read_output(output), _host.AS_SERIAL
-
-
-def place_of(variable):
-    """Return " (file.py:12)", the line of the script that made a variable, if it is known."""
-    line = _host.line_of(variable) if variable is not None else ""
-    return f" ({without_folder(line)})" if line else ""

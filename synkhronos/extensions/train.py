@@ -21,6 +21,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos import _host, collectives, functions, ops
+from synkhronos._calls.proof import place_of
 from synkhronos._hints import (
     Output,
     Rule,
@@ -292,7 +293,7 @@ def _about_loss(error, is_right=False):
         )
     return (
         f"The step of training can't be divided over the ranks: it {sentence(error)[:-1]}"
-        f"{_dividing.place_of(error.variable)}. So {so}. {error.instead} If an average of the "
+        f"{place_of(error.variable)}. So {so}. {error.instead} If an average of the "
         'ranks\' own losses is what you want, write per_rank="loss".'
     )
 

@@ -48,6 +48,7 @@ MEANS = {
     "sum by ones": lambda: ERRORS.sum() / T.ones_like(Y).sum(),
     "weights by length": lambda: (ERRORS / X.shape[0]).sum(),
     "product": lambda: T.dot(ERRORS, T.ones_like(ERRORS) / ERRORS.shape[0]),
+    "with nothing": lambda: ERRORS.mean() + 0 * M.sum(),
     "with a penalty": lambda: ERRORS.mean() + 0.1 * T.sqr(V).sum(),
     "clipped": lambda: T.clip(ERRORS, 0, 10).mean(),
     "chosen": lambda: T.switch(T.gt(M, 0), ERRORS, 0).mean(),
@@ -81,7 +82,10 @@ OTHERS = {
     "largest of rows": (lambda: H.max(axis=0).max(), None),
     "sum of the largest": (lambda: H.max(axis=0).sum(), None),
     "two of the largest": (lambda: ERRORS.max() + Y.max(), None),
-    "less than the largest": (lambda: -ERRORS.max(), None),
+    "less than the largest": (lambda: -ERRORS.max(), "min"),
+    "smallest": (lambda: ERRORS.min(), "min"),
+    "root of the largest": (lambda: T.sqrt(ERRORS.max()), "max"),
+    "square of the largest": (lambda: T.sqr(Y.max()), None),
     "running sum of the largest": (lambda: T.cumsum(H.max(axis=0)), None),
     "square of lengths": (lambda: T.zeros((X.shape[0], X.shape[0])).sum() + 0 * ERRORS.sum(), None),
     "means in steps": (lambda: means_in_steps(), None),
@@ -132,3 +136,9 @@ def test_updates_that_differ_between_ranks():
     values = [shared[0] + 1, grad, ops.all_reduce(grad), random]
     found = examined(ERRORS.mean(), updates=[*zip(shared, values)])
     assert [differs for _, _, differs in found.updates][:4] == [False, True, False, True]
+
+
+def test_a_penalty_is_told_from_a_small_number():
+    with_penalty = examined(ERRORS.sum() + T.sqr(V).sum()).outputs[0]
+    small = examined((M * ERRORS).sum() / (M.sum() + 1e-8)).outputs[0]
+    assert with_penalty.is_mixed and not small.is_mixed and small.right_mode is None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ContextManager
 import numpy as np
 
 from synkhronos import collectives, resuming
+from synkhronos._calls.proof import place_of
 from synkhronos._host import (
     CannotDivide,
     is_array_variable,
@@ -375,7 +376,7 @@ class _Parallel:
         what = next((f"metric {each.name!r}" for each in self._unruled(name)), "loss")
         advise(
             f"The model {self._model.name!r} can't be divided over the ranks: its {what} "
-            f"{sentence(error)[:-1]}{_dividing.place_of(error.variable)}, for which there is no "
+            f"{sentence(error)[:-1]}{place_of(error.variable)}, for which there is no "
             "rule. So each rank computes whole minibatches: the results are right, but take as "
             "long as in one process. Perhaps compute it in a callback, from model.predict()?"
         )

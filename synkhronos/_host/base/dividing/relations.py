@@ -261,6 +261,8 @@ class Alone(WrittenForRanks):
             return _open(variable)
         if relation.right_mode == op:
             return EQUAL
+        if relation.kind == OWN and op in ("max", "min", "prod"):
+            return _open(variable)  # as of whether any rank has NaN
         self.mistakes.append(Mistake(variable, op, relation))
         return _open(variable)
 
@@ -408,6 +410,9 @@ def _elemwise(alone, node, before, given, value):
         pairs = list(zip(node.inputs, given))
     worst = _worst(given)
     if worst is not None:
+        is_kept = isinstance(op, (*_MOVES, scalar.Add, scalar.Sub, scalar.Mul))
+        if worst.is_mixed and not (is_kept or worst == given[0]):
+            return Relation(OWN, cause=node.outputs[0])
         return worst
     rows = [r for r, each in zip(given, before) if each.kind == ROWS]
     is_filled = bool(rows) and all(each.is_filled for each in rows)
@@ -417,9 +422,12 @@ def _elemwise(alone, node, before, given, value):
         return given[0] if isinstance(op, _MOVES) and len(given) == 1 else _open()
     nonzero = [r for each, r in pairs if number(each) != 0] or given
     sums = [each for each in given if each.kind != SCALED]
+    if isinstance(op, scalar.Mul) and any(number(each) == 0 for each in node.inputs):
+        return EQUAL
     if given[0].kind == MERGED and len(given) == 1:
-        return given[0] if isinstance(op, (scalar.Cast, scalar.Identity)) else Relation(OWN)
-    if isinstance(op, _MOVES):
+        return _of_merged(op, given[0])
+    is_itself = isinstance(op, scalar.Pow) and number(node.inputs[1]) == 1
+    if isinstance(op, _MOVES) or is_itself:
         return given[0]
     if isinstance(op, (scalar.Add, scalar.Sub)):
         found = _joint(nonzero)
@@ -447,6 +455,17 @@ def _elemwise(alone, node, before, given, value):
     else:
         found = Relation(OWN)
     return found._replace(is_filled=is_filled) if found.kind == SCALED else found
+
+
+def _of_merged(op, relation):
+    """Return the relation of a function of the largest value, or the smallest, or a product."""
+    if isinstance(op, (scalar.Cast, scalar.Identity)):
+        return relation
+    opposite = {"max": "min", "min": "max"}.get(relation.mode)
+    if isinstance(op, scalar.Neg) and opposite:
+        return relation._replace(mode=opposite)
+    is_increasing = isinstance(op, (scalar.Sqrt, scalar.Exp, scalar.Log, scalar.Tanh))
+    return relation if is_increasing and opposite else Relation(OWN)
 
 
 def _is_statistic(variable, relation):
