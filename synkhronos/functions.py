@@ -134,7 +134,7 @@ class Function:
         if self._sliced is not None:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
-        self._advice = Advice(session, self._definition, self._proof)
+        self._advice = Advice(session, self._definition)
         self._keys_apart = None  # of the variables that ranks update differently
         self._requests = Requests(session, key, self._definition, description, self._advice)
         if self._check is not None:

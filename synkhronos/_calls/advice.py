@@ -10,12 +10,11 @@ from synkhronos._wording import advise, count
 class Advice:
     """The warnings of one function, each told once."""
 
-    def __init__(self, session, definition, proof=None):
+    def __init__(self, session, definition):
         self._n_ranks = session.n_ranks
         self._compiled, self._inputs, outputs, self._recipe, self._owner = definition
         self._averaged, self._sliced = {}, []
-        # The numbers of outputs that a warning was about.
-        self.told = set() if proof is None else proof.told
+        self.told = set()  # the numbers of outputs that a warning was about
         # Whether to warn of ranks that do not update, because they have no rows; whether it is done
         self.tells_of_idle, self.told_of_idle = False, False
         if self._n_ranks > 1:

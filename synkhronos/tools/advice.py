@@ -427,7 +427,7 @@ def _serially(step, args, kwargs, way):
         arrays = list(map(inputs.array, range(len(values)), values))
         if not scattered:
             return arrays, None
-        picked = select_rows("batch", batch, rows_there(inputs, values, arrays))
+        picked = select_rows("batch", batch, rows_there(inputs.axes_of_rows(), values, arrays))
         if batch is not None:
             for i in scattered:
                 some = range(len(picked)) if is_minibatch(values[i]) else picked
