@@ -661,9 +661,9 @@ def values_of(rows, inputs, wanted):
 
 
 def _differs(alone, value, relation, rows):
-    """Return whether ranks get different values of an update."""
+    """Return whether ranks get different values of an update, but for those that keep rows."""
     if alone.of(value).kind == ROWS:
-        return True
+        return False
     if relation.kind != OPEN:
         return not relation.is_equal
     reduced = [each for each in alone.relations if is_reduced(each)]
