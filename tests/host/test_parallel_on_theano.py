@@ -16,6 +16,7 @@ from theano.tensor.raw_random import RandomFunction
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.extensions import train, update_rules
 from synkhronos.porting import ParallelFunction
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
@@ -83,6 +84,23 @@ def test_a_convolution_says_how_many_images_a_call_must_have(ranks, name):
         for result, expected in zip(f(*values), serial(*values)):
             np.testing.assert_allclose(result, expected, rtol=1e-9)
         assert (f._theano is None) == (n_rows == ROWS)
+
+
+@pytest.mark.slow("compiles convolutions")
+def test_a_number_of_images_is_wrong_on_ranks(ranks):
+    """Each has fewer, so means over images are too small: told by function, right in a step."""
+    images, filters = T.dtensor4("images"), theano.shared(np.ones((2, 1, 3, 3)))
+    loss = T.sqr(conv2d(images, filters, (12, 1, 4, 4))).mean()
+    values, options = np.ones((12, 1, 4, 4)), {"mode": "FAST_RUN"}
+    f = synk.function([images], (loss, "avg"), check="first", **options)
+    with pytest.warns(synk.PortingWarning, match="is not what serial Theano computes"):
+        f(values)
+    step = train.make_train_step(
+        [images], loss, [filters], update_rules.sgd, learning_rate=0.1, options=options
+    )
+    assert step(values) == pytest.approx(81)
+    with pytest.raises(ValueError, match="12 rows"):
+        step(values[:10])
 
 
 def test_row_numbers_of_which_there_must_be_one_are_not_divided(ranks):

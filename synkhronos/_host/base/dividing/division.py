@@ -406,6 +406,13 @@ class Division:
             raise CannotDivide(f"has fixed numbers of rows, {self.n_rows} and {n_rows}")
         self.n_rows = n_rows
 
+    def require_images(self, n_images, value, images):
+        """Let only calls be divided that have as many images as an operation was made for."""
+        if value.exact and value.times is None:
+            self.require(n_images)
+        else:
+            self.remainders.append(Shape_i(value.axis)(images) - n_images)
+
     def keep_equal(self, variables, lengths=()):
         """Let only calls be divided in which arrays have equally many rows, and as a length says.
 

@@ -171,6 +171,10 @@ class Alone(WrittenForRanks):
         self.relations = {}
         self.mistakes: List[Mistake] = []
 
+    def require_images(self, n_images, value, images):
+        """Refuse an operation that counts more images than a rank has."""
+        raise CannotDivide(f"takes {n_images} images for those of a call")
+
     def relation(self, variable):
         """Return the relation of a variable that was walked to, or of a leaf."""
         if variable not in self.relations:

@@ -13,7 +13,6 @@ from synkhronos._host.base.dividing.division import (
     rule,
 )
 from synkhronos._host.base.dividing.relations import linear
-from synkhronos._host.base.library import Shape_i
 
 
 def _by_row(*shared):
@@ -84,10 +83,9 @@ def _of_images(*positions, kind=ROWS):
         exact = any(value.exact for value in values)
         n_images = getattr(node.op, "imshp", None) and node.op.imshp[0]
         if n_images is not None:
-            if exact and values[0].times is None:
-                division.require(int(number(n_images)))
-            else:
-                division.remainders.append(Shape_i(axis)(node.inputs[positions[0]]) - n_images)
+            place = max(range(len(values)), key=lambda i: values[i].exact)
+            images = node.inputs[positions[place]]
+            division.require_images(int(number(n_images)), values[place], images)
             node = _without_batch_size(node)
         if kind == PART:
             return division.apply(node, new, PART)
