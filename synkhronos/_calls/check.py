@@ -97,6 +97,8 @@ class Check:
     def _tell(self, what, message):
         if what not in self._told:
             self._told.add(what)
+            if isinstance(what, _host.SharedVariable):
+                self._session.changes.unreduced.is_told(self._session.registry.keys_of([what]))
             advise(message)
 
     def _differing_outputs(self, serial, everything):
@@ -284,7 +286,7 @@ class FirstCall(Check):
             found = [other if one is None else one for one, other in zip(made, expected)]
             updated = {}
         told = list(self._differing_outputs(serial, found))
-        if not told:
+        if not told and not self._told:
             told = list(self._differing_open_updates(serial, updated))
         is_at_rest = updated and not serial.largest_change(updated)
         is_zero = any(m in OPS and not each.any() for m, each in zip(serial.modes, expected))

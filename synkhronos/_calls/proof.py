@@ -58,10 +58,9 @@ class Proof:
         for target, relation, differs in found.updates:
             if _host.is_random_state(target):
                 continue
-            if getattr(target.tag, "is_reduced_after_call", False):
-                if relation.kind == "own" and not relation.is_mixed:
-                    self._mistakes = [*self._mistakes, _host.Mistake(target, "avg", relation)]
-                continue
+            is_averaged = getattr(target.tag, "is_reduced_after_call", False)
+            if is_averaged and relation.kind == "own" and not relation.is_mixed:
+                self._mistakes = [*self._mistakes, _host.Mistake(target, "avg", relation)]
             if differs:
                 self.apart.append(target)
             elif relation.is_open:

@@ -333,22 +333,9 @@ class Serial:
         made = self._put_together(case, place, mode, axis)
         return made is not None and difference(made, whole[0][place]) is None
 
-    def made(self, case, what):
-        """Return what the ranks' parts make: an output, or a variable's value in the master.
-
-        None if there are no parts, or none that the output's mode can put together.
-        """
-        if isinstance(what, int):
-            return self._put_together(case, what, self.modes[what], None)
-        found = self._parts(case, None)
-        if found is None:
-            return None
-        parts, counts = found
-        master = self._session.master_rank
-        of_ranks = partition.counts(sum(counts), self._session.n_ranks)
-        if not of_ranks[master]:  # it does not run
-            return self.before[what]
-        return parts[np.count_nonzero(of_ranks[:master])][1][what]
+    def made(self, case, place):
+        """Return what the ranks' parts make of an output, in its mode; None if it can't be."""
+        return self._put_together(case, place, self.modes[place], None)
 
     def _put_together(self, case, place, mode, axis):
         """Return what a mode makes of the parts of an output; None if it can't be."""

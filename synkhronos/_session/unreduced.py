@@ -31,6 +31,11 @@ class Unreduced(dict):
         for key in keys:
             self.pop(key, None)
 
+    def is_told(self, keys):
+        """Note that a warning was about variables already."""
+        self._told.update(keys)
+        self.forget(keys)
+
     def tell(self, recipe, compiled, owner):
         """Warn of those variables with which a function, that is about to run, computes."""
         read = set(_host.variables_read(compiled))
@@ -42,8 +47,7 @@ class Unreduced(dict):
         }
         if not used:
             return
-        self._told.update(used)
-        self.forget(used)
+        self.is_told(used)
         (variable, updating), *others = sorted(used.values(), key=lambda each: not each[0].name)
         advise(_about_update(variable, updating, owner, [each for each, _ in others]))
 

@@ -141,9 +141,9 @@ def test_calls_with_rows_are_checked(ranks, data):
     for index in (0, 3, 1):
         f(index)
     if ranks.n > 1:
-        wrong = function([INDEX], picked.sum(), check=1)
         with pytest.warns(synk.PortingWarning, match=r"Write \(output, 'sum'\)"):
-            wrong(2)
+            wrong = function([INDEX], picked.sum(), check=1)
+        wrong(2)
 
 
 @pytest.mark.usefixtures("compiled_if_thorough")
