@@ -150,7 +150,8 @@ def test_local_gradients_are_told_by_the_next_call(outputs, rate):
     step = theano.shared(rate, "rate")  # as in a warm-up, it may be 0 at first
     x, loss, _ = local(w)
     steps = [(w, w - step * T.grad(loss, w))]
-    steps += [(each, 0.9 * each - T.grad(loss, w) * each) for each in (*unnamed, v, other)]
+    for each in (*unnamed, v, other):
+        steps.append((each, each - step * T.grad(T.sqr(T.dot(x, each) - 1).mean(), each)))
     f, making, calls = told(lambda: made([x], loss if outputs else None, updates=steps), X)
     assert (making, calls[0], calls[2]) == ([], [], []) and len(calls[1]) == 1
     message = calls[1][0]
