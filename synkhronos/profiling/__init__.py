@@ -63,7 +63,7 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
     >>> synk.fork(2)
     2
     >>> x = T.vector("x", "float64")
-    >>> f = synk.function([x], x.sum(), name="total")
+    >>> f = synk.function([x], (x.sum(), "sum"), name="total")
     >>> with synk.profile() as recorded:
     ...     for _ in range(3):
     ...         total = f(np.arange(5.0))

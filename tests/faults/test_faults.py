@@ -58,7 +58,7 @@ POINTS = [
     ("exchange", Arrays, "_fill", "before"),
     ("exchange", Gate, "meet", "before"),
     ("exchange", Gate, "_wake", "before"),
-    ("exchange", arrays, "reduce_whole", "before"),
+    ("exchange", arrays, "reduce_alike", "before"),
     ("large exchange", Arrays, "_fill", "after"),
     ("large exchange", Arrays, "_plan_of_shares", "before"),
     ("large exchange", arrays, "reduce_block", "after"),

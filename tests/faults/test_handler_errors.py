@@ -116,10 +116,10 @@ def test_it_comes_out_as_itself_while_something_is_read_or_sent(no_session, kind
 def test_asyncio_hears_of_one_ctrl_c_once(no_session, monkeypatch):
     reserve, came = shared_memory._reserve, []
 
-    def interrupted(nbytes):
+    def interrupted(*args):
         os.kill(os.getpid(), signal.SIGINT)
         monkeypatch.setattr(shared_memory, "_reserve", reserve)
-        return reserve(nbytes)
+        return reserve(*args)
 
     async def main():
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, came.append, "Ctrl-C")
