@@ -115,10 +115,12 @@ class Recipe:
             outputs = zip(self._outputs.variables, self._outputs.modes)
             values += [output for output, mode in outputs if has_rows or mode is None]
             values += [new for _, new in self._kwargs["givens"]]
-            own = [v for target, v in self.updates + self._default_updates if target is variable]
-            values += [each for value in own for each in _parts_of_total(value)]
-            used = [v for v in values if isinstance(v, _host.Variable) and v is not variable]
-            self._uses[variable] = any(_host.is_computed_from(v, [variable]) for v in used)
+            used = [v for v in values if isinstance(v, _host.Variable)]
+            pairs = self.updates + self._default_updates
+            own = [v for target, v in pairs if target is variable and isinstance(v, _host.Variable)]
+            self._uses[variable] = any(
+                _host.is_computed_from(v, [variable]) for v in used
+            ) or not all(_is_total(v, variable, self.rows()) for v in own)
         return self._uses[variable]
 
     def replaced(self):
@@ -179,23 +181,44 @@ class Definition(NamedTuple):
     owner: str  # the function's name, for messages
 
 
-_TOTALS = {"add", "sub", "mul", "true_div", "neg", "maximum", "minimum", "second", "DimShuffle"}
-_TOTALS |= {"Join", "IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}
+_SUMS = {"add", "sub", "neg", "maximum", "minimum", "second", "DimShuffle", "Join"}
+_SUMS |= {"IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}
 
 
-def _parts_of_total(value):
-    """Return what a total or a moving average is made of: what such operations take."""
-    left, seen, found = [value], set(), []
+def _is_total(value, variable, rows):
+    """Return whether a value is the variable's, but for factors and terms without it.
+
+    No factor depends on what is in the rows, as that of a moving average does not.
+    """
+    left, seen = [value], {variable}
     while left:
         each = left.pop()
-        node = getattr(each, "owner", None)
-        if each in seen or node is None:
-            found += [each] * (node is None)
+        if each in seen or not _is_of(each, {variable}):
             continue
         seen.add(each)
-        name = _host.operation_name(node)
-        if name in _TOTALS or name.startswith("convert_to"):
-            left += node.inputs
-        else:
-            found.append(each)
-    return found
+        name = _host.operation_name(each.owner)
+        own = [given for given in each.owner.inputs if _is_of(given, {variable})]
+        if name in ("mul", "true_div"):
+            others = [given for given in each.owner.inputs if given not in own]
+            is_scaled = own == each.owner.inputs[:1] or (name == "mul" and len(own) == 1)
+            if not is_scaled or any(_is_of(other, rows) for other in others):
+                return False
+        elif name not in _SUMS and not name.startswith("convert_to"):
+            return False
+        left += own
+    return True
+
+
+def _is_of(value, variables):
+    """Return whether a value is computed from one of some variables, not only from its shape."""
+    left, seen = [value], set()
+    while left:
+        each = left.pop()
+        if each in variables:
+            return True
+        node = getattr(each, "owner", None)
+        if each in seen or node is None or _host.operation_name(node) in ("Shape", "Shape_i"):
+            continue
+        seen.add(each)
+        left += node.inputs
+    return False
