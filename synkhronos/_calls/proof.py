@@ -112,7 +112,11 @@ class Proof:
     def _about_output(self, relation):
         mode = relation.right_mode
         if mode is not None:
-            kind = f"a {_NAMES[mode]} over" if relation.kind != "scaled" else "proportional to"
+            kind = (
+                f"a {_NAMES[mode]} over"
+                if relation.kind != "scaled"
+                else "proportional to the number of"
+            )
             return f"it is {kind} the rows. Write (output, {mode!r}) in its place."
         if relation.is_mixed:
             return (
