@@ -581,11 +581,15 @@ def function(
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
     check : {"first"}, bool or int, optional
-        If true, the first 3 calls, or so many, are also computed by serial Theano in the master.
-        A PortingWarning tells of each output and update that differs by more than rounding, and of
-        the likely cause. With ``"first"`` this is done for one call, one of the first 3 that would
-        take serial Theano at most 0.3 s, and only what is certain is told; :doc:`porting` has the
-        conditions. By default as in :func:`~synkhronos.fork`.
+        What a PortingWarning tells. With ``"first"``, the graph is examined when the function is
+        made: each output whose mode, and each reduction of a gradient whose operation, does not
+        make the value of serial Theano, whatever the numbers of a call. What each rank updates with
+        its own rows is told by the next call that computes with it. Only what has no rule is
+        compared by numbers, in some calls that would take serial Theano at most 0.3 s;
+        :doc:`porting` has the conditions. If true, or a number, the first 3 calls, or so many, are
+        also compared as a whole: each output and update that differs by more than rounding is told,
+        with the likely cause. With false or 0 nothing is examined or compared. By default as in
+        :func:`~synkhronos.fork`.
     axes : dict of variable to int, optional
         The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
         Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.

@@ -88,8 +88,9 @@ def fork(
     check : {"first"}, bool or int, optional
         The default of the argument ``check`` of :func:`~synkhronos.function`. Without it, the
         environment variable ``SYNKHRONOS_CHECK`` has it (0, 1, a number of calls, or first), or
-        it is ``"first"``: the first call of each function that is cheap is compared with serial
-        Theano, and a PortingWarning tells, once, what the division over ranks changes.
+        it is ``"first"``: the graph of each function is examined when it is made, operations
+        without a rule are compared with serial Theano in calls, and a PortingWarning tells, once,
+        what the division over ranks changes.
     restart : bool
         If true, a session that is there is closed first, so that a cell of a notebook can be run
         again. Functions of closed sessions then work in this one: their first call sends them to
