@@ -107,6 +107,7 @@ class Function:
             this: Any = weakref.proxy(self)
             setattr(self, "_run", functools.partial(Function._run_whole, this))  # noqa: B010
         check = source.check
+        self._tells = source.is_proved or (bool(source.check) and session.n_ranks > 1)
         self._proof: Any = None
         self._check: Any = None
         if check and session.n_ranks > 1 and not source.is_proved:
@@ -245,7 +246,7 @@ class Function:
                     session.settle()
                 if session.changes.pending:
                     session.changes.settle(self._recipe, self._compiled)
-                if session.changes.unreduced and self._proof is not None:
+                if session.changes.unreduced and self._tells:
                     session.changes.unreduced.tell(self._recipe, self._compiled, str(self))
                 command = self._compute(
                     session, args, kwargs, output_subset, batch, batch_s, num_slices

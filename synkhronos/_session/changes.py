@@ -87,7 +87,8 @@ class Changes:
         """Note that a collective has set variables on all ranks."""
         self.made += 1
         if self.unreduced:
-            self.unreduced.forget(keys)
+            variables = [self._session.worker.variables.get(key) for key in keys]
+            self.unreduced.is_set([each for each in variables if each is not None])
         if self.pending or self._read:
             for key in keys:
                 if key not in self._taken:

@@ -13,7 +13,8 @@ from synkhronos._wording import advise, count
 class Unreduced(dict):
     """The variables of a session that ranks have updated differently since they were reduced.
 
-    It has a weak reference to the variable, and the function that updates it, of each key.
+    It has a weak reference to the variable, and the function that updates it, of each key. Several
+    variables may have one cell: Lasagne clones those that it updates by default.
     """
 
     def __init__(self):
@@ -27,9 +28,15 @@ class Unreduced(dict):
                 self[key] = weakref.ref(variable), owner
 
     def forget(self, keys):
-        """Note that a collective, or the script, has set variables."""
+        """Forget variables."""
         for key in keys:
             self.pop(key, None)
+
+    def is_set(self, variables):
+        """Note that a collective has set variables."""
+        cells = {id(_host.cell(each)) for each in variables}
+        noted = [(key, variable()) for key, (variable, _) in self.items()]
+        self.forget([key for key, v in noted if v is None or id(_host.cell(v)) in cells])
 
     def is_told(self, keys):
         """Note that a warning was about variables already."""
@@ -38,12 +45,13 @@ class Unreduced(dict):
 
     def tell(self, recipe, compiled, owner):
         """Warn of those variables with which a function, that is about to run, computes."""
-        read = set(_host.variables_read(compiled))
+        read = {id(_host.cell(each)): each for each in _host.variables_read(compiled)}
         found = {key: (variable(), owner) for key, (variable, owner) in self.items()}
+        own = {key: v and read.get(id(_host.cell(v))) for key, (v, _) in found.items()}
         used = {
             key: each
             for key, each in found.items()
-            if each[0] in read and recipe.computes_with(each[0])
+            if own[key] is not None and recipe.computes_with(own[key])
         }
         if not used:
             return

@@ -34,21 +34,21 @@ def _examined(source, **kwargs):
     )
 
 
-def is_average(inputs, loss, options, own_statistics=False):
+def is_average(inputs, loss, options, own_statistics=False, others=()):
     """Return whether the average of the ranks' losses is the loss of all rows, and so its gradient.
 
     The derivatives of an average are the averages of derivatives, unless an operation changes them.
-    With `own_statistics` batch normalizations may be of each rank's rows. Warns of reductions in
-    the loss that do not make the serial value.
+    With `own_statistics` batch normalizations may be of each rank's rows. Warns of reductions, in
+    the loss and `others`, that do not make the serial value.
     """
-    source = functions.checked(inputs, loss, **options)
+    source = functions.checked(inputs, [loss, *others], **options)
     found = _examined(source, own_statistics=own_statistics)
     for mistake in found.mistakes[:1]:
         right = mistake.relation.right_mode
         instead = f"write ops.all_reduce(x, {right!r}), or " if right else ""
         advise(
-            f"ops.all_reduce(x, {mistake.op!r}) in the loss{place_of(mistake.variable)} is not "
-            f"what serial {_host.title} computes: {instead}leave it out, as the loss is divided "
+            f"ops.all_reduce(x, {mistake.op!r}) in a step{place_of(mistake.variable)} is not "
+            f"what serial {_host.title} computes: {instead}leave it out, as the step is divided "
             "over the ranks in any case."
         )
     return (

@@ -259,7 +259,9 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
 
     check_loss(loss)
     if per_rank is None:
-        is_average = _dividing.is_average(inputs, loss, options)
+        outputs = [_variable(each) for each in returned[1:]] if isinstance(returned, list) else []
+        others = [*outputs, *(T.as_tensor_variable(each) for _, each in averages)]
+        is_average = _dividing.is_average(inputs, loss, options, others=others)
         try:
             return _dividing.function_as_serial(inputs, returned, updates(is_average), options)
         except CannotDivide as error:
@@ -278,6 +280,10 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
         )
     options = {**options, "check": 0} if per_rank else options
     return _dividing.function_of_each_rank(inputs, returned, updates(True), options)
+
+
+def _variable(output):
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _about_loss(error, is_right=False):

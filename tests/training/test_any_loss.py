@@ -1,5 +1,7 @@
 """Training with losses that are no mean over rows: the numbers of serial Theano, or a word."""
 
+import sys
+
 import numpy as np
 import pytest
 import theano
@@ -58,7 +60,42 @@ def whitened(model):
     return T.sqr(T.dot(model.centred, vectors)).mean() + T.log(values).sum() / 9 + model.v.sum() / 9
 
 
+def two_heads(model):
+    """A mean with a bias, whose gradient begins with equal numbers, and a masked mean."""
+    likelihood = T.nnet.categorical_crossentropy(
+        T.nnet.softmax(model.x.dot(model.w) + model.v), labels(model)
+    )
+    return likelihood.mean() + (model.m * model.errors).sum() / model.m.sum()
+
+
+def labels(model):
+    return T.cast(T.gt(model.y, 0), "int64")
+
+
+def by_size_of_class(model):
+    sizes = T.inc_subtensor(T.zeros((2,))[labels(model)], 1.0) + 1
+    return (model.errors / sizes[labels(model)]).mean()
+
+
+def padded(model):
+    longest = labels(model).max() + 1
+    return model.errors.sum() / (model.x.shape[0] * model.x[:, :longest].shape[1])
+
+
+def averages_that_are_clipped_in_steps(model):
+    states, _ = theano.scan(
+        lambda x, h: theano.gradient.grad_clip(T.tanh(x[:, None] * model.v + h), -1e-3, 1e-3),
+        model.x.T,
+        outputs_info=T.zeros((model.x.shape[0], 4)),
+    )
+    return T.sqr(states[-1]).mean() + 0.1 * model.errors.mean()
+
+
 LOSSES = {
+    "two heads": two_heads,
+    "by size of class": by_size_of_class,
+    "padded": padded,
+    "clipped in steps": averages_that_are_clipped_in_steps,
     "mean": lambda model: model.errors.mean(),
     "sum by a number": lambda model: model.errors.sum() / 12,
     "masked mean": lambda model: (model.m * model.errors).sum() / model.m.sum(),
@@ -91,7 +128,8 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_steps_are_those_of_serial_theano(ranks, name):
+def test_steps_are_those_of_serial_theano(ranks, name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "theano.scan_module.scan_perform_ext", None)
     models = Model(), Model()
     step, serial = (FORMS[form](model, LOSSES[name](model)) for form, model in zip(FORMS, models))
     for batch in list(batches())[: 3 if name == "whitened" else None]:
@@ -106,15 +144,16 @@ def assert_same(model, serial, rtol=1e-9):
         assert all(each.tobytes() == replicas[0].tobytes() for each in replicas)
 
 
+@pytest.mark.parametrize("rule", ["momentum", "sgd_nonflat"])
 @pytest.mark.parametrize("name", ["mean", "masked mean", "covariance"])
-def test_two_steps(ranks, name):
+def test_two_steps(ranks, name, rule):
     models, functions = (Model(), Model()), []
     makers = train.make_train_function, train.make_train_function_theano
     for model, make in zip(models, makers):
         both = T.dmatrix("both")
-        loss = LOSSES[name](model) + 0 * model.y.sum()
+        loss = LOSSES[name](model) + 0 * model.y.sum() + T.sqr(model.v).sum()
         loss = theano.clone(loss, {model.x: both[:, :3], model.m: both[:, 3]})
-        functions.append(make(loss, model.params, both, model.y, updates.momentum, 0.05))
+        functions.append(make(loss, model.params, both, model.y, getattr(updates, rule), 0.05))
     for x, y, mask in batches():
         both = np.column_stack([x, mask])
         found, expected = (f(both, y) for f in functions)
@@ -245,6 +284,20 @@ def test_outputs_have_their_serial_values(ranks):
                 continue
             assert one.dtype == other.dtype
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_variable_that_ranks_update_differently_is_told(ranks):
+    model, cache = Model(), theano.shared(np.zeros(4), "cache")
+    collect = synk.function([model.x], updates=[(cache, model.hidden.sum(axis=0))])
+    loss = T.sqr(model.hidden - cache).mean()
+    options = {"mode": MODE}
+    step = train.make_train_step([model.x], loss, [model.w], update_rules.sgd, 0.1, options=options)
+    rows = RANDOM.randn(9, 3)
+    collect(rows)
+    with pytest.warns(PortingWarning, match="The update of cache in .* uses it"):
+        step(rows)
+    synk.all_reduce(cache)
+    step(rows)
 
 
 def test_slices_of_a_loss_that_is_no_mean_are_refused(ranks):

@@ -32,6 +32,20 @@ def recurrent():
     return T.sqr(states[-1].dot(W.T) - X).mean()
 
 
+def cut_to_a_length():
+    return ERRORS.sum() / (X.shape[0] * X[:, : LABELS.max() + 1].shape[1])
+
+
+def histogram():
+    return T.inc_subtensor(T.zeros((4,))[LABELS], 1.0) + 1
+
+
+def bias_gradient():
+    bias = theano.shared(np.zeros(4), "bias")
+    p = T.nnet.softmax(X.dot(W) + bias)
+    return T.grad(T.nnet.categorical_crossentropy(p, LABELS).mean(), bias)
+
+
 def means_in_steps():
     totals, _ = theano.scan(lambda x, total: total + x.mean(), X.T, outputs_info=T.zeros(()))
     return totals[-1]
@@ -84,7 +98,26 @@ OTHERS = {
     "two of the largest": (lambda: ERRORS.max() + Y.max(), None),
     "less than the largest": (lambda: -ERRORS.max(), "min"),
     "smallest": (lambda: ERRORS.min(), "min"),
-    "root of the largest": (lambda: T.sqrt(ERRORS.max()), "max"),
+    "root of the largest": (lambda: T.sqrt(ERRORS.max()), None),
+    "exponential of the largest": (lambda: T.exp(Y.max()), "max"),
+    "rows of the largest": (lambda: T.fill(X, X.max()).sum(), None),
+    "whole numbers": (lambda: T.cast(Y.sum(), "int32"), None),
+    "largest length": (lambda: ERRORS.sum() / (X.shape[0] * LABELS.max()), None),
+    "cut to a length": (
+        lambda: ERRORS.sum() / (X.shape[0] * X[:, : LABELS.max() + 1].shape[1]),
+        None,
+    ),
+    "ones of a length": (
+        lambda: (ERRORS / T.ones((X.shape[0], LABELS.max())).sum(axis=1)).mean(),
+        None,
+    ),
+    "histogram": (lambda: T.inc_subtensor(T.zeros((9,))[LABELS], 1.0).sum(), "sum"),
+    "classes by their size": (lambda: (ERRORS / histogram()[LABELS]).mean(), None),
+    "filled, selected": (
+        lambda: T.sqr(T.fill(H, W[0])[T.arange(LABELS.shape[0]), LABELS].mean() - 1),
+        None,
+    ),
+    "gradient of a bias": (lambda: bias_gradient().sum(), "avg"),
     "square of the largest": (lambda: T.sqr(Y.max()), None),
     "running sum of the largest": (lambda: T.cumsum(H.max(axis=0)), None),
     "square of lengths": (lambda: T.zeros((X.shape[0], X.shape[0])).sum() + 0 * ERRORS.sum(), None),

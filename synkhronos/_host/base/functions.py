@@ -13,12 +13,14 @@ from synkhronos._host.base.library import (
     CONVERTS_UPDATES,
     Elemwise,
     Variable,
+    ViewOp,
     ancestors,
     clients_of,
     clone_replace,
     config,
     equal_computations,
     get_mode,
+    inner_outputs,
     machine_of,
     tensor,
 )
@@ -164,8 +166,12 @@ def line_of(variable) -> str:
 
 def clips_gradients(expression) -> bool:
     """Return whether an expression has a gradient that is clipped on its way to the parameters."""
-    nodes = (each.owner for each in ancestors([expression]) if each.owner is not None)
-    return any(type(node.op).__name__ == "GradClip" for node in nodes)
+    nodes = {each.owner for each in ancestors([expression]) if each.owner is not None}
+    return any(
+        (isinstance(node.op, ViewOp) and type(node.op).__name__ not in _LINEAR_VIEWS)
+        or any(map(clips_gradients, inner_outputs(node.op)))
+        for node in nodes
+    )
 
 
 def added_to(variable, value):
@@ -181,6 +187,10 @@ def added_to(variable, value):
     return rest[0] if len(rest) == 1 else tensor.add(*rest)
 
 
+# Operations that pass their input on, whose gradients are linear in those of their outputs.
+_LINEAR_VIEWS = {
+    "ViewOp", "ConsiderConstant", "ZeroGrad", "UndefinedGrad", "DisconnectedGrad", "GradScale",
+}  # fmt: skip
 _NEAR = 200  # variables among which a line of the script is looked for
 _LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|synkhronos)[/\\]")
 

@@ -12,6 +12,8 @@ power is the degree of a relation.
 
 from typing import Any, List, NamedTuple
 
+import numpy as np
+
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     NOT_FOR_ROWS,
@@ -241,9 +243,11 @@ class Alone(WrittenForRanks):
             condition, *branches = given
             pair = branches[position], branches[position + op.n_outs]
             return _joint(pair) if condition.is_equal else _worst(given) or Relation(OWN)
-        if value.kind == LENGTH:
-            return Relation(SCALED, -1)
-        if value.kind == SHAPE:
+        if value.kind in (LENGTH, SHAPE) and not isinstance(op, (Shape, Shape_i)):
+            if not all(map(_is_length_or_equal, before, given)):
+                return _worst(given) or _open(output)
+            if value.kind == LENGTH:
+                return Relation(SCALED, -1)
             return Relation(LENGTHS, axis=value.axis, n_lengths=vector_length(output) or 0)
         for kind, relate in _RELATED.items():
             if isinstance(op, kind):
@@ -251,7 +255,7 @@ class Alone(WrittenForRanks):
                 break
         else:
             found = self._by_table(node, before, given, value)
-        if found.kind == ADDS and value.kind == ROWS:
+        if found.kind in (ADDS, MERGED) and value.kind == ROWS:
             return Relation(OWN, cause=output)
         if found.kind in (OWN, OPEN) and found.cause is None:
             return found._replace(cause=output, reason=found.reason or value.reason)
@@ -277,17 +281,21 @@ class Alone(WrittenForRanks):
         for kind, places in _JOINT.items():
             if isinstance(op, kind):
                 rest = [r for i, r in data if i not in places]
-                rows_in = [before[i].kind == ROWS for i in places]
+                if any(not each.is_equal for each in rest):  # it may have another shape, too
+                    return _open((_worst(rest) or EQUAL).cause)
+                # Rows, or one value for each row whose index says where it goes, are added up.
+                by_rows = any(each.kind in (ROWS, POSITIONS) for each in before[len(places) :])
                 own = [
-                    _summed(given[i]) if is_rows and value.kind != ROWS else given[i]
-                    for i, is_rows in zip(places, rows_in)
-                    if number(node.inputs[i]) != 0
+                    _summed(given[i]._replace(is_filled=False))
+                    if value.kind != ROWS and (before[i].kind == ROWS or (i and by_rows))
+                    else given[i]
+                    for i in places
+                    if not self.is_zero(node.inputs[i])
                 ]
-                if any(not each.is_equal for each in rest) and not isinstance(op, Assert):
-                    return _worst(rest) or _open()
                 found = _joint(own) if own else EQUAL
-                is_moved = not isinstance(op, _ADDING)
-                return found if is_moved or found.kind != MERGED else Relation(OWN)
+                if isinstance(op, _ADDING) and found.kind == MERGED:
+                    return Relation(OWN)
+                return found if isinstance(op, _KEEPING) else found._replace(is_filled=False)
         for kind in _PRODUCT:
             if isinstance(op, kind):
                 found = _product([given[i] for i in range(len(given)) if before[i].kind in _ARRAYS])
@@ -297,14 +305,21 @@ class Alone(WrittenForRanks):
             if isinstance(op, kind):
                 rest = [r for i, r in data if i != place % len(given)]
                 if all(each.is_equal for each in rest) and given[place].kind != MERGED:
-                    found = given[place]
+                    found = given[place]._replace(is_filled=False)
                     return _summed(found) if value.kind == PART else found
-        return self._any(data, before, value)
+        return self._any(node, data, before, value)
 
-    def _any(self, data, before, value):
+    def is_zero(self, variable):
+        """Return whether a variable is 0 everywhere, and of the serial shape."""
+        return number(variable) == 0 and self.relation(variable).is_equal
+
+    def _any(self, node, data, before, value):
         given = [r for _, r in data]
         if not all(each.is_equal for each in given):
-            return _worst(given) or _open()
+            worst = _worst(given) or _open()
+            numbers = [r for i, r in data if getattr(node.inputs[i], "dtype", "").startswith("int")]
+            # Whole numbers may say which shape it has.
+            return worst if all(each.is_equal for each in numbers) else _open(worst.cause)
         if value.kind in (ROWS, STREAM, POSITIONS):
             return EQUAL
         if value.kind == PART:
@@ -325,7 +340,16 @@ def _data(node, before, given, value):
     if value.kind not in (ROWS, STREAM, POSITIONS):
         return pairs
     of_shape = (LENGTH, SHAPE, POSITIONS, STREAM)
-    return [(i, r) for i, r in pairs if before[i].kind not in of_shape and r.kind != LENGTHS]
+    return [
+        (i, r)
+        for i, r in pairs
+        if r.kind != LENGTHS and not (before[i].kind in of_shape and r.kind == SCALED)
+    ]
+
+
+def _is_length_or_equal(value, relation):
+    is_length = value.kind in (LENGTH, SHAPE) and relation.kind in (SCALED, LENGTHS)
+    return is_length or relation.is_equal
 
 
 def _open(cause=None, reason=""):
@@ -408,7 +432,9 @@ def _elemwise(alone, node, before, given, value):
     op, pairs = node.op.scalar_op, list(zip(node.inputs, given))
     if isinstance(op, scalar.Second):
         filling, relation = pairs[1]
-        return relation._replace(is_filled=alone.of(filling).kind != ROWS or relation.is_filled)
+        is_filled = alone.of(filling).kind != ROWS or relation.is_filled
+        shaped = given[0] if given[0].is_open else relation  # it has the shape of the first
+        return shaped._replace(is_filled=value.kind == ROWS and is_filled)
     if alone.own_statistics and value.kind == ROWS:
         given = [EQUAL if _is_statistic(*each) else each[1] for each in pairs]
         pairs = list(zip(node.inputs, given))
@@ -424,10 +450,12 @@ def _elemwise(alone, node, before, given, value):
         return EQUAL._replace(is_filled=is_filled)
     if any(each.kind == LENGTHS for each in given):
         return given[0] if isinstance(op, _MOVES) and len(given) == 1 else _open()
-    nonzero = [r for each, r in pairs if number(each) != 0] or given
+    nonzero = [r for each, r in pairs if not alone.is_zero(each)] or given
     sums = [each for each in given if each.kind != SCALED]
-    if isinstance(op, scalar.Mul) and any(number(each) == 0 for each in node.inputs):
+    if isinstance(op, scalar.Mul) and any(map(alone.is_zero, node.inputs)):
         return EQUAL
+    if isinstance(op, scalar.Cast) and _truncates(node):
+        return Relation(MERGED, mode=given[0].mode) if given[0].kind == MERGED else Relation(OWN)
     if given[0].kind == MERGED and len(given) == 1:
         return _of_merged(op, given[0])
     is_itself = isinstance(op, scalar.Pow) and number(node.inputs[1]) == 1
@@ -440,7 +468,7 @@ def _elemwise(alone, node, before, given, value):
     elif isinstance(op, scalar.TrueDiv) and given[1].kind == SCALED:
         found = _product([given[0], given[1]._replace(degree=-given[1].degree)])
     elif isinstance(op, scalar.Switch) and given[0].is_equal:
-        branches = [r for each, r in pairs[1:] if number(each) != 0] or given[1:]
+        branches = [r for each, r in pairs[1:] if not alone.is_zero(each)] or given[1:]
         found = _joint(branches)
     elif sums:
         found = Relation(OWN)
@@ -468,8 +496,13 @@ def _of_merged(op, relation):
     opposite = {"max": "min", "min": "max"}.get(relation.mode)
     if isinstance(op, scalar.Neg) and opposite:
         return relation._replace(mode=opposite)
-    is_increasing = isinstance(op, (scalar.Sqrt, scalar.Exp, scalar.Log, scalar.Tanh))
+    is_increasing = isinstance(op, (scalar.Exp, scalar.Tanh))  # and never NaN
     return relation if is_increasing and opposite else Relation(OWN)
+
+
+def _truncates(node):
+    kinds = [np.dtype(each.dtype).kind for each in (node.inputs[0], node.outputs[0])]
+    return kinds[0] in "fc" and kinds[1] not in "fc"
 
 
 def _is_statistic(variable, relation):
@@ -518,10 +551,13 @@ _MERGES = (
 
 def _shape(alone, node, before, given, value):
     [measured] = before
+    other = _open() if given[0].is_open else EQUAL  # the lengths of axes without rows
     if measured.kind not in (ROWS, POSITIONS):
-        return EQUAL
+        return other
     if isinstance(node.op, Shape_i):
-        return Relation(SCALED, -1) if node.op.i == measured.axis else EQUAL
+        return Relation(SCALED, -1) if node.op.i == measured.axis else other
+    if other.is_open:
+        return other
     return Relation(LENGTHS, axis=measured.axis, n_lengths=node.inputs[0].ndim)
 
 
@@ -553,9 +589,13 @@ def _item(alone, node, before, given, value):
 
 def _filled(alone, node, before, given, value):
     """Fill a new array."""
-    if value.kind != ROWS and not all(each.is_equal for each in given[1:]):
-        return _open()  # its shape depends on the number of rows
-    return given[0]._replace(is_filled=before[0].kind != ROWS or given[0].is_filled)
+    lengths = zip(before[1:], given[1:])
+    own = [r for each, r in lengths if not (value.kind == ROWS and each.kind == LENGTH)]
+    own += [r for each, r in zip(before[1:], given[1:]) if each.kind == LENGTH and r.is_open]
+    if not all(each.is_equal for each in own):
+        return _open()  # its shape depends on more than the number of rows
+    is_filled = before[0].kind != ROWS or given[0].is_filled
+    return given[0]._replace(is_filled=value.kind == ROWS and is_filled)
 
 
 def _join(alone, node, before, given, value):
@@ -563,7 +603,7 @@ def _join(alone, node, before, given, value):
     relations = [alone.relation(each) for each in arrays]
     if any(each.kind == LENGTHS for each in relations):
         return _open()
-    return _joint([r for r, each in zip(relations, arrays) if number(each) != 0] or relations)
+    return _joint([r for r, each in zip(relations, arrays) if not alone.is_zero(each)] or relations)
 
 
 def _scan(alone, node, before, given, value):
@@ -594,6 +634,8 @@ _JOINT = {
     (TensorFromScalar, ScalarFromTensor): (0,),
     IncSubtensor: (0, 1),
 }
+# Those of them that keep all rows the same.
+_KEEPING = (DimShuffle, Reshape, Subtensor, ViewOp, DeepCopyOp, CpuContiguous, Retype)
 _ADDING = (CumOp,)  # those of them that add items up
 _PRODUCT = {Dot}  # linear in each of their inputs
 _LINEAR = {}  # linear in the input at a position

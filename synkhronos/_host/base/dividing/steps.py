@@ -9,9 +9,16 @@ average. Other losses, and statistics of all rows, are divided.
 
 from typing import Any, List, NamedTuple, Optional, Tuple
 
-from synkhronos._host.base.dividing.division import ROWS, CannotDivide, with_inferred_lengths
+from synkhronos._host.base.dividing.division import (
+    POSITIONS,
+    ROWS,
+    CannotDivide,
+    with_inferred_lengths,
+)
 from synkhronos._host.base.dividing.library import is_random_state, rebuild_collect_shared
 from synkhronos._host.base.dividing.relations import Alone, WrittenForRanks, values_of
+from synkhronos._host.base.graph import RankWeight
+from synkhronos._host.base.library import ancestors
 from synkhronos._machine.deep_recursion import recurses_deep
 
 AS_SERIAL = "as serial"  # the mode of an output that is to have the serial value
@@ -48,8 +55,12 @@ def divide_step(
     values = values_of(rows, inputs, wanted)
     alone = Alone(list(values), values, draws_all)
     alone.walk(list(values), wanted)
-    chosen = [_as_it_is(alone, each, mode) for each, (_, mode) in zip(computed, outputs)]
-    stay = {target for target, each in update_of.items() if _may_stay(alone, target, each)}
+    # What the graph says of the number of rows, or of a rank's weight, is not so on the ranks.
+    stays = alone.n_rows is None and not _is_weighted(wanted, values)
+    chosen = [_as_it_is(alone, each, mode, stays) for each, (_, mode) in zip(computed, outputs)]
+    stay = {
+        target for target, each in update_of.items() if stays and _may_stay(alone, target, each)
+    }
     outputs_left = [each for each, choice in zip(computed, chosen) if choice is None]
     updates_left = [(target, each) for target, each in update_of.items() if target not in stay]
     is_divided = bool(outputs_left or updates_left)
@@ -70,15 +81,20 @@ def divide_step(
     )
 
 
-def _as_it_is(alone, variable, mode):
+def _is_weighted(wanted, values):
+    nodes = (each.owner for each in ancestors(wanted, blockers=list(values)) if each.owner)
+    return any(isinstance(node.op, RankWeight) for node in nodes)
+
+
+def _as_it_is(alone, variable, mode, stays):
     """Return an output with the mode that makes what is asked for, and the axis of its rows.
 
     None if that is the serial value, and no mode makes it.
     """
     value, relation = alone.of(variable), alone.relation(variable)
     has_rows = value.kind == ROWS
-    if alone.n_rows is not None and mode is not None:
-        return None  # ranks have another number of rows than the graph says
+    if mode is not None and (not stays or value.kind == POSITIONS):
+        return None
     is_of_no_mode = not has_rows and relation.right_mode is None and mode not in (None, "gather")
     if not (mode in (AS_SERIAL, "avg") or is_of_no_mode or (has_rows and mode == "gather")):
         return variable, mode, 0
@@ -92,9 +108,8 @@ def _as_it_is(alone, variable, mode):
 
 
 def _may_stay(alone, target, value):
-    if alone.n_rows is not None:
-        return False
-    is_right = alone.relation(value).is_equal and alone.of(value).kind != ROWS
+    is_right = alone.relation(value).is_equal
+    is_right = is_right and alone.of(value).kind not in (ROWS, POSITIONS)
     return is_right or is_random_state(target)
 
 
