@@ -288,7 +288,8 @@ def test_outputs_have_their_serial_values(ranks):
 
 def test_a_variable_that_ranks_update_differently_is_told(ranks):
     model, cache = Model(), theano.shared(np.zeros(4), "cache")
-    collect = synk.function([model.x], updates=[(cache, model.hidden.sum(axis=0))])
+    sums = [(cache, model.hidden.sum(axis=0))]
+    collect = synk.function([model.x], updates=sums, check="first")
     loss = T.sqr(model.hidden - cache).mean()
     options = {"mode": MODE}
     step = train.make_train_step([model.x], loss, [model.w], update_rules.sgd, 0.1, options=options)
