@@ -2,6 +2,8 @@
 
 from typing import Any, List, NamedTuple
 
+import numpy as np
+
 from synkhronos import _host
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.parameters import Input
@@ -118,9 +120,9 @@ class Recipe:
             used = [v for v in values if isinstance(v, _host.Variable)]
             pairs = self.updates + self._default_updates
             own = [v for target, v in pairs if target is variable and isinstance(v, _host.Variable)]
-            self._uses[variable] = any(
-                _host.is_computed_from(v, [variable]) for v in used
-            ) or not all(_is_total(v, variable, self.rows()) for v in own)
+            self._uses[variable] = any(_is_of(v, {variable}) for v in used) or not all(
+                _is_total(v, variable, self.rows()) for v in own
+            )
         return self._uses[variable]
 
     def replaced(self):
@@ -210,15 +212,28 @@ def _is_total(value, variable, rows):
 
 
 def _is_of(value, variables):
-    """Return whether a value is computed from one of some variables, not only from its shape."""
+    """Return whether a value depends on one of some variables, not only on its shape.
+
+    Nor on 0 times the variable, with which Lasagne gives a function a default update.
+    """
     left, seen = [value], set()
     while left:
         each = left.pop()
         if each in variables:
             return True
-        node = getattr(each, "owner", None)
-        if each in seen or node is None or _host.operation_name(node) in ("Shape", "Shape_i"):
+        node: Any = getattr(each, "owner", None)
+        if each in seen or node is None:
             continue
         seen.add(each)
-        left += node.inputs
+        name = _host.operation_name(node)
+        if name in ("Shape", "Shape_i"):
+            continue
+        if name != "mul" or not any(map(_is_zero, node.inputs)):
+            left += node.inputs
     return False
+
+
+def _is_zero(value):
+    while value.owner is not None and _host.operation_name(value.owner) == "DimShuffle":
+        [value] = value.owner.inputs
+    return isinstance(value, _host.Constant) and not np.any(value.data)

@@ -9,10 +9,11 @@ import theano.tensor as T
 from support import host_library
 from support.helpers import MODE
 from support.layouts import Layout
-from support.told import told
+from support.told import told, told_in
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos._calls import check as check_module
 from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
@@ -167,3 +168,40 @@ def test_nothing_is_told_where_it_is_turned_off():
     steps = [(w, w - 0.001 * synk.ops.all_reduce(T.grad(loss, w)))]
     for check in (0, False):
         assert_silent(lambda check=check: made([x], loss, updates=steps, check=check), X)
+
+
+@pytest.mark.parametrize("is_averaged", [True, False])
+def test_default_updates_are_told_by_the_function_that_uses_them(is_averaged):
+    """As of the running means of Lasagne's batch normalization."""
+    x, mean = T.dmatrix("x"), theano.shared(np.zeros(2), "mean")
+    running = theano.clone(mean, share_inputs=False)
+    running.default_update = 0.9 * running + 0.1 * x.mean(axis=0)
+    rows, updates = x + 0 * running, []
+    if is_averaged:
+        updates = train.average_updates([(running, running.default_update)])
+    step = made([x], rows.mean(), updates=updates)
+    validate = made([x], T.sqr(x - mean).mean())
+    assert told_in(lambda: (step(X), step(X), synk.all_reduce(mean), validate(X)))[1] == []
+    assert told_in(lambda: step(X))[1] == []
+    messages = told_in(lambda: validate(X))[1]
+    assert len(messages) == (not is_averaged)
+    assert is_averaged or "The update of mean in Function 'f'" in messages[0]
+    assert told_in(lambda: validate(X))[1] == []
+
+
+AGAIN = {
+    "rows": (lambda i: T.sort(i)[0].mean(), [2] * 6, [1, 2, 2, 2, 2, 2, 2]),
+    "labels": (lambda i: T.extra_ops.bincount(i)[i[0]].sum(), [2] * 6, [2, 1, 1, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_has_no_rule_is_compared_again_where_calls_are_others(name, monkeypatch):
+    monkeypatch.setattr(check_module, "SECONDS", np.inf)
+    make, usual, other = AGAIN[name]
+    i = T.lvector("i")
+    f = made([i], (make(i), "max" if name == "rows" else "sum"))
+    for _ in range(5):
+        assert told_in(lambda: f(usual))[1] == []
+    [message] = told_in(lambda: f(other))[1]
+    assert "Output 0 of Function 'f'" in message and "_run" not in vars(f)
