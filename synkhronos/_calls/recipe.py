@@ -184,7 +184,7 @@ class Definition(NamedTuple):
 
 
 _SUMS = {"add", "sub", "neg", "maximum", "minimum", "second", "DimShuffle", "Join"}
-_SUMS |= {"IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}
+_SUMS |= {"Maximum", "Minimum", "IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}
 
 
 def _is_total(value, variable, rows):

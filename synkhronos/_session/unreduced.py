@@ -35,7 +35,7 @@ class Unreduced(dict):
     def is_set(self, variables):
         """Note that a collective has set variables."""
         cells = {id(_host.cell(each)) for each in variables}
-        noted = [(key, variable()) for key, (variable, _) in self.items()]
+        noted = [(key, variable()) for key, (variable, _) in list(self.items())]
         self.forget([key for key, v in noted if v is None or id(_host.cell(v)) in cells])
 
     def is_told(self, keys):
@@ -46,13 +46,12 @@ class Unreduced(dict):
     def tell(self, recipe, compiled, owner):
         """Warn of those variables with which a function, that is about to run, computes."""
         read = {id(_host.cell(each)): each for each in _host.variables_read(compiled)}
-        found = {key: (variable(), owner) for key, (variable, owner) in self.items()}
-        own = {key: v and read.get(id(_host.cell(v))) for key, (v, _) in found.items()}
-        used = {
-            key: each
-            for key, each in found.items()
-            if own[key] is not None and recipe.computes_with(own[key])
-        }
+        used = {}
+        for key, (reference, updating) in list(self.items()):
+            variable = reference()
+            own = None if variable is None else read.get(id(_host.cell(variable)))
+            if own is not None and recipe.computes_with(own):
+                used[key] = variable, updating
         if not used:
             return
         self.is_told(used)
