@@ -152,7 +152,7 @@ class Proof:
                 "parameters, is reduced with a sum over rows. Add its gradient after the reduction:"
                 " synk.ops.all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)."
             )
-        elif "lip" in _host.operation_name(relation.cause.owner):
+        elif "lip" in _operation(relation):
             why = (
                 f"Each rank clips its own gradients{place_of(relation.cause)}. Clip them after the "
                 "reduction, as in T.clip(synk.ops.all_reduce(g), -1, 1)."
@@ -168,9 +168,14 @@ class Proof:
 
 def _computes(relation):
     """Return in words what each rank computes by itself."""
+    return (
+        f"computes {_operation(relation)} of what it has of its own rows{place_of(relation.cause)}"
+    )
+
+
+def _operation(relation):
     node = relation.cause.owner if relation.cause is not None else None
-    name = "something" if node is None else _host.operation_name(node)
-    return f"computes {name} of what it has of its own rows{place_of(relation.cause)}"
+    return "something" if node is None else _host.operation_name(node)
 
 
 def place_of(variable):

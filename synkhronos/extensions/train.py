@@ -89,8 +89,8 @@ def make_train_step(
     them, and default updates, such as running means of a batch normalization. Then it is divided
     over the ranks, so that each value is that of all rows, to rounding: also masked and weighted
     means, sums, norms, and what is computed from statistics of the minibatch. If an operation has
-    no rule for this, a PortingWarning names it, its line and what to write, and the ranks average
-    the gradients of their own losses.
+    no rule for this, a PortingWarning names it, its line and what to write, and each rank computes
+    the whole minibatch, which is right but no faster.
 
     With a `store` of :mod:`synkhronos.parameter_server` it is a step of one device, in this process
     or thread alone, without a session: each gradient is pushed as soon as it is computed, and its
