@@ -68,7 +68,10 @@ MODULES = {
         "is_watched": "Return whether a function runs under a mode that watches what it computes.",
         "is_repeatable": "Return whether a function may be run once more without an effect.",
     },
-    "{host}.dividing": {
+    "{host}.dividing": {  # before the base, which has names of it
+        "intercept": "Make something else of the functions that are compiled in a with block.",
+    },
+    "base.dividing": {
         "divide": "Return the function for ranks that computes what a serial function computes.",
         "divide_step": "Return what ranks compute for a step of training, on inputs of its user.",
         "AS_SERIAL": "The mode of an output that is to have the serial value.",
@@ -76,7 +79,6 @@ MODULES = {
         "operation_name": "Return the name of a node's operation, for messages.",
         "examine": "Return how what ranks compute alone is related to serial values.",
         "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
-        "intercept": "Make something else of the functions that are compiled in a with block.",
     },
     "base.dividing.intercepting": {
         "count_alone": "Return how many functions the script has of the host library.",

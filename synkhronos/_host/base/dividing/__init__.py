@@ -3,9 +3,9 @@
 The folder of each host library has those of its own operations, beside `intercept`.
 """
 
-from synkhronos._host.base.dividing import elementwise, indices, relations, scans, shapes
+from synkhronos._host.base.dividing import elementwise, indices, relating, scans, shapes
+from synkhronos._host.base.dividing.alone import Mistake, examine
 from synkhronos._host.base.dividing.division import CannotDivide, divide, operation_name
-from synkhronos._host.base.dividing.relations import Mistake, examine
 from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "examine",
     "indices",
     "operation_name",
-    "relations",
+    "relating",
     "scans",
     "shapes",
 ]

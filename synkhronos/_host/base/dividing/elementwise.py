@@ -287,7 +287,7 @@ def _dimshuffle(division, node):
 @rule(CAReduce)
 def _reduce(division, node):
     value, op = division.of(node.inputs[0]), node.op.scalar_op
-    axes = range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
+    axes = reduced_axes(node)
     is_length = value.kind == SHAPE and counts_rows(node.outputs[0].dtype)
     if is_length and isinstance(op, scalar.Mul) and list(axes) == [0]:
         [new] = of_length(division, node, [value])
@@ -316,6 +316,11 @@ def _reduce(division, node):
     return division.unruled(node)
 
 
+def reduced_axes(node):
+    """Return the axes along which a node reduces."""
+    return range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
+
+
 def _counts_all(node, axes):
     """Return whether a sum counts all items: it adds up ones."""
     return len(axes) == node.inputs[0].ndim and number(node.inputs[0]) == 1
@@ -328,6 +333,11 @@ def _size(node):
 def _axis_without(axes, value):
     """Return the axis of rows after other axes were reduced."""
     return value.axis - sum(each < value.axis for each in axes)
+
+
+def is_truncated(before, after):
+    """Return whether a cast cuts off what is behind the point."""
+    return np.dtype(before).kind in "fc" and np.dtype(after).kind not in "fc"
 
 
 def _is_wider(dtype, other):
@@ -346,8 +356,7 @@ def _add_up(division, node, value):
     A rank's own need not fit into that of the result.
     """
     before, within, after = value.variable.dtype, _accumulator(node), node.outputs[0].dtype
-    is_truncated = np.dtype(before).kind in "fc" and np.dtype(within).kind not in "fc"
-    if is_truncated or {within, after} & {"float16", "bool"}:
+    if is_truncated(before, within) or {within, after} & {"float16", "bool"}:
         division.refuse(node, f"{node.inputs[0].dtype} numbers as {after}")
     is_sum, kinds = isinstance(node.op.scalar_op, scalar.Add), {_kind(within), _kind(after)}
     wraps = kinds == {"i"} and np.dtype(within).itemsize >= np.dtype(after).itemsize

@@ -78,22 +78,32 @@ def _bounds_of_minibatch(division, node):
 
 
 def _subtensor_of_shape(division, node, value):
-    [index] = indices_of(node)
-    bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
-    numbers = [each if each is None else constant(each) for each in bounds]
-    length = vector_length(node.inputs[0])
-    if length is None or any(
-        number is None and each is not None for number, each in zip(numbers, bounds)
-    ):
+    chosen, is_slice = lengths_taken(node, vector_length(node.inputs[0]))
+    if chosen is None:
         return division.unruled(node)
-    places, is_slice = range(length), isinstance(index, slice)
-    chosen = places[slice(*numbers)] if is_slice else [places[numbers[0]]]
     [mine] = division.apply(node, [value.variable, *node.inputs[1:]])
     if value.axis not in chosen:
         return [mine]
     [total] = division.apply(node, [value.total, *node.inputs[1:]])
     kind, axis = (SHAPE, chosen.index(value.axis)) if is_slice else (LENGTH, 0)
     return [value._replace(variable=mine.variable, kind=kind, axis=axis, total=total.variable)]
+
+
+def lengths_taken(node, n_lengths):
+    """Return which items are taken of a shape, of so many lengths, and whether by a slice.
+
+    The items are None if the graph does not say them.
+    """
+    [index] = indices_of(node)
+    is_slice = isinstance(index, slice)
+    bounds = [index.start, index.stop, index.step] if is_slice else [index]
+    numbers = [each if each is None else constant(each) for each in bounds]
+    if n_lengths is None or any(
+        number is None and each is not None for number, each in zip(numbers, bounds)
+    ):
+        return None, is_slice
+    places = range(n_lengths)
+    return (places[slice(*numbers)] if is_slice else [places[numbers[0]]]), is_slice
 
 
 @rule(IncSubtensor)

@@ -9,6 +9,7 @@ average. Other losses, and statistics of all rows, are divided.
 
 from typing import Any, List, NamedTuple, Optional, Tuple
 
+from synkhronos._host.base.dividing.alone import Alone, WrittenForRanks, values_of
 from synkhronos._host.base.dividing.division import (
     POSITIONS,
     ROWS,
@@ -16,7 +17,6 @@ from synkhronos._host.base.dividing.division import (
     with_inferred_lengths,
 )
 from synkhronos._host.base.dividing.library import is_random_state, rebuild_collect_shared
-from synkhronos._host.base.dividing.relations import Alone, WrittenForRanks, values_of
 from synkhronos._host.base.graph import RankWeight
 from synkhronos._host.base.library import ancestors
 from synkhronos._machine.deep_recursion import recurses_deep

@@ -32,7 +32,7 @@ from synkhronos._host.base.dividing.division import (
     rule,
 )
 from synkhronos._host.base.dividing.elementwise import as_it_is, dot
-from synkhronos._host.base.dividing.relations import linear
+from synkhronos._host.base.dividing.relating import linear
 
 _WHOLE = slice(None)
 

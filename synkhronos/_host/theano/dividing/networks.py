@@ -12,7 +12,7 @@ from synkhronos._host.base.dividing.division import (
     number,
     rule,
 )
-from synkhronos._host.base.dividing.relations import linear
+from synkhronos._host.base.dividing.relating import linear
 
 
 def _by_row(*shared):

@@ -7,7 +7,7 @@ from theano.tensor.sort import TopKOp
 from synkhronos._host.base.dividing import indices
 from synkhronos._host.base.dividing.division import POSITIONS, ROWS, rule
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
-from synkhronos._host.base.dividing.relations import linear
+from synkhronos._host.base.dividing.relating import linear
 
 rule(extra_ops.DiffOp, TopKOp)(along_an_axis)
 rule(basic.MaxAndArgmax)(argmax)

@@ -1,0 +1,284 @@
+"""What each rank computes alone, on its rows, compared with serial values.
+
+    graph of the user's function ── the rules of `relating` ──▶ a Relation for each variable
+
+A user's function runs on each rank as it is. `Alone` walks through its graph with the rules of the
+division, which say along which axis rows lie, and notes how a rank's own value of each variable is
+related to that of serial Theano.
+"""
+
+from typing import Any, List, NamedTuple
+
+from synkhronos._host.base.dividing.division import (
+    LENGTH,
+    NOT_FOR_ROWS,
+    PART,
+    ROWS,
+    SAME,
+    SHAPE,
+    STREAM,
+    UNKNOWN,
+    CannotDivide,
+    Division,
+    Value,
+    number,
+    vector_length,
+)
+from synkhronos._host.base.dividing.elementwise import reduced_axes
+from synkhronos._host.base.dividing.library import (
+    IfElse,
+    is_random_state,
+    rebuild_collect_shared,
+    scalar,
+)
+from synkhronos._host.base.dividing.relating import related
+from synkhronos._host.base.dividing.relations import (
+    ADDS,
+    EQUAL,
+    LENGTHS,
+    MERGED,
+    OPEN,
+    OWN,
+    SCALED,
+    Relation,
+    joint,
+    no_rule,
+    worst_of,
+)
+from synkhronos._host.base.graph import AllReduce, RankOperation, RankWeight
+from synkhronos._host.base.library import (
+    CAReduce,
+    Elemwise,
+    Shape,
+    Shape_i,
+    ancestors,
+    tensor,
+)
+from synkhronos._host.base.rows import Rows
+from synkhronos._host.base.serial_random import OwnRows, WholeSize
+from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.interrupts import raised_here
+
+_OF_ROWS = (Rows, OwnRows, WholeSize, RankWeight)  # what `function` or its user has made of rows
+
+
+class Mistake(NamedTuple):
+    """An AllReduce of the user that does not make the serial value."""
+
+    variable: Any  # that is reduced
+    op: str
+    relation: Relation  # of its input
+
+
+class WrittenForRanks(Division):
+    """The values of a graph whose user has said what is scattered.
+
+    Attributes
+    ----------
+    draws_all : bool
+        Whether random numbers that are not for each row are the same on all ranks.
+    """
+
+    def __init__(self, inputs, values, draws_all=False, **kwargs):
+        super().__init__(inputs, values, **kwargs)
+        self.scatters = True  # what the user slices by numbers stays whole on each rank
+        self.draws_all = draws_all
+
+    def _apply(self, node):
+        if isinstance(node.op, (Rows, OwnRows)):
+            return [Value(node.outputs[0], ROWS, exact=True)]
+        if isinstance(node.op, WholeSize):
+            return [Value(node.outputs[0])]
+        if isinstance(node.op, RankWeight):
+            return [Value(tensor.constant(1.0, dtype="float64"))]  # as serially
+        try:
+            found = super()._apply(node)
+        except CannotDivide as error:
+            error.variable = error.variable or node.outputs[0]
+            raise
+        if self.draws_all and found[-1] is NOT_FOR_ROWS:
+            found[-1] = found[-1]._replace(variable=found[0].variable.owner.outputs[1], kind=SAME)
+        return found
+
+
+class Alone(WrittenForRanks):
+    """The relations of the variables of one graph, as it is, on the ranks."""
+
+    def __init__(self, inputs, values, draws_all=False, own_statistics=False):
+        super().__init__(inputs, values, draws_all)
+        # Whether rows that each rank has normalized with its own statistics count as serial ones.
+        self.own_statistics = own_statistics
+        self.relations = {}
+        self.mistakes: List[Mistake] = []
+
+    def require_images(self, n_images, value, images):
+        """Refuse an operation that counts more images than a rank has."""
+        raise CannotDivide(f"takes {n_images} images for those of a call")
+
+    def relation(self, variable):
+        """Return the relation of a variable that was walked to, or of a leaf."""
+        if variable not in self.relations:
+            is_made = variable.owner is not None and variable not in self.inputs
+            self.relations[variable] = self._of_group(variable) if is_made else EQUAL
+        return self.relations[variable]
+
+    def _of_group(self, variable):
+        """Return the relation of what operations compute together: see `division.ending`."""
+        known = {*self.relations, *self.inputs}
+        found = ancestors([variable], blockers=known)
+        leaves = [each for each in found if each in known or each.owner is None]
+        if self.of(variable).kind in (ROWS, STREAM) and all(
+            self.relation(each).is_equal or self.relation(each).kind == LENGTHS for each in leaves
+        ):
+            return EQUAL
+        return no_rule(variable)
+
+    def _apply(self, node):
+        before = [self.of(each) for each in node.inputs]
+        try:
+            found = self._values(node)
+        except raised_here(Exception) as error:  # CannotDivide; or what follows from one, in a rule
+            found = [Value(None, UNKNOWN, reason=str(error)) for _ in node.outputs]
+        self.values.update(zip(node.outputs, found))
+        for position, (each, value) in enumerate(zip(node.outputs, found)):
+            self.relations[each] = self._related(node, position, before, value)
+        return found
+
+    def _values(self, node):
+        if isinstance(node.op, AllReduce):
+            return [Value(each) for each in node.outputs]
+        if isinstance(node.op, RankOperation) and not isinstance(node.op, _OF_ROWS):
+            raise CannotDivide(f"has {type(node.op).__name__}")
+        part = self._half_part(node) if _is_half(node.outputs[0]) else None
+        return super()._apply(node) if part is None else [part]
+
+    def _half_part(self, node):
+        """Return a part of half precision, which the division refuses: it may overflow."""
+        values = [self.of(each) for each in node.inputs]
+        kinds = {each.kind for each in values}
+        if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, scalar.Add):
+            is_sum = kinds == {ROWS} and values[0].axis in reduced_axes(node)
+            return Value(node.outputs[0], PART) if is_sum or kinds == {PART} else None
+        if isinstance(node.op, Elemwise) and PART in kinds and kinds <= {PART, SAME, LENGTH}:
+            return Value(node.outputs[0], PART)
+        return None
+
+    def _related(self, node, position, before, value):
+        """Return the relation of an output of a node: `before` are the values of its inputs."""
+        op, output = node.op, node.outputs[position]
+        given = [self.relation(each) for each in node.inputs]
+        if isinstance(op, AllReduce):
+            return self._reduced(node.inputs[position], op.ops[position], given[position])
+        if isinstance(op, _OF_ROWS):
+            return EQUAL
+        if node in self.expansions:
+            return self.relation(self.expansions[node][position])
+        if value.kind == UNKNOWN:
+            return worst_of(given) or no_rule(output, value.reason)
+        if isinstance(op, IfElse):
+            condition, *branches = given
+            pair = branches[position], branches[position + op.n_outs]
+            return joint(pair) if condition.is_equal else worst_of(given) or Relation(OWN)
+        if value.kind in (LENGTH, SHAPE) and not isinstance(op, (Shape, Shape_i)):
+            if not all(map(_is_length_or_equal, before, given)):
+                return worst_of(given) or no_rule(output)
+            if value.kind == LENGTH:
+                return Relation(SCALED, -1)
+            return Relation(LENGTHS, axis=value.axis, n_lengths=vector_length(output))
+        found = related(self, node, before, given, value)
+        if found.kind in (ADDS, MERGED) and value.kind == ROWS:
+            return Relation(OWN, cause=output)
+        if found.kind in (OWN, OPEN) and found.cause is None:
+            return found._replace(cause=output, reason=found.reason or value.reason)
+        return found
+
+    def _reduced(self, variable, op, relation):
+        """Return the relation of what the user reduces; note it if it is not the serial value."""
+        if self.of(variable).kind == ROWS or relation.is_open:
+            return no_rule(variable)
+        if relation.right_mode == op or (relation.is_equal and op in ("max", "min", "prod")):
+            return EQUAL
+        # Of what all ranks have, or as of whether any rank has NaN, it may be meant.
+        if not (relation.is_equal or (relation.kind == OWN and op in ("max", "min", "prod"))):
+            self.mistakes.append(Mistake(variable, op, relation))
+        return no_rule(variable)
+
+    def is_zero(self, variable):
+        """Return whether a variable is 0 everywhere, and of the serial shape."""
+        return number(variable) == 0 and self.relation(variable).is_equal
+
+
+def _is_half(variable):
+    return getattr(variable.type, "dtype", "") == "float16"
+
+
+def _is_length_or_equal(value, relation):
+    is_length = value.kind in (LENGTH, SHAPE) and relation.kind in (SCALED, LENGTHS)
+    return is_length or relation.is_equal
+
+
+class Examined(NamedTuple):
+    """The relations of what a function computes on each rank to what serial Theano computes."""
+
+    outputs: List[Relation]
+    are_rows: List[bool]  # for each output whether a rank has rows of it
+    updates: List[Any]  # (shared variable, Relation, whether ranks get different values)
+    mistakes: List[Mistake]
+    n_rows: Any  # the number of rows that a call must have; None for any
+    remainders: List[Any]  # numbers that must be 0 in a call
+
+
+@recurses_deep
+def examine(
+    rows, inputs, outputs, updates=(), givens=(), no_default_updates=True, trusts=False, **kwargs
+) -> Examined:
+    """Return the relations of a function as it is, from arguments of ``theano.function``.
+
+    `rows` has the axis of rows of each variable of which ranks have different rows: inputs, and
+    shared variables. If `trusts` is true, each AllReduce is taken to make the serial value. Other
+    arguments are those of `Alone`.
+    """
+    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
+        list(outputs), list(inputs), givens, updates, True, True, no_default_updates
+    )
+    targets = list(update_of)
+    wanted = [*computed, *(update_of[target] for target in targets)]
+    values = values_of(rows, inputs, wanted if trusts else ())
+    alone = Alone(list(values), values, **kwargs)
+    alone.walk(list(values), wanted)
+    found = [alone.relation(each) for each in wanted]
+    return Examined(
+        found[: len(computed)],
+        [alone.of(each).kind == ROWS for each in computed],
+        [
+            (target, relation, _differs(alone, update_of[target], relation, rows))
+            for target, relation in zip(targets, found[len(computed) :])
+        ],
+        alone.mistakes,
+        alone.n_rows,
+        alone.remainders,
+    )
+
+
+def values_of(rows, inputs, wanted):
+    """Return the values of inputs, and of what is reduced in some variables, which is serial."""
+    values = {each: Value(each) for each in inputs}
+    values.update((each, Value(each, ROWS, axis, exact=True)) for each, axis in rows.items())
+    values.update((each, Value(each)) for each in ancestors(wanted) if is_reduced(each))
+    return values
+
+
+def _differs(alone, value, relation, rows):
+    """Return whether ranks get different values of an update, but for those that keep rows."""
+    if alone.of(value).kind == ROWS:
+        return False
+    if not relation.is_open:
+        return not relation.is_equal
+    reduced = [each for each in alone.relations if is_reduced(each)]
+    found = ancestors([value], blockers=reduced)
+    return any(each in rows or is_random_state(each) for each in found if each not in reduced)
+
+
+def is_reduced(variable):
+    """Return whether a variable is the result of an AllReduce."""
+    return variable.owner is not None and isinstance(variable.owner.op, AllReduce)

@@ -1,0 +1,378 @@
+"""Rules of operations: how what a rank computes is related to the serial value, from its inputs.
+
+Each takes an `Alone`, a node, the values and the relations of its inputs, and the value of the
+output. It returns a `Relation`. An operation without a rule has the serial value if its inputs do.
+"""
+
+import functools
+
+from synkhronos._host.base.dividing.division import (
+    LENGTH,
+    PART,
+    POSITIONS,
+    ROWS,
+    SAME,
+    SHAPE,
+    STREAM,
+    UNKNOWN,
+    number,
+)
+from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
+from synkhronos._host.base.dividing.indices import lengths_taken
+from synkhronos._host.base.dividing.library import (
+    Alloc,
+    Assert,
+    CpuContiguous,
+    CumOp,
+    IncSubtensor,
+    Join,
+    RepeatOp,
+    Retype,
+    Split,
+    joined,
+    scalar,
+)
+from synkhronos._host.base.dividing.relations import (
+    ADDS,
+    EQUAL,
+    LENGTHS,
+    MERGED,
+    OWN,
+    SCALED,
+    Relation,
+    joint,
+    no_rule,
+    product,
+    summed,
+    worst_of,
+)
+from synkhronos._host.base.graph import AllReduce, has_inside
+from synkhronos._host.base.library import (
+    CAReduce,
+    DeepCopyOp,
+    DimShuffle,
+    Dot,
+    Elemwise,
+    MakeVector,
+    Reshape,
+    ScalarFromTensor,
+    Scan,
+    Shape,
+    Shape_i,
+    Subtensor,
+    TensorFromScalar,
+    ViewOp,
+)
+
+_RULES = {}
+
+
+def relating(*ops):
+    """Return a decorator that makes a function the rule of these classes of operations."""
+
+    def add(function):
+        _RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return add
+
+
+def related(alone, node, before, given, value):
+    """Return the relation of an output, by the rule of its operation."""
+    kinds = (kind for kind in type(node.op).__mro__ if kind in _RULES)
+    return _RULES.get(next(kinds, None), _any)(alone, node, before, given, value)
+
+
+def linear(*ops, joint=None, place=None, keeps_rows=False):
+    """Say that operations are linear: in several inputs together, in one, or in each.
+
+    `joint` has the positions of inputs whose sum counts, `place` is that of one input; without
+    both, operations are linear in each of their inputs, as products are. If `keeps_rows` is true,
+    rows that are all the same stay so.
+    """
+    if joint is not None:
+        rule = functools.partial(_linear_together, joint, keeps_rows)
+    elif place is not None:
+        rule = functools.partial(_linear_in_one, place)
+    else:
+        rule = _linear_in_each
+    relating(*ops)(rule)
+
+
+def _any(alone, node, before, given, value):
+    relations = [r for _, r in _of_items(before, given, value)]
+    if not all(each.is_equal for each in relations):
+        worst = worst_of(relations) or no_rule()
+        numbers = [
+            r
+            for i, r in _of_items(before, given, value)
+            if getattr(node.inputs[i], "dtype", "").startswith("int")
+        ]
+        # Whole numbers may say which shape it has.
+        return worst if all(each.is_equal for each in numbers) else no_rule(worst.cause)
+    if value.kind in (ROWS, STREAM, POSITIONS):
+        return EQUAL
+    if value.kind == PART:
+        return Relation(ADDS)
+    if any(each.kind in (ROWS, POSITIONS) for each in before):
+        mode = _mode_of(value)
+        return Relation(MERGED, mode=mode) if mode else no_rule()
+    return EQUAL if value.kind == SAME else no_rule()
+
+
+def _of_items(before, given, value):
+    """Return pairs (position, relation) of inputs, without lengths that an array is made with."""
+    pairs = list(enumerate(given))
+    if value.kind not in (ROWS, STREAM, POSITIONS):
+        return pairs
+    of_shape = (LENGTH, SHAPE, POSITIONS, STREAM)
+    return [
+        (i, r)
+        for i, r in pairs
+        if r.kind != LENGTHS and not (before[i].kind in of_shape and r.kind == SCALED)
+    ]
+
+
+def _mode_of(value):
+    """Return how ranks reduce what a rule has found, if that is the last thing that they do."""
+    variable = value.variable
+    while variable is not None and variable.owner is not None:
+        if isinstance(variable.owner.op, AllReduce):
+            [mode] = variable.owner.op.ops
+            return mode
+        is_cast = isinstance(variable.owner.op, Elemwise) and len(variable.owner.inputs) == 1
+        variable = variable.owner.inputs[0] if is_cast else None
+    return ""
+
+
+def _linear_together(places, keeps_rows, alone, node, before, given, value):
+    rest = [r for i, r in _of_items(before, given, value) if i not in places]
+    if any(not each.is_equal for each in rest):  # it may have another shape, too
+        return no_rule((worst_of(rest) or EQUAL).cause)
+    # Rows, or one value for each row whose index says where it goes, are added up.
+    by_rows = any(each.kind in (ROWS, POSITIONS) for each in before[len(places) :])
+    own = [
+        summed(given[i]._replace(is_filled=False))
+        if value.kind != ROWS and (before[i].kind == ROWS or (i and by_rows))
+        else given[i]
+        for i in places
+        if not alone.is_zero(node.inputs[i])
+    ]
+    found = joint(own) if own else EQUAL
+    return found if keeps_rows else found._replace(is_filled=False)
+
+
+def _linear_in_each(alone, node, before, given, value):
+    arrays = [r for each, r in zip(before, given) if each.kind in (ROWS, PART, SAME, UNKNOWN)]
+    found = product(arrays)
+    is_sum = value.kind != ROWS and any(each.kind == ROWS for each in before)
+    return summed(found) if is_sum else found
+
+
+def _linear_in_one(place, alone, node, before, given, value):
+    rest = [r for i, r in _of_items(before, given, value) if i != place]
+    if not all(each.is_equal for each in rest) or given[place].kind == MERGED:
+        return _any(alone, node, before, given, value)
+    found = given[place]._replace(is_filled=False)
+    return summed(found) if value.kind == PART else found
+
+
+linear(DimShuffle, Reshape, ViewOp, DeepCopyOp, CpuContiguous, Retype, joint=(0,), keeps_rows=True)
+linear(Split, RepeatOp, Assert, TensorFromScalar, ScalarFromTensor, joint=(0,))
+linear(IncSubtensor, joint=(0, 1))
+linear(Dot)
+
+
+@relating(CumOp)
+def _running_sum(alone, node, before, given, value):
+    if given[0].kind == MERGED:
+        return Relation(OWN)
+    return _linear_together((0,), False, alone, node, before, given, value)
+
+
+@relating(Elemwise)
+def _elemwise(alone, node, before, given, value):
+    op, pairs = node.op.scalar_op, list(zip(node.inputs, given))
+    if isinstance(op, scalar.Second):
+        filling, relation = pairs[1]
+        is_filled = alone.of(filling).kind != ROWS or relation.is_filled
+        shaped = given[0] if given[0].is_open else relation  # it has the shape of the first
+        return shaped._replace(is_filled=value.kind == ROWS and is_filled)
+    if alone.own_statistics and value.kind == ROWS:
+        given = [EQUAL if _is_statistic(*each) else each[1] for each in pairs]
+    worst = worst_of(given)
+    if worst is not None:
+        is_kept = isinstance(op, (*_MOVES, scalar.Add, scalar.Sub, scalar.Mul))
+        if worst.is_mixed and not (is_kept or worst == given[0]):
+            return Relation(OWN, cause=node.outputs[0])
+        return worst
+    found = EQUAL if all(each.is_equal for each in given) else _number(alone, node, given)
+    rows = [r for r, each in zip(given, before) if each.kind == ROWS]
+    is_filled = bool(rows) and all(each.is_filled for each in rows)
+    return found._replace(is_filled=is_filled) if found.kind == SCALED else found
+
+
+def _number(alone, node, given):
+    """Return the relation of a number that is computed of others, not all of them equal."""
+    op, first = node.op.scalar_op, given[0]
+    zeros = [alone.is_zero(each) for each in node.inputs]
+    nonzero = [r for r, is_zero in zip(given, zeros) if not is_zero] or given
+    power = _power(node, given)
+    if any(each.kind == LENGTHS for each in given):
+        return first if isinstance(op, _MOVES) and len(given) == 1 else no_rule()
+    if isinstance(op, scalar.Mul) and any(zeros):
+        return EQUAL
+    if isinstance(op, scalar.Cast) and is_truncated(node.inputs[0].dtype, node.outputs[0].dtype):
+        return first if first.kind == MERGED else Relation(OWN)
+    if first.kind == MERGED and len(given) == 1:
+        return _of_merged(op, first)
+    if isinstance(op, _MOVES) or power == 1:
+        return first
+    if isinstance(op, (scalar.Add, scalar.Sub)):
+        return joint(nonzero)
+    if isinstance(op, scalar.Mul):
+        return product(given)
+    if isinstance(op, scalar.TrueDiv) and given[1].kind == SCALED:
+        return product([first, given[1]._replace(degree=-given[1].degree)])
+    if isinstance(op, scalar.Switch) and first.is_equal:
+        return joint([r for r, is_zero in zip(given[1:], zeros[1:]) if not is_zero] or given[1:])
+    if any(each.kind != SCALED for each in given):
+        return Relation(OWN)
+    if isinstance(op, (scalar.Maximum, scalar.Minimum)):
+        return joint(nonzero)
+    if isinstance(op, scalar.Abs):
+        return first
+    if power is not None:
+        return Relation(SCALED, first.degree * power)
+    return EQUAL if isinstance(op, _SIGNS) and len(nonzero) == 1 else Relation(OWN)
+
+
+def _power(node, given):
+    """Return the whole power to which an operation raises its input, else None."""
+    op = node.op.scalar_op
+    if isinstance(op, scalar.Sqr):
+        return 2
+    if isinstance(op, _INVERSE):
+        return -1
+    if not isinstance(op, scalar.Pow) or not given[1].is_equal:
+        return None
+    exponent = number(node.inputs[1])
+    return int(exponent) if exponent is not None and float(exponent).is_integer() else None
+
+
+def _of_merged(op, relation):
+    """Return the relation of a function of the largest value, or the smallest, or a product."""
+    if isinstance(op, (scalar.Cast, scalar.Identity)):
+        return relation
+    if isinstance(op, scalar.Neg) and relation.mode in _OPPOSITE:
+        return relation._replace(mode=_OPPOSITE[relation.mode])
+    is_increasing = isinstance(op, (scalar.Exp, scalar.Tanh))  # and never NaN
+    return relation if is_increasing and relation.mode in _OPPOSITE else Relation(OWN)
+
+
+def _is_statistic(variable, relation):
+    """Return whether a value beside rows is a statistic of them: an item for each column."""
+    return relation.kind in (ADDS, OWN) and not all(variable.type.broadcastable)
+
+
+_OPPOSITE = {"max": "min", "min": "max"}
+_MOVES = (scalar.Cast, scalar.Neg, scalar.Identity)
+_INVERSE = getattr(scalar, "Inv", None) or scalar.Reciprocal
+_SIGN = getattr(scalar, "Sgn", None) or scalar.Sign
+_SIGNS = scalar.GT, scalar.LT, scalar.GE, scalar.LE, scalar.EQ, scalar.NEQ, _SIGN
+
+
+@relating(CAReduce)
+def _reduce(alone, node, before, given, value):
+    op, [relation] = node.op.scalar_op, given
+    if relation.is_own or relation.is_open:
+        return relation
+    if relation.kind == LENGTHS:
+        is_product = isinstance(op, scalar.Mul)
+        return Relation(SCALED, -1) if is_product else no_rule()
+    if before[0].kind == ROWS and before[0].axis in reduced_axes(node):
+        if isinstance(op, scalar.Add):
+            return summed(relation)
+        for kinds, mode in _MERGES.items():
+            if isinstance(op, kinds) and relation.is_equal:
+                return Relation(MERGED, mode=mode)
+        return Relation(OWN)
+    is_sum = isinstance(op, scalar.Add) and relation.kind != MERGED
+    if is_sum or relation.is_equal:
+        return relation
+    is_extreme = isinstance(op, (scalar.Maximum, scalar.Minimum))
+    return relation if is_extreme and relation.kind == SCALED else Relation(OWN)
+
+
+_MERGES = {
+    (scalar.Maximum, scalar.OR): "max",
+    (scalar.Minimum, scalar.AND): "min",
+    (scalar.Mul,): "prod",
+}
+
+
+@relating(Shape, Shape_i)
+def _shape(alone, node, before, given, value):
+    [measured] = before
+    other = no_rule() if given[0].is_open else EQUAL  # the lengths of axes without rows
+    if measured.kind not in (ROWS, POSITIONS):
+        return other
+    if isinstance(node.op, Shape_i):
+        return Relation(SCALED, -1) if node.op.i == measured.axis else other
+    if other.is_open:
+        return other
+    return Relation(LENGTHS, axis=measured.axis, n_lengths=node.inputs[0].ndim)
+
+
+@relating(MakeVector)
+def _vector(alone, node, before, given, value):
+    lengths = [i for i, each in enumerate(given) if each == Relation(SCALED, -1)]
+    if len(lengths) == 1 and all(each.is_equal for i, each in enumerate(given) if i != lengths[0]):
+        return Relation(LENGTHS, axis=lengths[0], n_lengths=len(given))
+    return joint(given)
+
+
+@relating(Subtensor)
+def _item(alone, node, before, given, value):
+    if given[0].kind != LENGTHS:
+        return _linear_together((0,), True, alone, node, before, given, value)
+    chosen, is_slice = lengths_taken(node, given[0].n_lengths)
+    if chosen is None:
+        return no_rule()
+    if given[0].axis not in chosen:
+        return EQUAL
+    if not is_slice:
+        return Relation(SCALED, -1)
+    return Relation(LENGTHS, axis=chosen.index(given[0].axis), n_lengths=len(chosen))
+
+
+@relating(Alloc)
+def _filled(alone, node, before, given, value):
+    lengths = [
+        r
+        for each, r in zip(before[1:], given[1:])
+        if r.is_open or not (value.kind == ROWS and each.kind == LENGTH)
+    ]
+    if not all(each.is_equal for each in lengths):
+        return no_rule()  # its shape depends on more than the number of rows
+    is_filled = before[0].kind != ROWS or given[0].is_filled
+    return given[0]._replace(is_filled=value.kind == ROWS and is_filled)
+
+
+@relating(Join)
+def _join(alone, node, before, given, value):
+    arrays = joined(node)[1]
+    relations = [alone.relation(each) for each in arrays]
+    if any(each.kind == LENGTHS for each in relations):
+        return no_rule()
+    return joint([r for r, each in zip(relations, arrays) if not alone.is_zero(each)] or relations)
+
+
+@relating(Scan)
+def _scan(alone, node, before, given, value):
+    if not all(each.is_equal for each in given):
+        return worst_of(given) or no_rule()
+    # A step may need the sum of all rows, or divide by their number.
+    if has_inside(value.variable.owner.op, AllReduce) or has_inside(node.op, Shape, Shape_i):
+        return no_rule()
+    return Relation(ADDS) if value.kind == PART else EQUAL
