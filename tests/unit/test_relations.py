@@ -103,10 +103,7 @@ OTHERS = {
     "rows of the largest": (lambda: T.fill(X, X.max()).sum(), None),
     "whole numbers": (lambda: T.cast(Y.sum(), "int32"), None),
     "largest length": (lambda: ERRORS.sum() / (X.shape[0] * LABELS.max()), None),
-    "cut to a length": (
-        lambda: ERRORS.sum() / (X.shape[0] * X[:, : LABELS.max() + 1].shape[1]),
-        None,
-    ),
+    "cut to a length": (lambda: cut_to_a_length(), None),
     "ones of a length": (
         lambda: (ERRORS / T.ones((X.shape[0], LABELS.max())).sum(axis=1)).mean(),
         None,
@@ -123,6 +120,8 @@ OTHERS = {
     "square of lengths": (lambda: T.zeros((X.shape[0], X.shape[0])).sum() + 0 * ERRORS.sum(), None),
     "means in steps": (lambda: means_in_steps(), None),
     "product": (lambda: ERRORS.prod(), "prod"),
+    "cut off product": (lambda: T.cast(ERRORS.prod(), "int32"), None),
+    "cut off largest": (lambda: T.cast(ERRORS.max(), "int32"), "max"),
     "masked": (lambda: (M * ERRORS).sum() / M.sum(), None),
     "root": (lambda: T.sqrt(ERRORS.mean()), None),
     "sum and mean": (lambda: ERRORS.mean() + ERRORS.sum(), None),
@@ -151,6 +150,13 @@ def test_a_wrong_reduction_is_a_mistake():
     assert len(mistakes) == 5  # the sum of a mean, the average of a sum, ...
     outputs = examined(*reduced).outputs
     assert [i for i, each in enumerate(outputs) if each.is_equal] == [1, 2, 6]
+
+
+def test_reductions_of_what_all_ranks_have():
+    reduced = [ops.all_reduce(T.sqr(V).sum(), op) for op in ("avg", "max", "min", "sum", "prod")]
+    found = examined(*reduced)
+    assert [each.is_equal for each in found.outputs] == [True, True, True, False, False]
+    assert not found.mistakes  # the number of ranks may be meant
 
 
 def test_statistics_of_each_rank_may_be_meant():

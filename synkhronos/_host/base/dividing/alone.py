@@ -196,7 +196,7 @@ class Alone(WrittenForRanks):
         """Return the relation of what the user reduces; note it if it is not the serial value."""
         if self.of(variable).kind == ROWS or relation.is_open:
             return no_rule(variable)
-        if relation.right_mode == op or (relation.is_equal and op in ("max", "min", "prod")):
+        if relation.right_mode == op or (relation.is_equal and op in ("max", "min")):
             return EQUAL
         # Of what all ranks have, or as of whether any rank has NaN, it may be meant.
         if not (relation.is_equal or (relation.kind == OWN and op in ("max", "min", "prod"))):

@@ -223,7 +223,7 @@ def _number(alone, node, given):
     if isinstance(op, scalar.Mul) and any(zeros):
         return EQUAL
     if isinstance(op, scalar.Cast) and is_truncated(node.inputs[0].dtype, node.outputs[0].dtype):
-        return first if first.kind == MERGED else Relation(OWN)
+        return first if first.mode in _OPPOSITE else Relation(OWN)
     if first.kind == MERGED and len(given) == 1:
         return _of_merged(op, first)
     if isinstance(op, _MOVES) or power == 1:
