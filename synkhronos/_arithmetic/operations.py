@@ -71,6 +71,8 @@ OPERATIONS: dict[str, Operation] = _Table(
     max=Operation(_maximum, lambda dtype: _limit(dtype, "min", -np.inf), kinds="iuf"),
 )
 OPS = tuple(OPERATIONS)
+# Names of what they make, for messages.
+TITLES = {"avg": "mean", "sum": "sum", "prod": "product", "min": "minimum", "max": "maximum"}
 OPERATIONS["mean"] = OPERATIONS["avg"]  # its name in stores
 
 

@@ -1,4 +1,4 @@
-"""What the calls of a divided function must be like, checked once for each shape of the inputs."""
+"""Conditions of the calls of a divided function, checked once for each shape of the inputs."""
 
 import numpy as np
 

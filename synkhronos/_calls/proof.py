@@ -1,25 +1,29 @@
-"""What the graph of a function says of its modes and reductions, before the first call.
+"""Proof of a function's modes and reductions, found in its graph before the first call.
 
-the graph ──▶ how each rank's own value is related to the serial one (_host.examine)
-another mode makes the serial value, or none does ──▶ told when it is made
-ranks update a variable differently               ──▶ told when it is used so
-no rule says                                      ──▶ numbers are compared
+    the graph ──▶ how each rank's own value is related to the serial one (`_host.examine`)
+    another mode makes the serial value, or none does ──▶ told when the function is made
+    ranks update a variable differently               ──▶ told by the call that uses it so
+    no rule says                                      ──▶ numbers are compared, by `check`
+
+Where a user has chosen a mode that makes another value, this warns, and says what to write.
 """
 
 from synkhronos import _host
-from synkhronos._arithmetic.operations import OPS
+from synkhronos._arithmetic.operations import OPS, TITLES
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import advise, count, without_folder
 
-_NAMES = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "prod": "product"}
-
 
 class Proof:
-    """What is known of one function: `open_outputs` and `open_updates` are those without a rule.
+    """The proof of one function, as far as there are rules.
 
     Attributes
     ----------
+    open_outputs : list of int
+        The numbers of outputs that no rule says anything of.
+    open_updates : list of shared variable
+        Likewise, of updates.
     told : set
         The numbers of outputs that a warning was about.
     apart : list of shared variable
@@ -29,8 +33,8 @@ class Proof:
     def __init__(self, definition):
         self._compiled, _, self._outputs, self._recipe, self._owner = definition
         self.told, self.apart = set(), []
-        self.open_outputs, self.open_updates, self.reasons = [], [], []
-        self._mistakes, self._wrong = [], []
+        self.open_outputs, self.open_updates, self._reasons = [], [], []
+        self._mistakes, self._mistaken, self._wrong = [], set(), []
         try:
             found = self._recipe.examine() if self._recipe.rows() else None
         except raised_here(Exception) as error:
@@ -38,7 +42,7 @@ class Proof:
             found = None
             modes = enumerate(self._outputs.modes)
             self.open_outputs = [output for output, mode in modes if mode is not None]
-            self.reasons = [(None, "")]
+            self._reasons = [(None, "")]
         if found is not None:
             self._sort(found)
 
@@ -50,7 +54,7 @@ class Proof:
             is_reduced = mode in OPS and not has_rows
             if mode is None or relation.is_equal:
                 continue
-            is_unclear = relation.kind == "own" and mode in ("max", "min", "prod")
+            is_unclear = relation.is_own and mode in ("max", "min", "prod")
             if relation.is_open or is_unclear:
                 self._leave_open(self.open_outputs, output, relation)
             elif has_rows or (is_reduced and relation.right_mode != mode):
@@ -59,7 +63,7 @@ class Proof:
             if _host.is_random_state(target):
                 continue
             is_averaged = getattr(target.tag, "is_reduced_after_call", False)
-            if is_averaged and relation.kind == "own" and not relation.is_mixed:
+            if is_averaged and relation.is_own and not relation.is_mixed:
                 self._mistakes = [*self._mistakes, _host.Mistake(target, "avg", relation)]
             if differs:
                 self.apart.append(target)
@@ -69,7 +73,7 @@ class Proof:
     def _leave_open(self, where, what, relation):
         if relation.cause not in self._mistaken:  # which is told
             where.append(what)
-            self.reasons.append((relation.cause, relation.reason))
+            self._reasons.append((relation.cause, relation.reason))
 
     @property
     def is_complete(self):
@@ -84,7 +88,7 @@ class Proof:
     def tell_of_mode(self):
         """Warn if there is something without a rule that can't be compared in this mode."""
         if not self.is_complete and _host.is_watched(self._compiled):
-            variable, reason = self.reasons[0]
+            variable, reason = self._reasons[0]
             reason = f": it {reason}" if reason else ""
             advise(
                 f"{self._owner} may compute something else than serial {_host.title}: there is no "
@@ -112,12 +116,10 @@ class Proof:
     def _about_output(self, relation):
         mode = relation.right_mode
         if mode is not None:
-            kind = (
-                f"a {_NAMES[mode]} over"
-                if relation.kind != "scaled"
-                else "proportional to the number of"
-            )
-            return f"it is {kind} the rows. Write (output, {mode!r}) in its place."
+            what = f"a {TITLES[mode]} over"
+            if relation.is_proportional:
+                what = "proportional to the number of"
+            return f"it is {what} the rows. Write (output, {mode!r}) in its place."
         if relation.is_mixed:
             return (
                 f"each rank adds a term that depends on no rows{place_of(relation.cause)}, as a "
@@ -152,7 +154,7 @@ class Proof:
                 "parameters, is reduced with a sum over rows. Add its gradient after the reduction:"
                 " synk.ops.all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)."
             )
-        elif "lip" in _operation(relation):
+        elif _operation(relation) == "clip":
             why = (
                 f"Each rank clips its own gradients{place_of(relation.cause)}. Clip them after the "
                 "reduction, as in T.clip(synk.ops.all_reduce(g), -1, 1)."

@@ -14,6 +14,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
+from synkhronos._arithmetic.operations import OPS, TITLES
 from synkhronos._arithmetic.selection import select_each
 from synkhronos._calls.advice import about_idle_ranks
 from synkhronos._calls.arguments import selected
@@ -41,7 +42,6 @@ ABOUT_OPS = (
     "Its ops.all_reduce must take what each rank computes of its own rows, with the op that makes "
     "the value of all rows: 'avg' for means over the rows, 'sum' for sums."
 )
-_NAMES = {"sum": "sum", "avg": "mean", "max": "maximum", "min": "minimum", "prod": "product"}
 
 
 def _kept(method):
@@ -321,8 +321,8 @@ class Serial:
                 f"{along} has a row for each row of the inputs."
             )
         what = "its axis 0 has a row for each row of the inputs"
-        if mode in _NAMES:
-            what = f"it is a {_NAMES[mode]} over the rows"
+        if mode in OPS:
+            what = f"it is a {TITLES[mode]} over the rows"
         return f"Write (output, {mode!r}) in place of the output: {what}."
 
     def _is_made(self, case, place, mode, axis):
