@@ -104,6 +104,15 @@ def test_reductions_of_one_function_are_told_together():
     assert calls == SILENT
 
 
+def test_clipping_before_the_reduction():
+    x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
+    clipped = T.clip(T.grad(T.sqr(T.dot(x, w)).mean(), w), -0.1, 0.1)
+    steps = [(w, w - 0.1 * synk.ops.all_reduce(clipped))]
+    _, [message], calls = told(lambda: made([x], updates=steps), X)
+    assert "Each rank clips its own gradients (test_proof.py:" in message
+    assert calls == SILENT
+
+
 def normalized(x, gamma, reduce=lambda mean: mean):
     mean = reduce(x.mean(axis=(0, 2, 3), keepdims=True))
     variance = reduce(T.sqr(x - mean).mean(axis=(0, 2, 3), keepdims=True))
