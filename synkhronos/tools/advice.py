@@ -24,9 +24,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos import _host, session
-from synkhronos._arithmetic.partition import take_rows
-from synkhronos._arithmetic.selection import select_rows
-from synkhronos._calls.arguments import is_minibatch, rows_there
+from synkhronos._calls.arguments import rows_there, selected
 from synkhronos._machine import devices
 from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
 from synkhronos._machine.load import Load, Watch
@@ -418,21 +416,14 @@ def _serially(step, args, kwargs, way):
     _copy_values(step)
     named = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
     inputs, compiled = step._inputs, step._compiled
-    scattered = [number for number, split in enumerate(inputs.is_scattered) if split]
+    axes = inputs.axes_of_rows()
     subset = step._outputs.check_subset(kwargs.get("output_subset"), step)
     batch = kwargs.get("batch")
 
     def chosen():
         values = inputs.bind(args, named, here=True, ahead=True)
-        arrays = list(map(inputs.array, range(len(values)), values))
-        if not scattered:
-            return arrays, None
-        picked = select_rows("batch", batch, rows_there(inputs.axes_of_rows(), values, arrays))
-        if batch is not None:
-            for i in scattered:
-                some = range(len(picked)) if is_minibatch(values[i]) else picked
-                arrays[i] = take_rows(arrays[i], some, axis=inputs.axes[i])
-        return arrays, len(picked)
+        arrays = selected(inputs, values, batch, axes)
+        return arrays, rows_there(axes, values, arrays) if axes else None
 
     def call():
         return _host.run(compiled, chosen()[0], subset)
