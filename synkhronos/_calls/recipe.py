@@ -2,8 +2,6 @@
 
 from typing import Any, List, NamedTuple
 
-import numpy as np
-
 from synkhronos import _host
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.parameters import Input
@@ -87,11 +85,9 @@ class Recipe:
 
     def rows(self):
         """Return the axis of rows of each variable of which ranks have different rows."""
-        sent = [part for each in self.given for part in each.sent() if part.is_scattered]
-        rows = {each.variable: each.axis for each in sent if getattr(each.variable, "ndim", 0)}
-        rows.update((each.variable, 0) for each in self.row_numbers)
-        rows.update(dict.fromkeys(self.sliceables, 0))
-        return rows
+        sent = [part for each in self.given for part in each.sent()]
+        numbers = [each.variable for each in self.row_numbers]
+        return {**rows_of(sent, self.sliceables), **dict.fromkeys(numbers, 0)}
 
     def examine(self):
         """Return how what a rank computes is related to serial values: see `_host.examine`."""
@@ -112,16 +108,16 @@ class Recipe:
         """
         if variable not in self._uses:
             has_rows = bool(self.rows())
-            values = [v for target, v in self.updates if target is not variable]
-            values += [v for target, v in self._default_updates if target is not variable]
+            updates = [*self.updates, *self._default_updates]
             outputs = zip(self._outputs.variables, self._outputs.modes)
-            values += [output for output, mode in outputs if has_rows or mode is None]
-            values += [new for _, new in self._kwargs["givens"]]
-            used = [v for v in values if isinstance(v, _host.Variable)]
-            pairs = self.updates + self._default_updates
-            own = [v for target, v in pairs if target is variable and isinstance(v, _host.Variable)]
-            self._uses[variable] = any(_is_of(v, {variable}) for v in used) or not all(
-                _is_total(v, variable, self.rows()) for v in own
+            values = [
+                *(value for target, value in updates if target is not variable),
+                *(output for output, mode in outputs if has_rows or mode is None),
+                *(new for _, new in self._kwargs["givens"]),
+            ]
+            own = [value for target, value in updates if target is variable]
+            self._uses[variable] = any(_host.uses(each, {variable}) for each in values) or not all(
+                _host.is_total(each, variable, self.rows()) for each in own
             )
         return self._uses[variable]
 
@@ -173,6 +169,15 @@ class Recipe:
         return _host.expression_of(compiled, self.inputs, *self._compiled[variant])
 
 
+def rows_of(inputs, sliceables):
+    """Return the axis of rows of each variable of which ranks have different rows."""
+    rows = {each.variable: each.axis for each in inputs if each.is_scattered}
+    rows = {each: axis for each, axis in rows.items() if getattr(each, "ndim", 0)}
+    if isinstance(sliceables, (list, tuple)):
+        rows.update(dict.fromkeys(sliceables, 0))
+    return rows
+
+
 class Definition(NamedTuple):
     """The parts of a function, which stay the same in all sessions."""
 
@@ -181,59 +186,3 @@ class Definition(NamedTuple):
     outputs: Outputs
     recipe: Recipe
     owner: str  # the function's name, for messages
-
-
-_SUMS = {"add", "sub", "neg", "maximum", "minimum", "second", "DimShuffle", "Join"}
-_SUMS |= {"Maximum", "Minimum", "IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}
-
-
-def _is_total(value, variable, rows):
-    """Return whether a value is the variable's, but for factors and terms without it.
-
-    No factor depends on what is in the rows, as that of a moving average does not.
-    """
-    left, seen = [value], {variable}
-    while left:
-        each = left.pop()
-        if each in seen or not _is_of(each, {variable}):
-            continue
-        seen.add(each)
-        name = _host.operation_name(each.owner)
-        own = [given for given in each.owner.inputs if _is_of(given, {variable})]
-        if name in ("mul", "true_div"):
-            others = [given for given in each.owner.inputs if given not in own]
-            is_scaled = own == each.owner.inputs[:1] or (name == "mul" and len(own) == 1)
-            if not is_scaled or any(_is_of(other, rows) for other in others):
-                return False
-        elif name not in _SUMS and not name.startswith("convert_to"):
-            return False
-        left += own
-    return True
-
-
-def _is_of(value, variables):
-    """Return whether a value depends on one of some variables, not only on its shape.
-
-    Nor on 0 times the variable, with which Lasagne gives a function a default update.
-    """
-    left, seen = [value], set()
-    while left:
-        each = left.pop()
-        if each in variables:
-            return True
-        node: Any = getattr(each, "owner", None)
-        if each in seen or node is None:
-            continue
-        seen.add(each)
-        name = _host.operation_name(node)
-        if name in ("Shape", "Shape_i"):
-            continue
-        if name != "mul" or not any(map(_is_zero, node.inputs)):
-            left += node.inputs
-    return False
-
-
-def _is_zero(value):
-    while value.owner is not None and _host.operation_name(value.owner) == "DimShuffle":
-        [value] = value.owner.inputs
-    return isinstance(value, _host.Constant) and not np.any(value.data)

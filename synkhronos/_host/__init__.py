@@ -80,6 +80,10 @@ MODULES = {
         "examine": "Return how what ranks compute alone is related to serial values.",
         "CannotDivide": "The exception for a serial function that can't be divided over ranks.",
     },
+    "base.dividing.totals": {
+        "is_total": "Return whether a value is a variable's, but for factors and terms without it.",
+        "uses": "Return whether a value depends on some variables, not only on their shapes.",
+    },
     "base.dividing.intercepting": {
         "count_alone": "Return how many functions the script has of the host library.",
     },

@@ -10,22 +10,14 @@ from synkhronos import _host, functions, ops
 from synkhronos._calls import signature
 from synkhronos._calls.conditions import Conditions
 from synkhronos._calls.proof import place_of
+from synkhronos._calls.recipe import rows_of
 from synkhronos._host import tensor as T
 from synkhronos._wording import advise
 
 
-def rows_of(source):
-    """Return the axis of rows of each variable of which ranks have different rows."""
-    rows = {each.variable: each.axis for each in source.inputs if each.is_scattered}
-    rows = {each: axis for each, axis in rows.items() if getattr(each, "ndim", 0)}
-    if isinstance(source.sliceables, (list, tuple)):
-        rows.update(dict.fromkeys(source.sliceables, 0))
-    return rows
-
-
 def _examined(source, **kwargs):
     return _host.examine(
-        rows_of(source),
+        rows_of(source.inputs, source.sliceables),
         [each.variable for each in source.inputs],
         source.outputs.variables,
         givens=source.keywords["givens"],
@@ -77,7 +69,7 @@ def divided(inputs, outputs, updates, options):
     """Return what `divide_step` makes of the arguments of `function_as_serial`."""
     source = functions.checked(inputs, outputs, updates=updates, **options)
     return _host.divide_step(
-        rows_of(source),
+        rows_of(source.inputs, source.sliceables),
         [each.variable for each in source.inputs],
         _pairs(outputs)[0],
         source.updates,
