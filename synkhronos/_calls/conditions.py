@@ -44,8 +44,9 @@ class Conditions:
             )
         if self._n_rows not in (None, rows):
             raise ValueError(
-                f"{owner} reshapes to {count(self._n_rows, 'row')}, which its graph has as a "
-                f"number, but the call has {rows}. Write x.shape[0] of an input x in its place."
+                f"{owner} reshapes to {count(self._n_rows, 'row')}, or declares so many as the "
+                f"batch size of a convolution, but the call has {rows}. Write x.shape[0] of an "
+                "input x in place of the number, or None in an input_shape."
             )
         if self._remainders is None or shapes in self._right:
             return

@@ -1,7 +1,9 @@
 """Variables that each rank has updated with its own rows, until a collective has reduced them.
 
-f(x): w -= 0.1 * gradient of own rows ──▶ synk.all_reduce(w) ──▶ the next call: nothing
-                                      └────────────────────────▶ the next call: a warning
+    f(x): w -= 0.1 * gradient of own rows ──▶ synk.all_reduce(w) ──▶ the next call: nothing
+                                          └────────────────────────▶ the next call: a warning
+
+Of the next call that computes with the variable: a script may collect a rank's own totals.
 """
 
 import weakref

@@ -1,7 +1,10 @@
 """Functions of training that have serial values on all ranks, whatever they compute.
 
-serial outputs and updates ──▶ divide_step ──▶ function of all ranks
-                           └─ can't be divided ──▶ CannotDivide
+    serial outputs and updates ── can be divided ──▶ function_as_serial
+                               ├─ has no rule ────▶ undivided: each rank computes the whole
+                               └─ reduces itself ──▶ function_of_each_rank
+
+The first two raise `CannotDivide`, upon which the caller takes the next.
 """
 
 from __future__ import annotations
