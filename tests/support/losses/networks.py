@@ -27,6 +27,18 @@ class Network:
         """Return a layer with tanh."""
         return T.tanh(self.dense(x, n_in, n_out))
 
+    def states(self, x, n_in=4, n_out=5):
+        """Return the states of a recurrent layer by scan: step, row, unit."""
+        w, u = self.weight(n_in, n_out), self.weight(n_out, n_out)
+        states, _ = theano.scan(
+            lambda now, h, w, u: T.tanh(T.dot(now, w) + T.dot(h, u)),
+            x.dimshuffle(1, 0, 2),
+            T.zeros((x.shape[0], n_out)),
+            non_sequences=[w, u],
+            strict=True,
+        )
+        return states
+
 
 def of_column(criterion, repeats=True, targets=None, output=T.nnet.sigmoid, **more):
     """Return the training of a network with one output, by a loss of targets and outputs."""
