@@ -25,9 +25,7 @@ class Advice:
 
     def _find_averaged_rows(self, modes):
         """Return the outputs of mode "avg" with an item for each row: number -> axis of rows."""
-        inputs = self._inputs
-        rows_of = {i: axis for i, axis in enumerate(inputs.axes) if inputs.is_scattered[i]}
-        rows_of.update(dict.fromkeys(self._recipe.sliceables, 0))
+        rows_of = {**self._inputs.axes_of_rows, **dict.fromkeys(self._recipe.sliceables, 0)}
         if "avg" not in modes or not rows_of:
             return {}
         axes = _host.axes_of_rows(self._compiled, rows_of)

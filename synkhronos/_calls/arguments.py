@@ -47,6 +47,8 @@ class Inputs:
         self._names = tuple(each.name for each in sent)
         self.is_scattered = tuple(each.is_scattered for each in sent)
         self.axes = tuple(each.axis for each in sent)
+        # Position of a scattered input -> its axis of rows.
+        self.axes_of_rows = {i: each.axis for i, each in enumerate(sent) if each.is_scattered}
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in self.variables)
         self._ndims = tuple(variable.ndim for variable in self.variables)
         self._has_fixed = tuple(
@@ -191,10 +193,6 @@ class Inputs:
                 self._session, self._dtypes[position], value.ndim
             )
         return staged.put(value)
-
-    def axes_of_rows(self):
-        """Return the axis of rows for each position of a scattered input."""
-        return {i: self.axes[i] for i, split in enumerate(self.is_scattered) if split}
 
     def array(self, position, value):
         """Return the value of one input, checked and cast, for a call in the master alone."""

@@ -120,7 +120,7 @@ class Requests:
         )
         self._last = asked, contents, command
         if _is_plain(batch) and not isinstance(selection, range):
-            length = rows_there(self._inputs.axes_of_rows(), values, refs)
+            length = rows_there(self._inputs.axes_of_rows, values, refs)
             self._selected.keep((refs, subset, num_slices), length, rows, command)
         return command
 
@@ -204,7 +204,7 @@ class Requests:
         The number is None if nothing is scattered, the rows are None for all. Bounds of consecutive
         rows are posted at the gate. The kinds of inputs are those of `synkhronos._session.replica`.
         """
-        scattered = [i for i, split in enumerate(self._inputs.is_scattered) if split]
+        scattered = list(self._inputs.axes_of_rows)
         axes = self._inputs.axes
         lengths = {i: refs[i].shape[axes[i]] for i in scattered}
         kinds = [SPLIT if split else WHOLE for split in self._inputs.is_scattered]
@@ -216,9 +216,7 @@ class Requests:
             if len(set(lengths.values())) > 1:
                 self._refuse_lengths(lengths)
             return lengths[scattered[0]], None, tuple(kinds)
-        selected = select_rows(
-            "batch", batch, rows_there(self._inputs.axes_of_rows(), values, refs)
-        )
+        selected = select_rows("batch", batch, rows_there(self._inputs.axes_of_rows, values, refs))
         for i in scattered:
             if _host.fixed_axes(self._inputs.variables[i])[axes[i]] and len(selected) != 1:
                 raise ValueError(
@@ -243,9 +241,8 @@ class Requests:
     def _shapes(self, refs, rows):
         """Return the shapes of the inputs, with the number of rows that are selected."""
         shapes = [list(ref.shape) for ref in refs]
-        for i, axis in enumerate(self._inputs.axes):
-            if self._inputs.is_scattered[i]:
-                shapes[i][axis] = rows
+        for i, axis in self._inputs.axes_of_rows.items():
+            shapes[i][axis] = rows
         return tuple(map(tuple, shapes))
 
     def _refuse_lengths(self, lengths):

@@ -78,7 +78,7 @@ class Serial:
 
     def select(self, values, batch):
         """Select the rows of a call from the value of each input."""
-        axes = self._inputs.axes_of_rows()
+        axes = self._inputs.axes_of_rows
         self._scattered = list(axes)
         self._arrays = selected(self._inputs, values, batch, axes)
 

@@ -416,7 +416,7 @@ def _serially(step, args, kwargs, way):
     _copy_values(step)
     named = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
     inputs, compiled = step._inputs, step._compiled
-    axes = inputs.axes_of_rows()
+    axes = inputs.axes_of_rows
     subset = step._outputs.check_subset(kwargs.get("output_subset"), step)
     batch = kwargs.get("batch")
 
