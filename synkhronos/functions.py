@@ -104,8 +104,7 @@ class Function:
             self._inputs.axes if any(self._inputs.axes) else (),
         )
         if source.rows_of_all is not None:
-            this: Any = weakref.proxy(self)
-            setattr(self, "_run", functools.partial(Function._run_whole, this))  # noqa: B010
+            self._run_by(Function._run_whole)
         check = source.check
         self._tells = source.is_proved or (bool(source.check) and session.n_ranks > 1)
         self._proof: Any = None
@@ -122,11 +121,14 @@ class Function:
             if check == FIRST:
                 self._proof.tell_of_mode()
         if check:
-            # In place of the method, while calls are checked. Weak: a cycle would keep the function
-            # when the user has dropped it.
-            # Not by `__dict__`: an object of which it was read is slower from then on.
-            this = weakref.proxy(self)
-            setattr(self, "_run", functools.partial(Function._run_checked, this))  # noqa: B010
+            self._run_by(Function._run_checked)
+
+    def _run_by(self, method):
+        """Let calls use a method in place of `_run`."""
+        # Weak: a cycle would keep the function when the user has dropped it.
+        this: Any = weakref.proxy(self)
+        # Not by `__dict__`: an object of which it was read is slower from then on.
+        setattr(self, "_run", functools.partial(method, this))  # noqa: B010
 
     def _join(self, session):
         """Belong to a session, which sends the function to its workers when it is first called."""
