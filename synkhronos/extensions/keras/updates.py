@@ -1,8 +1,10 @@
 """The updates of a Keras model's functions, as Keras has them in one process.
 
-running averages ──▶ of_layers
-optimizer ─────────▶ of_optimizer
-metrics ───────────▶ of_metrics
+    running averages ──▶ of_layers
+    optimizer ─────────▶ of_optimizer
+    metrics ───────────▶ of_metrics
+
+What ranks compute of them is left to the division of the whole function.
 """
 
 from synkhronos.extensions import train
