@@ -74,6 +74,7 @@ MEANS = {
     "dropout of MRG": lambda: (H * MRG_RandomStreams(1).binomial(H.shape, p=0.5)).mean(),
     "noise": lambda: (H + MRG_RandomStreams(1).normal(H.shape)).mean(),
     "recurrent": recurrent,
+    "printed": lambda: theano.printing.Print("errors")(ERRORS).mean(),
     "half precision": lambda: T.cast(ERRORS, "float16").mean(),
 }
 
@@ -90,6 +91,8 @@ def test_the_average_of_means_and_of_their_gradients_is_that_of_all_rows(name, m
 
 OTHERS = {
     "sum": (lambda: ERRORS.sum(), "sum"),
+    "printed sum": (lambda: theano.printing.Print("sum")(ERRORS.sum()), "sum"),
+    "printed length": (lambda: theano.printing.Print("n")(X.shape)[0], "sum"),
     "sum by a constant": (lambda: ERRORS.sum() / 32, "sum"),
     "length": (lambda: X.shape[0], "sum"),
     "largest": (lambda: ERRORS.max(), "max"),

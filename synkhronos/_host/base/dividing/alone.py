@@ -27,6 +27,7 @@ from synkhronos._host.base.dividing.division import (
 from synkhronos._host.base.dividing.elementwise import reduced_axes
 from synkhronos._host.base.dividing.library import (
     IfElse,
+    Print,
     is_random_state,
     rebuild_collect_shared,
     scalar,
@@ -147,6 +148,8 @@ class Alone(WrittenForRanks):
     def _values(self, node):
         if isinstance(node.op, AllReduce):
             return [Value(each) for each in node.outputs]
+        if isinstance(node.op, Print):  # of which the division has no rule: it would print parts
+            return [self.of(node.inputs[0])]
         if isinstance(node.op, RankOperation) and not isinstance(node.op, _OF_ROWS):
             raise CannotDivide(f"has {type(node.op).__name__}")
         part = self._half_part(node) if _is_half(node.outputs[0]) else None
@@ -171,6 +174,8 @@ class Alone(WrittenForRanks):
             return self._reduced(node.inputs[position], op.ops[position], given[position])
         if isinstance(op, _OF_ROWS):
             return EQUAL
+        if isinstance(op, Print):
+            return given[0]
         if node in self.expansions:
             return self.relation(self.expansions[node][position])
         if value.kind == UNKNOWN:

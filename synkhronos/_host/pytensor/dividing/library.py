@@ -9,6 +9,7 @@ from pytensor.compile.mode import optdb
 from pytensor.compile.rebuild import rebuild_collect_shared
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.printing import Print
 from pytensor.raise_op import CheckAndRaise as Assert
 from pytensor.scan.op import Scan
 from pytensor.tensor import get_vector_length

@@ -7,6 +7,7 @@ from theano.compile.ops import Rebroadcast
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import FunctionGraph, Query
 from theano.ifelse import IfElse
+from theano.printing import Print
 from theano.scan_module.scan_op import Scan
 from theano.tensor.basic import (
     Alloc,
