@@ -276,6 +276,13 @@ class Launched:
             text=True,
         )
 
+    def expect(self, line):
+        """Check the next line that the script prints; if it is another one, show all."""
+        found = self.process.stdout.readline()
+        if found != f"{line}\n":
+            self.process.terminate()
+            pytest.fail(f"{found!r} came for {line!r}, and then {self.wait()}")
+
     def wait(self, stdin=None):
         """Return the exit status, what was printed, and errors; check that nothing is left."""
         try:
@@ -365,12 +372,12 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_all(two_hosts, tmp_path, how, status):
     (tmp_path / "script.py").write_text(WAITS)
     launched = Launched(two_hosts, tmp_path, "-n", "2", "script.py", how)
-    assert launched.process.stdout.readline() == "begun\n"
+    launched.expect("begun")
     if how == "terminate":
         launched.process.terminate()
     else:
         launched.process.send_signal(signal.SIGINT)
-        assert launched.process.stdout.readline() == "interrupted\n"
+        launched.expect("interrupted")
     if how == "stubborn":
         launched.process.send_signal(signal.SIGINT)
     found, _, err = launched.wait()
@@ -383,7 +390,7 @@ def test_ctrl_c_ends_all(two_hosts, tmp_path, how, status):
 def test_a_killed_mpirun_or_launcher_leaves_nothing(two_hosts, tmp_path, which):
     (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
     launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
-    assert launched.process.stdout.readline() == "begun\n"
+    launched.expect("begun")
     [child] = psutil.Process(launched.process.pid).children()
     os.kill(child.pid if which == "mpirun" else launched.process.pid, signal.SIGKILL)
     status, _, err = launched.wait()
@@ -412,7 +419,7 @@ def test_output_is_read_by_head(two_hosts, tmp_path):
         "import time\nfor i in range(100_000): print(i, flush=True); time.sleep(0.001)\n"
     )
     launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
-    assert launched.process.stdout.readline() == "0\n"
+    launched.expect("0")
     with launched.process:
         launched.process.stdout.close()
         launched.process.stdin.close()
@@ -435,7 +442,7 @@ def test_a_cable_that_is_cut(two_hosts, tmp_path):
         "    print('ended', flush=True)\n"
     )
     launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py", **hosts.IMPATIENT)
-    assert launched.process.stdout.readline() == "begun\n"
+    launched.expect("begun")
     two_hosts.cut(2)
     try:
         out, err = launched.process.communicate(timeout=300)
