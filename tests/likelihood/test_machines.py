@@ -10,12 +10,14 @@ pytest.importorskip("pymc", minversion="6")
 
 # The operation is of the script, which other machines don't run.
 SCRIPT = """
-import os, signal, socket, time
+import faulthandler, os, signal, socket, time
 import numpy as np, pymc as pm
 from support import pymc_models as models
 from synkhronos import SessionError, WorkerDied, WorkerError
 from synkhronos._session.current import Current
 from synkhronos.extensions import pymc as parallel
+
+faulthandler.dump_traceback_later(200, exit=True)  # a hang tells where it is
 
 for name in ("logistic", "item_response", "missing", "two_lengths"):
     model = models.make(getattr(models, name))
