@@ -1,4 +1,4 @@
-"""What each rank computes alone, on its rows, compared with serial values.
+"""Values that each rank computes alone, on its rows, compared with serial ones.
 
     graph of the user's function ── the rules of `relating` ──▶ a Relation for each variable
 

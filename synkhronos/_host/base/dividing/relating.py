@@ -100,16 +100,14 @@ def linear(*ops, joint=None, place=None, keeps_rows=False):
 
 
 def _any(alone, node, before, given, value):
-    relations = [r for _, r in _of_items(before, given, value)]
+    items = _of_items(before, given, value)
+    relations = [relation for _, relation in items]
     if not all(each.is_equal for each in relations):
         worst = worst_of(relations) or no_rule()
-        numbers = [
-            r
-            for i, r in _of_items(before, given, value)
-            if getattr(node.inputs[i], "dtype", "").startswith("int")
-        ]
         # Whole numbers may say which shape it has.
-        return worst if all(each.is_equal for each in numbers) else no_rule(worst.cause)
+        dtypes = [(getattr(node.inputs[i], "dtype", ""), relation) for i, relation in items]
+        is_shaped = any(d.startswith("int") and not each.is_equal for d, each in dtypes)
+        return no_rule(worst.cause) if is_shaped else worst
     if value.kind in (ROWS, STREAM, POSITIONS):
         return EQUAL
     if value.kind == PART:
