@@ -9,6 +9,7 @@ name chooses a class: all fields are compared with those of a state that NumPy h
 
 import json
 import math
+import random
 
 import numpy as np
 
@@ -45,6 +46,10 @@ def encode(value, arrays, name):
             raise TypeError(f"a file can't hold random numbers of {kind}")
         arrays[name] = bits["key"]
         return {"random": [name, kind, bits["pos"], state["has_gauss"], state["gauss"]]}
+    if type(value) is random.Random:
+        version, words, gauss = value.getstate()
+        arrays[name] = np.array(words, np.uint32)
+        return {"python_random": [name, version, gauss]}
     if isinstance(value, (list, tuple)):
         items = [encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": items}
@@ -72,12 +77,25 @@ def decode(encoded, arrays):
         if len(rest) == 1:  # a Generator in an older checkpoint
             return _generator(rest[0], json.loads(arrays[name].tobytes()))
         return _random_state(arrays[name], *rest)
+    if kind == "python_random":
+        return _python_random(arrays[value[0]], *value[1:])
     if kind == "dict":
         return {key: decode(each, arrays) for key, each in value.items()}
     if kind not in ("list", "tuple"):
         raise ValueError(f"there is no kind of value {kind!r}")
     items = [decode(each, arrays) for each in value]
     return items if kind == "list" else tuple(items)
+
+
+def _python_random(words, version, gauss):
+    made = random.Random(0)
+    known_version, known, _ = made.getstate()
+    *key, position = _checked("words", words, np.array(known, np.uint32)).tolist()
+    if version != known_version or position > _MOST["pos"]:
+        raise ValueError("a state of random.Random is not one that Python has made")
+    gauss = None if gauss is None else _checked("gauss", gauss, 0.0)
+    made.setstate((version, (*key, position), gauss))
+    return made
 
 
 def _random_state(key, kind, position, has_gauss, gauss):

@@ -9,6 +9,7 @@ Folders of Theano-MPI, which have a file for each weight, are read too.
 
 from __future__ import annotations
 
+import collections.abc
 import hashlib
 import inspect
 import itertools
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,16 @@ from synkhronos._machine.plain_values import decode, encode
 from synkhronos._wording import sentence
 from synkhronos.comm.group import Group
 from synkhronos.rules.recorder import Recorder
-from synkhronos.rules.variables import updated_variables, variables_of
+from synkhronos.rules.variables import described, updated_variables, variables_of
 
 _WHAT = "a snapshot"
 _LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed
 _SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
 _KINDS = {"rule": str, "epoch": int, "batch": int, "count": (int, float), "more": dict}
+_OBJECTS = 1_000  # of a model whose attributes are looked at
+_LIBRARIES = {"theano", "pytensor", "lasagne", "keras", "numpy", "scipy", "h5py"}
+_LIBRARIES.update(getattr(sys, "stdlib_module_names", ()))  # of Python 3.10 and later
+_RANDOM = (np.random.RandomState, np.random.Generator, random.Random)
 _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
 
@@ -45,6 +51,11 @@ class State:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)
     file: str = "the snapshot"  # for messages
+
+    @property
+    def left_out(self) -> list[str]:
+        """The names of attributes of the model that the file could not hold."""
+        return [name for name in self.plain.get("left_out", ()) if isinstance(name, str)]
 
 
 @dataclass
@@ -72,9 +83,14 @@ class History:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._variables = _kept_variables(model)
-        self._first = {name: _fingerprint(value) for name, value in _attributes(model)}
-        # A file holds data, and replaces data only: no function, shared variable or property.
-        self._others = {name for name, _ in _attributes(model, all_of_them=True)} - {*self._first}
+        self._first, self._others = {}, set()
+        for name, value in _attributes(model):
+            # A file holds data, and replaces data only: no function, shared variable or property.
+            found = _fingerprint(value)
+            if found is None:
+                self._others.add(name)
+            else:
+                self._first[name] = found
 
     def capture(self, recorder: Any) -> State:
         """Return the present state."""
@@ -89,10 +105,19 @@ class History:
         state.plain["variables"] = described
         numbers = {id(variable): number for number, variable in enumerate(self._variables)}
         state.plain["params"] = [numbers[id(each)] for each in self._model.params]
-        changed = {}
+        state.plain["made"] = _names_and_places(self._model.params)
+        changed, left_out = {}, []
         for name, value in _attributes(self._model):
-            if name not in self._others and self._first.get(name) != _fingerprint(value):
+            found = _fingerprint(value)
+            if found is None and _has_position(value):
+                left_out.append(f"{name} ({type(value).__name__})")
+            if found is None or name in self._others or self._first.get(name) == found:
+                continue
+            if "[" in name:
+                left_out.append(name)
+            else:
                 changed[name] = encode(value, state.arrays, f"attribute/{name}")
+        state.plain["left_out"] = [name.replace("model.", "", 1) for name in left_out]
         # The model goes on while others still take this state.
         state.arrays = {name: np.array(array) for name, array in state.arrays.items()}
         state.plain["attributes"] = changed
@@ -111,6 +136,7 @@ class History:
         The `settings` of this run that the other one did not have stay. `is_own` says whether the
         state is that of this rank, with its random numbers.
         """
+        self._refuse_order(state)
         described = [[each.name, _describe(each)] for each in self._variables]
         with damage_told(state.file, _WHAT):
             kept = [[name, kind] for name, kind in state.plain["variables"]]
@@ -156,21 +182,39 @@ class History:
         found = []
         owners = {"model": self._model, "data": self._model.data}
         for name, value in state.plain["attributes"].items():
-            whose, _, attribute = name.partition(".")
+            whose, *path, attribute = name.split(".")
             owner = owners[whose]
+            for part in path:
+                owner = vars(owner)[part]
+                if not _is_owner(owner):
+                    raise ValueError(f"it would set {name}")
             value = decode(value, state.arrays)
             present = inspect.getattr_static(owner, attribute, None)
             is_right = _fingerprint(present) is not None and attribute not in _OF_RUN
             is_name = attribute.isidentifier() and not attribute.startswith("__")
-            is_random = isinstance(present, (np.random.Generator, np.random.RandomState))
+            is_random = isinstance(present, _RANDOM)
             if not (is_right and is_name) or (is_random and type(value) is not type(present)):
                 raise ValueError(f"it would set {name}")
-            if (attribute if whose == "model" else f"data.{attribute}") not in settings:
+            if name.replace("model.", "", 1) not in settings:
                 found.append((owner, attribute, value))
         return found
 
+    def _refuse_order(self, state):
+        """Raise ValueError if the parameters have another order than those of a state."""
+        own = _names_and_places(self._model.params)
+        with damage_told(state.file, _WHAT):
+            kept = state.plain.get("made", own)  # not in older files
+            is_reordered = kept != own and sorted(map(str, kept)) == sorted(map(str, own))
+        if is_reordered:
+            raise ValueError(
+                f"{state.file} has the parameters of {type(self._model).__name__} in another "
+                "order. A set has an order of its own in each process: list params in the order "
+                "of the layers, or sort them by their names."
+            )
+
     def restore_parameters(self, state: State) -> None:
         """Give the model the parameters of a run of another rule, or another sync type."""
+        self._refuse_order(state)
         with damage_told(state.file, _WHAT):
             kept = [state.plain["variables"][number][1] for number in state.plain["params"]]
         if kept != [_describe(variable) for variable in self._model.params]:
@@ -184,6 +228,11 @@ class History:
                 raise ValueError("a parameter would get another kind of value")
         for variable, value in zip(self._model.params, values):
             _host.replace(variable, value)
+
+
+def _names_and_places(variables):
+    """Return of each variable its name, and its place in the order in which they were made."""
+    return [[name, place] for name, _, _, place in described(variables)]
 
 
 def _fits(variable, value):
@@ -204,6 +253,9 @@ def _set(owner, name, value, is_own):
     if isinstance(present, np.random.RandomState) and isinstance(value, np.random.RandomState):
         if is_own:
             present.set_state(value.get_state())
+    elif isinstance(present, random.Random) and isinstance(value, random.Random):
+        if is_own:
+            present.setstate(value.getstate())
     elif isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator):
         if is_own:
             present.bit_generator.state = value.bit_generator.state
@@ -239,12 +291,49 @@ def _describe(variable):
     return [str(variable.dtype), variable.ndim]
 
 
-def _attributes(model, all_of_them=False):
-    """Yield the attributes of the model and its data that a file can hold."""
-    for owner, thing in (("model", model), ("data", model.data)):
+def _attributes(model):
+    """Yield the attributes of the model, its data, and the objects of users that these hold.
+
+    A name has brackets if it leads through a list or a dict.
+    """
+    seen = {id(model), id(model.data)}
+    stack = [("data", model.data), ("model", model)]
+    while stack and len(seen) < _OBJECTS:
+        owner, thing = stack.pop()
+        inner = []
         for name, value in sorted(getattr(thing, "__dict__", {}).items()):
-            if all_of_them or (name not in _OF_RUN and _fingerprint(value) is not None):
-                yield f"{owner}.{name}", value
+            path = f"{owner}.{name}"
+            if owner != "model" or name not in _OF_RUN:
+                yield path, value
+            inner += [(path, value), *_items(path, value)]
+        for path, value in reversed(inner):
+            if _is_owner(value) and id(value) not in seen:
+                seen.add(id(value))
+                stack.append((path, value))
+
+
+def _items(path, value):
+    """Return the objects in a list, a tuple or a dict, each with its name."""
+    if type(value) not in (list, tuple, dict):
+        return []
+    pairs = value.items() if type(value) is dict else enumerate(value)
+    return [(f"{path}[{key!r}]", each) for key, each in pairs]
+
+
+def _is_owner(value):
+    """Return whether a value is of a class of the user's, whose attributes are kept."""
+    module = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and module not in _LIBRARIES and not isinstance(value, type)
+
+
+def _has_position(value):
+    """Return whether a value moves when it is used, such as an iterator, a file or random numbers.
+
+    Of a list or a dict the values in it count.
+    """
+    values = [each for _, each in _items("", value)] or [value]
+    kinds = (collections.abc.Iterator, *_RANDOM)
+    return any(isinstance(each, kinds) for each in values)
 
 
 def _fingerprint(value):

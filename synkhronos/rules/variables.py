@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
-from typing import Any, Callable, Sequence
+import itertools
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -73,6 +74,62 @@ def _is_empty(cell):
     return False
 
 
+def described(variables: Sequence[Any]) -> list[tuple]:
+    """Return of each variable what it must have alike on all ranks.
+
+    It is the name, the dtype, the shape, and the place in the order in which the variables were
+    made: many have no name, and equal shapes.
+
+    >>> from synkhronos._host import library
+    >>> one, other = library.shared(np.zeros(2), "one"), library.shared(np.zeros(2))
+    >>> described([other, one])
+    [(None, 'float64', (2,), 1), ('one', 'float64', (2,), 0)]
+    """
+    made = [int(each.auto_name.partition("_")[2]) for each in variables]
+    place = {number: at for at, number in enumerate(sorted(made))}
+    return [
+        (each.name, str(each.dtype), tuple(_host.peek(each).shape), place[number])
+        for each, number in zip(variables, made)
+    ]
+
+
+def difference(own: Mapping[str, Any], other: Mapping[str, Any], whose: str, here: str) -> str:
+    """Return a sentence about the first of some things that another rank has otherwise, or "".
+
+    Lists are those of `described`.
+
+    >>> difference({"n_epochs": 2}, {"n_epochs": 3}, "rank 1", "rank 0")
+    'n_epochs is 2 on rank 0 and 3 on rank 1: all ranks must have the same.'
+    """
+    for name, one in own.items():
+        two = other[name]
+        if one == two:
+            continue
+        if not isinstance(one, list):
+            return f"{name} is {one} on {here} and {two} on {whose}: all ranks must have the same."
+        if sorted(map(repr, one)) == sorted(map(repr, two)):
+            return (
+                f"{name} has another order on {here} than on {whose}. Sets, and dicts that are "
+                "filled from sets, have an order of their own in each process: list the variables "
+                "in the order of the layers, or sort them by their names."
+            )
+        pairs = list(itertools.zip_longest(one, two))
+        at = next(at for at, pair in enumerate(pairs) if pair[0] != pair[1])
+        first, second = map(_shown, pairs[at])
+        return (
+            f"{name}[{at}] is {first} on {here}, but {second} on {whose}: all ranks must build "
+            "the same model."
+        )
+    return ""
+
+
+def _shown(each):
+    if each is None:
+        return "missing"
+    name, dtype, shape, place = each
+    return f"{name or 'a variable without a name'} of {dtype} {shape} (number {place} to be made)"
+
+
 class Flat:
     """The values of several shared variables in one array for each dtype.
 
@@ -127,6 +184,12 @@ class Flat:
         for variable in self._variables:
             view = self._views[id(variable)]
             _host.replace(variable, view.astype(variable.dtype, copy=False))
+
+    def set(self, arrays: Iterable[np.ndarray]) -> None:
+        """Give the variables the values of other arrays; those without one keep theirs."""
+        for own, array in zip(self.read(), arrays):
+            own[...] = array
+        self.write()
 
     def detach(self) -> None:
         """Give the variables arrays of their own."""
