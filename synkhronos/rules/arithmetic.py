@@ -35,6 +35,15 @@ def row_weights(rows: Sequence[float]) -> list[float]:
     return [len(rows) * float(n) / total for n in rows]
 
 
+def warmed_up(epoch: int, size: int, epochs: int) -> float:
+    """Return by how much the learning rate has grown when an epoch begins.
+
+    >>> [round(warmed_up(epoch, 8, 3), 6) for epoch in range(5)]
+    [1.0, 2.0, 4.0, 8.0, 8.0]
+    """
+    return float(size) ** (min(max(epoch, 0), epochs) / epochs)
+
+
 def warm_up_factor(epoch: int, size: int, epochs: int) -> float:
     r"""Return what to multiply the learning rate with at the start of an epoch.
 

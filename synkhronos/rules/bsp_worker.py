@@ -14,6 +14,7 @@ from typing import Any, Mapping
 from synkhronos.rules import bsp, contract, options
 from synkhronos.rules.arithmetic import warm_up_factor
 from synkhronos.rules.compatible.lib.base import MPI_GPU_Process
+from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Job
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.run import Run
@@ -38,11 +39,12 @@ class BSP_Worker(MPI_GPU_Process):
         self.verbose = self.rank == 0
         self.warmup_epochs, self.stop = WARM_UP_EPOCHS, False
         self.recorder: Any = None
+        self._look = FirstBatch()
 
     def build(self, model: Any, config: Mapping[str, Any]) -> None:
         """Check and compile a model; `config` is what its constructor got, with ``mname``."""
         contract.check(model)
-        contract.check_data(model)
+        self._look.check(model)
         contract.compile_functions(model, self.sync_type)
         name = config.get("mname", type(model).__name__)
         comm = self.comm if self.size > 1 else None

@@ -6,11 +6,11 @@ keywords of their methods; the functions here call them in the way that each one
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import numbers
 import re
-import sys
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from synkhronos import _host
 from synkhronos._machine.deep_recursion import LEVELS, recurses_deep
 from synkhronos._wording import advise
 from synkhronos.rules.compatible import import_model
-from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
 
 ATTRIBUTES = {
@@ -183,109 +182,14 @@ def _problems_of_params(params):
     if len({id(each) for each in params}) < len(params):
         return ["its list params has a variable twice."]
     others = [each for each in params if not isinstance(each, _host.SharedVariable)]
-    return [f"its params must be shared variables, not {each!r}." for each in others[:3]]
-
-
-def check_data(model: Any) -> None:
-    """Check that the first batch fits the network, before minutes are spent on compiling it.
-
-    A model whose ``train_iter_fn`` is None before it is compiled loads a batch here, as it will in
-    training, and its ``shared_x`` is compared with the input of the network: of its first layer of
-    layers2 or Lasagne, as far as the model has that in ``layers`` or ``output_layer``.
-
-    Raises
-    ------
-    ValueError
-        If the shapes of the images, or the numbers of images and labels, do not fit.
-    RuntimeError
-        If the batch can't be loaded.
-    """
-    if not _loads_first_batch(model):
-        return
-    images, labels = (getattr(model, name, None) for name in ("shared_x", "shared_y"))
-    if not isinstance(images, _host.SharedVariable):
-        return
-    found = _host.peek(images).shape
-    expected = _input_shape(model)
-    name, data = type(model).__name__, type(model.data).__name__
-    if expected is not None and not _fits(found, *expected):
-        raise ValueError(
-            f"a batch of {data} is of the shape {found} as {name} loads it, but its network takes "
-            f"{expected[0]}: the data do not fit the model. Nothing was compiled."
-        )
-    if isinstance(labels, _host.SharedVariable):
-        number = _host.peek(labels).shape[:1]
-        if number and number[0] not in found:
-            raise ValueError(
-                f"a batch of {data} has images of the shape {found} as {name} loads it, but "
-                f"{number[0]} labels. Nothing was compiled."
-            )
-
-
-def _loads_first_batch(model):
-    """Load the first batch as ``train_iter`` does, with no function; return whether it could."""
-    if vars(model).get("train_iter_fn", model) is not None or getattr(
-        model.data, "para_load", False
-    ):
-        return False
-    kinds = (bool, int, float, type(None))
-    kept = {name: value for name, value in vars(model).items() if isinstance(value, kinds)}
-    state = np.random.get_state()
-    model.train_iter_fn = lambda *_: (0.0, 0.0)
-    try:
-        model.train_iter(0, Recorder(None, verbose=False))
-    except (AttributeError, TypeError, NameError):
-        return False  # it calls what will be compiled; if that is not why, training tells
-    except Exception as error:
-        raise RuntimeError(
-            f"{type(model).__name__} can't load its first batch: {type(error).__name__}: {error}. "
-            "Nothing was compiled."
-        ) from error
-    finally:
-        vars(model).update(kept)
-        np.random.set_state(state)
-    return True
-
-
-def _input_shape(model):
-    """Return the shape that a network takes, and whether it takes ``x`` as it is; None if unknown.
-
-    Lengths that the network leaves open are None.
-    """
-    x = getattr(model, "x", model)
-    for layer in (getattr(model, "layers", None) or [])[:1]:
-        if getattr(layer, "input", None) is x and hasattr(layer, "input_shape"):
-            return tuple(int(n) for n in layer.input_shape), True
-    lasagne = sys.modules.get("lasagne")
-    last = getattr(model, "output_layer", None)
-    if lasagne is not None and isinstance(last, lasagne.layers.Layer):
-        layers = lasagne.layers.get_all_layers(last)
-        inputs = [each for each in layers if isinstance(each, lasagne.layers.InputLayer)]
-        if len(inputs) == 1:
-            return tuple(inputs[0].shape), inputs[0].input_var is x
-    return None
-
-
-def _fits(found, expected, as_it_is):
-    """Return whether images fit an input; the batch is the first axis or the last, of any length.
-
-    Without `as_it_is` the model may cut off rows and columns.
-
-    >>> _fits((3, 32, 32, 128), (64, 3, 32, 32), True), _fits((8, 3, 9, 9), (None, 3, 8, 8), True)
-    (True, False)
-    >>> _fits((8, 3, 9, 9), (None, 3, 8, 8), False)
-    True
-    """
-    if len(found) != len(expected):
-        return False
-    images = [found[1:], found[:-1]] if len(found) == 4 else [found[1:]]
-    inputs = [expected[1:], expected[:-1]] if len(found) == 4 else [expected[1:]]
-
-    def same(image, wanted):
-        return all(w in (None, n) or (not as_it_is and i and n > w)
-                   for i, (n, w) in enumerate(zip(image, wanted)))  # fmt: skip
-
-    return any(same(image, wanted) for image in images for wanted in inputs)
+    if others:
+        return [f"its params must be shared variables, not {each!r}." for each in others[:3]]
+    return [
+        f"its params must be of floats, but {each} is of {each.dtype}: what counts or indexes is "
+        "no parameter to train. Leave it out of params."
+        for each in params
+        if np.dtype(each.dtype).kind != "f"
+    ]
 
 
 def compile_functions(model: Any, sync_type: str) -> None:
@@ -347,9 +251,9 @@ def check_exchanged_velocities(model: Any) -> None:
         )
 
 
-def rows_of(model: Any) -> float:
-    """Return the number of rows of the model's last step, as far as it is known; else 1."""
-    return getattr(getattr(model, "train_iter_fn", None), "rows", None) or 1
+def lengths_of(model: Any) -> dict[str, int]:
+    """Return what says how long a model trains, and is to be alike on all ranks."""
+    return {name: int(getattr(model, name)) for name in ("n_epochs", "n_subb")}
 
 
 def finish_step(model: Any, has_stepped: bool) -> None:
@@ -370,9 +274,20 @@ def statistics_of(model: Any) -> list:
 
     A model may list them in ``statistics``. Else they are found by the names that batch
     normalizations of Lasagne and Keras give them.
+
+    Raises
+    ------
+    TypeError
+        If the model lists integers, which have no average.
     """
     listed = getattr(model, "statistics", None)
     if listed is not None:
+        for each in listed:
+            if np.dtype(each.dtype).kind != "f":
+                raise TypeError(
+                    f"statistics must be shared variables of floats, which ranks average, but "
+                    f"{each} is of {each.dtype}: leave it out."
+                )
         return list(listed)
     names = re.compile(
         r"(^|[./_])(mean|inv_std|running_(mean|var\w*)|moving_(mean|variance))(:\d+)?$"
@@ -381,7 +296,10 @@ def statistics_of(model: Any) -> list:
     return [
         each
         for each in variables_of(model)
-        if id(each) not in params and each.name and names.search(each.name)
+        if id(each) not in params
+        and each.name
+        and names.search(each.name)
+        and np.dtype(each.dtype).kind == "f"
     ]
 
 
@@ -393,11 +311,55 @@ def learning_rate(model: Any) -> float:
 
 def scale_learning_rate(model: Any, factor: float) -> None:
     """Multiply the learning rate by a factor."""
-    variable = getattr(model, "shared_lr", None)
-    if variable is None:
-        raise TypeError(
-            f"{type(model).__name__} has no shared_lr, a shared variable with the learning rate, "
-            "which the warm-up multiplies: give it one, or set scale_lr to False."
-        )
-    value = variable.get_value()
-    variable.set_value((value * factor).astype(variable.dtype))
+    ScaledRate(model).set_factor(factor)
+
+
+class ScaledRate:
+    """The learning rate of a model, times a factor that the model does not know of.
+
+    Parameters
+    ----------
+    model : object
+        Has ``shared_lr``, a shared variable.
+    factor : float, optional
+        The factor that is in the rate already.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> from synkhronos._host import library
+    >>> model = SimpleNamespace(shared_lr=library.shared(0.1))
+    >>> rate = ScaledRate(model)
+    >>> rate.set_factor(4)
+    >>> with rate.taken_out():
+    ...     model.shared_lr.set_value(0.01)
+    >>> model.shared_lr.get_value()
+    array(0.04)
+    """
+
+    def __init__(self, model: Any, factor: float = 1.0) -> None:
+        self._variable = getattr(model, "shared_lr", None)
+        if self._variable is None:
+            raise TypeError(
+                f"{type(model).__name__} has no shared_lr, a shared variable with the learning "
+                "rate, which the warm-up multiplies: give it one, or set scale_lr to False."
+            )
+        self.factor = factor
+        self._own = self._scaled = None  # without the factor, and with it
+
+    def set_factor(self, factor: float) -> None:
+        """Replace the factor."""
+        rate = self._variable.get_value()
+        if self._scaled is None or not np.array_equal(rate, self._scaled):  # the model has set it
+            self._own = rate / self.factor
+        self._scaled = np.asarray(self._own * factor, self._variable.dtype)
+        self._variable.set_value(self._scaled)
+        self.factor = factor
+
+    @contextlib.contextmanager
+    def taken_out(self) -> Iterator[None]:
+        """Let the model see its rate without the factor in the block, and set it."""
+        factor = self.factor
+        self.set_factor(1.0)
+        yield
+        self.set_factor(factor)

@@ -16,6 +16,7 @@ from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
 from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import contract, snapshots
+from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Job
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
@@ -46,6 +47,7 @@ class Run:
         self.first_epoch = self.first_batch = 0
         self.count_before = 0  # batches of all ranks before the present epoch
         self._has_told = False  # that the error does not fall
+        self._left_out: list[str] = []  # of snapshots, as far as it was told
         self.own: dict[str, Any] = {}  # numbers of this rank that snapshots keep
         self.kept_arrays: list[np.ndarray] = []  # of the rule, from the run that is resumed
 
@@ -125,6 +127,7 @@ class Run:
         state = self._history.capture(self.recorder)
         state.plain["rule"] = dict(self.own)
         state.arrays.update({f"rule/{number}": array for number, array in enumerate(arrays)})
+        self._tell_what_is_left_out(state.left_out)
         states = snapshots.collect(self.group, state)
         if states is None:
             return
@@ -140,6 +143,16 @@ class Run:
             save(snapshots.folder_of(self.job.options["snapshot_path"]))
         self.say(f"snapshot {path}")
 
+    def _tell_what_is_left_out(self, names):
+        new = [name for name in names if name not in self._left_out]
+        self._left_out += new
+        if new and self.verbose:
+            log.warning(
+                f"a snapshot can't hold where {_and(new)} is: a run that goes on from it begins "
+                "there anew. Keep a number, an array or a random state of NumPy in its place, as "
+                "an attribute of the model or of its data."
+            )
+
     def resume(self) -> dict[str, Any]:
         """Go on from a snapshot, if the job says so; return the numbers that the rule has kept."""
         if not self.job.options["resume"]:
@@ -148,10 +161,10 @@ class Run:
         if group.rank == 0:
             found = snapshots.find(self.job.options["resume"], self.job.options["snapshot_path"])
         snapshot = snapshots.distribute(group, found)
+        same, n_states = False, len(snapshot.states)
         if snapshot.rule is None:
             snapshots.restore_old(self.model, snapshot)
         else:
-            n_states = len(snapshot.states)
             same = snapshot.rule == self._kind and (n_states > 1) == (group.size > 1)
             if snapshot.batch and (not same or n_states != group.size):
                 raise ValueError(
@@ -179,9 +192,12 @@ class Run:
         self.first_epoch, self.first_batch = snapshot.epoch, snapshot.batch
         self.count_before = snapshot.count
         self.say(f"resumed from {found}: epoch {self.first_epoch}, batch {self.first_batch}")
+        if same and (names := snapshot.states[0].left_out):
+            self.say(f"but {_and(names)} begins anew")
         if self.first_epoch >= self.model.n_epochs:
             self.say(f"nothing is left to train: n_epochs is {self.model.n_epochs}")
-        return {"total": snapshot.count, **snapshot.more}
+        kept = {"n_ranks": n_states, **snapshot.more} if same else {}
+        return {"total": snapshot.count, **kept}
 
     def report(self) -> None:
         """Print from now on: the rank that has done so is gone."""
@@ -192,6 +208,10 @@ class Run:
         if self.verbose:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
+
+
+def _and(names):
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def does_not_fall(val_info: Sequence[Sequence[float]]) -> bool:
@@ -227,9 +247,10 @@ def build(
         layers2.set_seed(job.options["seed"])
         layers2.set_verbose(verbose)
     config = {"verbose": verbose, "rank": own.rank, "size": own.size, "mname": job.modelclass}
+    look = FirstBatch()
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)
-    contract.check_data(model)
+    look.check(model)
     # A swap exchanges parameters, so each rank takes steps of its own, as with avg.
     sync_type = "cdd" if job.options.get("sync_type") == "cdd" else "avg"
     contract.compile_functions(model, sync_type)

@@ -5,7 +5,6 @@ import pytest
 import theano
 
 from synkhronos.rules import contract
-from synkhronos.rules.compatible.models import layers2
 
 
 class Data:
@@ -156,80 +155,3 @@ def test_statistics_are_found_by_name_or_listed():
     assert contract.statistics_of(model) == [model.layer["m"]]
     model.statistics = []
     assert contract.statistics_of(model) == []
-
-
-# Data that do not fit, before anything is compiled.
-
-
-class OfImages(Complete):
-    """A model as Theano-MPI's are: its functions are None before they are compiled."""
-
-    takes, loads, labels = (4, 3, 6, 6), (4, 3, 6, 6), 4
-
-    def __init__(self, config=None):
-        super().__init__(config)
-        self.x, self.current_t, self.train_iter_fn = theano.tensor.tensor4("x"), 0, None
-        self.shared_x = theano.shared(np.zeros((1, 1, 1, 1), theano.config.floatX))
-        self.shared_y = theano.shared(np.zeros(1, "int64"))
-        layer = layers2.Flatten(self.x, 2, printinfo=False, input_shape=self.takes)
-        self.layers = layers2.get_layers(layer)
-
-    def train_iter(self, count, recorder):
-        recorder.start()
-        np.random.rand()
-        self.shared_x.set_value(np.zeros(self.loads, theano.config.floatX))
-        self.shared_y.set_value(np.zeros(self.labels, "int64"))
-        recorder.end("wait")
-        cost, error = self.train_iter_fn(0)
-        recorder.train_error(count, cost, error)
-        self.current_t += 1
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{}, {"loads": (2, 3, 6, 6), "labels": 2}, {"loads": (3, 6, 6, 5), "labels": 5}],
-    ids=["as it is", "another number of images", "the batch as the last axis"],
-)
-def test_a_first_batch_that_fits_leaves_the_model_as_it_was(changed):
-    model = type("OfImages", (OfImages,), changed)()
-    before = np.random.get_state()[1].copy()
-    contract.check_data(model)
-    assert model.train_iter_fn is None and model.current_t == 0 and model.calls == []
-    np.testing.assert_array_equal(np.random.get_state()[1], before)
-
-
-def test_data_that_do_not_fit_are_refused_with_both_shapes():
-    """Theirs compiled for minutes first."""
-    model = type("OfImages", (OfImages,), {"loads": (4, 3, 8, 8)})()
-    said = r"of the shape \(4, 3, 8, 8\).*takes \(4, 3, 6, 6\).*Nothing was compiled"
-    with pytest.raises(ValueError, match=said):
-        contract.check_data(model)
-    model = type("OfImages", (OfImages,), {"labels": 5})()
-    with pytest.raises(ValueError, match=r"images of the shape \(4, 3, 6, 6\).*but 5 labels"):
-        contract.check_data(model)
-
-
-def test_a_batch_that_can_not_be_loaded_is_told_before_compiling():
-    def train_iter(self, count, recorder):
-        return [][5]
-
-    model = type("OfImages", (OfImages,), {"train_iter": train_iter})()
-    with pytest.raises(RuntimeError, match="OfImages can't load its first batch: IndexError"):
-        contract.check_data(model)
-
-
-def test_a_model_that_loads_in_another_way_is_not_asked():
-    model = Complete()
-    model.train_iter = lambda *_: pytest.fail("was called")
-    contract.check_data(model)
-
-
-def test_a_network_of_lasagne_is_compared_too():
-    lasagne = pytest.importorskip("lasagne")
-    model = OfImages()
-    model.layers = []
-    model.output_layer = lasagne.layers.InputLayer((None, 3, 8, 8))
-    with pytest.raises(ValueError, match=r"takes \(None, 3, 8, 8\)"):
-        contract.check_data(model)
-    model.output_layer = lasagne.layers.InputLayer((None, 3, 5, 5))  # may be cut off in the graph
-    contract.check_data(model)

@@ -1,0 +1,203 @@
+"""A look at the first batch of a model, before minutes are spent on compiling it.
+
+    this process ── fork ──▶ a copy: train_iter(0), with a function that does nothing
+                 ◀── shapes ──  ends; what it has read is read again here
+
+The copy has files of its own, so nothing here moves: no cursor, generator or random state. Models
+that have started threads, or opened pipes or sockets, share these with a copy: they are not asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import numbers
+import os
+import select
+import signal
+import stat
+import sys
+import threading
+import time
+import warnings
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos import _host
+from synkhronos.rules.recorder import Recorder
+
+_SECONDS = 60.0  # for a copy, which may hang: only this thread of a process goes on in it
+
+
+class FirstBatch:
+    """The look at the first batch; made before the model, and asked when there is one."""
+
+    def __init__(self) -> None:
+        self._channels = set(_descriptors(_is_channel))
+        self._threads = set(threading.enumerate())
+
+    def check(self, model: Any) -> None:
+        """Check that the first batch fits the network.
+
+        A model whose ``train_iter_fn`` is None before it is compiled loads a batch here, as it will
+        in training, and its ``shared_x`` is compared with the input of the network: of its first
+        layer of layers2 or Lasagne, as far as the model has that in ``layers`` or ``output_layer``.
+
+        Raises
+        ------
+        ValueError
+            If the shapes of the images, or the numbers of images and labels, do not fit.
+        RuntimeError
+            If the batch can't be loaded.
+        """
+        if not self._can_look(model):
+            return
+        found = _in_a_copy(lambda: _look(model), _SECONDS)
+        if found is None:
+            return
+        name, data = type(model).__name__, type(model.data).__name__
+        if "error" in found:
+            raise RuntimeError(
+                f"{name} can't load its first batch: {found['error']}. Nothing was compiled."
+            )
+        images, labels, expected = tuple(found["images"]), found["labels"], _input_shape(model)
+        if expected is not None and not _fits(images, *expected):
+            raise ValueError(
+                f"a batch of {data} is of the shape {images} as {name} loads it, but its network "
+                f"takes {expected[0]}: the data do not fit the model. Nothing was compiled."
+            )
+        if labels and labels[0] not in images:
+            raise ValueError(
+                f"a batch of {data} has images of the shape {images} as {name} loads it, but "
+                f"{labels[0]} labels. Nothing was compiled."
+            )
+
+    def _can_look(self, model):
+        n_batches = getattr(model.data, "n_batch_train", None)
+        return (
+            vars(model).get("train_iter_fn", model) is None
+            and not getattr(model.data, "para_load", False)
+            and not (isinstance(n_batches, numbers.Real) and n_batches < 1)
+            and isinstance(getattr(model, "shared_x", None), _host.SharedVariable)
+            and self._threads.issuperset(threading.enumerate())
+            and self._channels.issuperset(_descriptors(_is_channel))
+        )
+
+
+def _descriptors(is_wanted):
+    """Yield descriptors of this process, each with the number of what it is open on."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of listdir itself
+            found = os.fstat(int(name))
+            if is_wanted(found.st_mode):
+                yield int(name), found.st_ino
+
+
+def _is_channel(mode):
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _in_a_copy(function: Callable[[], Any], seconds: float) -> Any:
+    """Return what a function returns in a copy of this process, as JSON has it; None without it."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's, about other threads
+        pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            _use_own_files()
+            os.write(writer, json.dumps(function()).encode())
+        os._exit(0)
+    os.close(writer)
+    answer, end = b"", time.monotonic() + seconds
+    try:
+        while select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
+            part = os.read(reader, 1 << 16)
+            if not part:
+                break
+            answer += part
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return json.loads(answer) if answer else None
+
+
+def _use_own_files():
+    """Open all files anew, at the same places: a copy shares the position in a file."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd, _ in list(_descriptors(stat.S_ISREG)):
+        mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == os.O_WRONLY:
+            os.dup2(nowhere, fd)
+            continue
+        own = os.open(f"/proc/self/fd/{fd}", mode)
+        os.lseek(own, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, fd)
+    for fd in (1, 2):
+        os.dup2(nowhere, fd)
+
+
+def _look(model):
+    """Load the first batch as ``train_iter`` does, with no function; return what came of it."""
+    for name, value in vars(model).items():
+        if isinstance(value, _host.SharedVariable) and _host.lives_on_device(value):
+            zeros = np.zeros((1,) * value.ndim, value.dtype)
+            setattr(model, name, _host.shared_on_host(zeros, name))
+    model.train_iter_fn = lambda *_: (0.0, 0.0)
+    try:
+        model.train_iter(0, Recorder(None, verbose=False))
+    except (AttributeError, TypeError, NameError):
+        return None  # it calls what will be compiled; if that is not why, training tells
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    images, labels = (getattr(model, name, None) for name in ("shared_x", "shared_y"))
+    has_labels = isinstance(labels, _host.SharedVariable)
+    return {
+        "images": _host.peek(images).shape,
+        "labels": _host.peek(labels).shape if has_labels else (),
+    }
+
+
+def _input_shape(model):
+    """Return the shape that a network takes, and whether it takes ``x`` as it is; None if unknown.
+
+    Lengths that the network leaves open are None.
+    """
+    x = getattr(model, "x", model)
+    for layer in (getattr(model, "layers", None) or [])[:1]:
+        if getattr(layer, "input", None) is x and hasattr(layer, "input_shape"):
+            return tuple(int(n) for n in layer.input_shape), True
+    lasagne = sys.modules.get("lasagne")
+    last = getattr(model, "output_layer", None)
+    if lasagne is not None and isinstance(last, lasagne.layers.Layer):
+        layers = lasagne.layers.get_all_layers(last)
+        inputs = [each for each in layers if isinstance(each, lasagne.layers.InputLayer)]
+        if len(inputs) == 1:
+            return tuple(inputs[0].shape), inputs[0].input_var is x
+    return None
+
+
+def _fits(found, expected, as_it_is):
+    """Return whether images fit an input; the batch is the first axis or the last, of any length.
+
+    Without `as_it_is` the model may cut off rows and columns.
+
+    >>> _fits((3, 32, 32, 128), (64, 3, 32, 32), True), _fits((8, 3, 9, 9), (None, 3, 8, 8), True)
+    (True, False)
+    >>> _fits((8, 3, 9, 9), (None, 3, 8, 8), False)
+    True
+    """
+    if len(found) != len(expected):
+        return False
+    images = [found[1:], found[:-1]] if len(found) == 4 else [found[1:]]
+    inputs = [expected[1:], expected[:-1]] if len(found) == 4 else [expected[1:]]
+
+    def same(image, wanted):
+        return all(w in (None, n) or (not as_it_is and i and n > w)
+                   for i, (n, w) in enumerate(zip(image, wanted)))  # fmt: skip
+
+    return any(same(image, wanted) for image in images for wanted in inputs)
