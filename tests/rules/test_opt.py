@@ -116,7 +116,8 @@ def test_cdd_is_momentum_sgd_on_all_rows(cuts, nesterov, dtype):
     for each in models:
         for got, expected in zip(each.values(), serial(x, y, 50, nesterov=nesterov)):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
-    assert [each.train_iter_fn.rows for each in models] == [*np.diff([0, *cuts, 12])]
+    n_rows = np.diff([0, *cuts, 12])
+    assert [each.train_iter_fn.rows for each in models] == [*CLASSES * n_rows]  # labels
 
 
 def test_no_step_waits_for_the_next_iteration():
@@ -220,7 +221,7 @@ def test_sub_batches_are_steps_of_their_own():
     model.shared_y_slice = model.shared_y_slice[ind * rows : (ind + 1) * rows]
     opt.pre_model_iter_fn(model, k=1)
     costs = [float(model.train_iter_fn(i)[0]) for i in range(3)]
-    assert model.train_iter_fn.rows == 4 and len(set(costs)) == 3
+    assert model.train_iter_fn.rows == 4 * CLASSES and len(set(costs)) == 3
     assert np.isfinite(model.val_iter_fn(0)).all()
 
 

@@ -43,7 +43,8 @@ class TrainIteration:
     Attributes
     ----------
     rows : int
-        The rows of the last call; 0 before the first one.
+        The rows of the last call, or its labels, if a row has several, in whatever order their
+        axes are; 0 before the first call.
     is_pending : bool
         Whether gradients have been computed that no `finish` has applied yet.
     """
@@ -67,7 +68,7 @@ class TrainIteration:
 
     @property
     def rows(self) -> int:
-        """The rows of the last call."""
+        """The rows, or labels, of the last call."""
         return 0 if self._rows is None else int(self._rows.get_value())
 
 
@@ -313,8 +314,9 @@ def _as_type_of(variable, expression):
 def _compile(model, pre, post):
     """Compile one or two functions by the model's `compile_train`, or as it would."""
     model._synkhronos_rows = theano.shared(np.int64(0), "rows")
-    counted = model.y if getattr(model.y, "ndim", 0) else model.x
-    rows = [(model._synkhronos_rows, T.cast(counted.shape[0], "int64"))]
+    # Labels may be of shape (time, batch).
+    counted = model.y.size if getattr(model.y, "ndim", 0) else model.x.shape[0]
+    rows = [(model._synkhronos_rows, T.cast(counted, "int64"))]
     rate = getattr(model, "lr", model.shared_lr)
     rates = []
     if isinstance(rate, theano.Variable) and rate is not model.shared_lr:
