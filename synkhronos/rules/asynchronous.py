@@ -12,9 +12,10 @@ import numpy as np
 
 from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
+from synkhronos.rules import contract
 from synkhronos.rules.job import Job
 from synkhronos.rules.run import Run, build
-from synkhronos.rules.variables import Flat
+from synkhronos.rules.variables import Flat, described
 
 
 class Worker(ABC):
@@ -31,7 +32,7 @@ class Worker(ABC):
     ----------
     run : Run
     flat : Flat
-        The parameters.
+        The parameters, or all that `exchanged` returns.
     epoch : int
         The last one for which the model has adjusted its hyper-parameters.
     has_lost_others : bool
@@ -53,7 +54,7 @@ class Worker(ABC):
             run = self.run = build(self.job, self.group, verbose, self._interrupt, is_alone=True)
             kept = run.resume()
             self.epoch = kept.get("adjusted", run.first_epoch - 1)
-            self.flat = Flat(run.model.params)
+            self.flat = Flat(self.exchanged())
             self.begin(kept)
             self._train()
             self.end()
@@ -95,6 +96,22 @@ class Worker(ABC):
     @abstractmethod
     def fail(self) -> None:
         """Tell the others that this worker fails."""
+
+    def exchanged(self) -> list[Any]:
+        """Return the shared variables of `flat`."""
+        return list(self.run.model.params)
+
+    def _alike(self):
+        """Return what all workers must have alike; each of them counts epochs by its batches."""
+        model, n_batches = self.run.model, self.run.n_batch_train()
+        if n_batches < 1:
+            raise ValueError(
+                f"{type(model.data).__name__}.n_batch_train is {n_batches} on rank "
+                f"{self.group.rank}: each worker of this rule needs batches."
+            )
+        variables = {"params": model.params, "statistics": self.run.statistics}
+        lengths = {**contract.lengths_of(model), "n_batch_train": n_batches}
+        return {**{name: described(each) for name, each in variables.items()}, **lengths}
 
     def _train(self):
         run, model, recorder, batch = self.run, self.run.model, self.run.recorder, 0

@@ -26,17 +26,19 @@ Ma, Mao, Taylor, "Theano-MPI: a Theano-based Distributed Training Framework", ar
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+import contextlib
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos.comm.group import Group
 from synkhronos.rules import contract
-from synkhronos.rules.arithmetic import pairs_of, row_weights, warm_up_factor
+from synkhronos.rules.arithmetic import pairs_of, row_weights, warmed_up
 from synkhronos.rules.job import Job
 from synkhronos.rules.run import Interrupted, Run, build
-from synkhronos.rules.variables import Flat
+from synkhronos.rules.step_rows import StepRows
+from synkhronos.rules.variables import Flat, described, difference
 
 
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
@@ -69,16 +71,30 @@ class BSP:
         self._options = run.job.options
         self._size = run.group.size
         self._next = 0, 0  # epoch and batch
+        self._rows = StepRows(self._model, tells=run.verbose and self._size > 1)
+        agree(self._group, {**contract.lengths_of(self._model), **self._options})
         broadcast(self._group, self._model.params)
-        self._steps = run.resume().get("steps", 0)
-        self._scales = bool(
-            self._options["scale_lr"] and self._options["warm_up_epochs"] and self._size > 1
-        )
-        if self._scales:
-            contract.scale_learning_rate(self._model, 1.0)  # refuse a model without a rate now
+        kept = run.resume()
+        self._steps = kept.get("steps", 0)
+        self._warm_up_epochs = self._options["warm_up_epochs"] if self._options["scale_lr"] else 0
+        n_before = kept.get("n_ranks", 1)
+        # Snapshots had no factor, and that of the last epoch was in the rate.
+        factor = kept.get("factor", self._factor(run.first_epoch - (not run.first_batch), n_before))
+        self._rate: Any = None
+        if factor != 1 or (self._warm_up_epochs and self._size > 1):
+            self._rate = contract.ScaledRate(self._model, factor)
+            self._rate.set_factor(self._factor(run.first_epoch, self._size))
+            if kept and n_before != self._size:
+                rate = contract.learning_rate(self._model)
+                run.say(f"the learning rate is {rate:g}, for {self._size} ranks")
         self._exchange = self._make_exchange(strategy) if self._size > 1 else None
+        if self._size > 1:
+            agree(self._group, {"statistics": described(run.statistics)})
         if self._size > 1 and run.statistics:
             self._statistics = Sums(self._group, "ar", run.statistics, run.statistics)
+
+    def _factor(self, epoch, n_ranks):
+        return warmed_up(epoch, n_ranks, self._warm_up_epochs) if self._warm_up_epochs else 1.0
 
     def _make_exchange(self, strategy):
         sync_type, model, group = self._options["sync_type"], self._model, self._group
@@ -116,16 +132,15 @@ class BSP:
         for epoch in range(run.first_epoch, int(model.n_epochs)):
             model.epoch = epoch
             run.recorder.start_epoch()
-            if self._scales and run.first_batch == 0:
-                factor = warm_up_factor(epoch, self._size, self._options["warm_up_epochs"])
-                if factor != 1:
-                    contract.scale_learning_rate(model, factor)
+            if self._rate is not None:
+                self._rate.set_factor(self._factor(epoch, self._size))
             n_batches = self._train_epoch(epoch)
             model.reset_iter("train")
             self._average_statistics()
             count = run.count_before + n_batches * self._size
             stop = run.validate(count, shares=True)
-            model.adjust_hyperp(epoch)
+            with contextlib.nullcontext() if self._rate is None else self._rate.taken_out():
+                model.adjust_hyperp(epoch)
             contract.print_info(model, run.recorder, run.verbose)
             run.recorder.end_epoch(count, epoch)
             run.count_before = count
@@ -134,7 +149,7 @@ class BSP:
             stop = any(self._group.all_gather(bool(stop)))
             last = stop or epoch + 1 == int(model.n_epochs)
             if run.snapshot_is_due(epoch, last):
-                run.save(epoch + 1, 0, steps=self._steps)
+                self._save(epoch + 1, 0)
             if stop:
                 break
 
@@ -142,13 +157,16 @@ class BSP:
         """Train one epoch; return the largest number of batches that a rank had."""
         run, model, recorder = self._run, self._model, self._run.recorder
         batch, every = run.first_batch, self._options["exchange_freq"]
+        self._rows.begin()
         while True:
             has_batch = batch < run.n_batch_train()
             self._next = epoch, batch
             for _ in range(int(model.n_subb)):
                 if has_batch:
                     model.train_iter(batch, recorder)
-                    run.own["rows"] = run.own.get("rows", 0) + contract.rows_of(model)
+                    n_rows = self._rows.of_last_step()
+                    for name in ("rows", "rows_of_epoch"):
+                        run.own[name] = run.own.get(name, 0) + n_rows
                 weights, any_batch, any_interrupted = self._agree(has_batch)
                 if not any_batch:
                     if self._steps % every and self._options["sync_type"] == "avg":
@@ -161,8 +179,12 @@ class BSP:
             batch += 1
             recorder.print_train_info(run.count_before + batch * self._size)
             if any_interrupted:
-                run.save(epoch, batch, steps=self._steps)
+                self._save(epoch, batch)
                 run.interrupted()
+
+    def _save(self, epoch, batch):
+        factor = 1.0 if self._rate is None else self._rate.factor
+        self._run.save(epoch, batch, steps=self._steps, factor=factor)
 
     def _exchange_now(self, weights, has_batch):
         self._run.own["rows"] = 0
@@ -188,8 +210,11 @@ class BSP:
 
     def _average_statistics(self):
         """Average the running statistics of all ranks, which each rank has of its own rows."""
+        rows = self._run.own.pop("rows_of_epoch", 0)
         if self._size > 1 and self._run.statistics:
-            self._statistics.compute(1.0 / self._size)
+            weights = row_weights(self._group.all_gather(rows))
+            if any(weights):
+                self._statistics.compute(weights[self._group.rank] / self._size)
 
 
 def strategy_for(name: str, devices: Sequence[str], hosts: Sequence[str]) -> tuple[str, str]:
@@ -254,21 +279,23 @@ class Sums:
         self._flat.write()
 
 
+def agree(group: Group, has: Mapping[str, Any]) -> None:
+    """Raise ValueError, on all ranks, if one has anything else than the first one."""
+    first, *others = group.all_gather(dict(has))
+    for rank, other in enumerate(others, 1):
+        if said := difference(first, other, f"rank {rank}", "rank 0"):
+            raise ValueError(said)
+
+
 def broadcast(group: Group, variables: Sequence[Any], root: int = 0) -> None:
     """Give all ranks the values of one rank.
 
     Raises
     ------
     ValueError
-        On all ranks, if the variables differ between ranks in number, shape or dtype.
+        On all ranks, if the variables differ between ranks in number, name, shape, dtype or order.
     """
-    described = [(str(each.dtype), _host.peek(each).shape) for each in variables]
-    for rank, other in enumerate(everyone := group.all_gather(described)):
-        if other != everyone[root]:
-            raise ValueError(
-                f"the parameters of rank {rank} differ from those of rank {root} in number, shape "
-                "or dtype: all ranks must build the same model."
-            )
+    agree(group, {"params": described(variables)})
     if variables:
         flat = Flat(variables)
         arrays = flat.read()

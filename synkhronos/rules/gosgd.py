@@ -10,7 +10,7 @@ take what is still on its way, and the first one merges the parameters of all.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.rules import asynchronous
 from synkhronos.rules.arithmetic import gossip_merge
 from synkhronos.rules.job import Job
+from synkhronos.rules.variables import difference
 
 _MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
 _TELL_EVERY = 10  # batches
@@ -36,6 +37,8 @@ class Gossip:
     group : Group
     arrays : list of ndarray
         The parameters, which pushes of others change in place.
+    alike : dict
+        What all workers must have alike.
     on_death : callable
         Called with the rank of a worker that has died or failed.
     """
@@ -44,9 +47,11 @@ class Gossip:
         self,
         group: Group,
         arrays: list[np.ndarray],
+        alike: Mapping[str, Any],
         on_death: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self._group, self._arrays, self._on_death = group, arrays, on_death
+        self._alike = alike
         self.weight = 1.0 / group.size
         self.counts = np.zeros(group.size)  # batches of each worker, as far as this one knows
         self.dead: set[int] = set()
@@ -78,7 +83,7 @@ class Gossip:
         if self._has_begun and self._is_first and not self._has_spread:
             self._has_spread = True
             for rank in self.others:
-                self._group.send(rank, "first", self.counts, self._arrays)
+                self._group.send(rank, "first", self.counts, self._alike, self._arrays)
 
     def push(self, receiver: int) -> bool:
         """Send half of the weight and the parameters; return False if too much is under way."""
@@ -119,7 +124,9 @@ class Gossip:
     def _on_failed(self, rank):
         self._leave_out(rank)
 
-    def _on_first(self, rank, counts, arrays):
+    def _on_first(self, rank, counts, alike, arrays):
+        if said := difference(self._alike, alike, f"rank {rank}", f"rank {self._group.rank}"):
+            raise ValueError(said)
         self._on_counts(rank, counts)
         if not self._has_begun:  # a second one comes after the death of a first worker
             self._has_begun = True
@@ -191,9 +198,13 @@ class _Worker(asynchronous.Worker):
         """Return whether this is the first rank."""
         return self.group.rank == 0
 
+    def exchanged(self) -> list[Any]:
+        """Return the parameters, and running statistics: those of merged parameters are merged."""
+        return [*self.run.model.params, *self.run.statistics]
+
     def begin(self, kept: dict[str, Any]) -> None:
         """Take the parameters of the first worker."""
-        self._gossip = Gossip(self.group, self.flat.read(), self._tell_death)
+        self._gossip = Gossip(self.group, self.flat.read(), self._alike(), self._tell_death)
         self._gossip.begin()
         self.flat.write()
         self._gossip.counts[:] = self.run.count_before / self.group.size
