@@ -90,9 +90,10 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
     if group.rank:
         return _Worker(job, group, interrupt).work()
-    is_adaptive = job.options["learning_rate_rule"] == "adagrad"
-    updater = Downpour(job.options["gamma"] if is_adaptive else None)
-    return served.Server(job, group, updater, interrupt).serve()
+    rule = job.options["learning_rate_rule"]
+    updater = Downpour(job.options["gamma"] if rule == "adagrad" else None)
+    divides_stale = rule == "staleness"
+    return served.Server(job, group, updater, interrupt, divides_stale=divides_stale).serve()
 
 
 class _Worker(served.Worker):
@@ -106,6 +107,6 @@ class _Worker(served.Worker):
     def meet(self) -> None:
         """Send by how much the parameters have changed; take the server's."""
         moved = [own - before for own, before in zip(self.flat.read(), self._before)]
-        self.set_parameters(self.push(moved))
+        self.flat.set(self.push(moved))
         for own, before in zip(self.flat.arrays, self._before):
             np.copyto(before, own)

@@ -160,9 +160,10 @@ _ROWS = [
     Option("p", _GOSGD, float, 0.1, "the probability that a worker sends its parameters after a "
            "batch", least=0, most=1),
     Option("tau", SERVED, int, 10, "a worker asks the server after so many batches", least=1),
-    Option("learning_rate_rule", _ASGD, str, "adagrad", "the server scales each element of an "
-           "update (adagrad), or adds updates as they are (constant)",
-           choices=("adagrad", "constant")),
+    Option("learning_rate_rule", _ASGD, str, "staleness", "the server divides an update by 1 + the "
+           "updates of others since its worker took the weights (staleness), scales each element "
+           "of it (adagrad), or adds it as it is (constant)",
+           choices=("staleness", "adagrad", "constant")),
     Option("gamma", _ASGD, float, 0.01, "the learning rate of adagrad", least=0, above=True),
     Option("server", SERVED, str, "first", "the first device is the server's (first), or one more "
            "process without a device is the server (extra)", choices=("first", "extra")),

@@ -3,9 +3,10 @@
     worker                                      server
     register ─────────────────────────────────▶ first? so that one worker records and validates
     begin: shapes, batches of an epoch ───────▶ parameters wanted (of the first), or given
-    exchange: batches done, arrays ───────────▶ updates the weights, the center
+    exchange: batches done, arrays, statistics ▶ updates the weights, the center
                            ◀─────────────────── orders: epoch, stop, validate; weights
-    center ───────────────────────────────────▶ weights, and the states of the updater
+    center ───────────────────────────────────▶ weights, the workers' mean statistics, states of
+                                                the updater
     finish (the first worker only) ───────────▶ answered when all other workers have left
     leave ────────────────────────────────────▶ ends when all workers have left
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous
 from synkhronos.rules.job import Job
+from synkhronos.rules.variables import Flat, difference
 
 _REPORT_EVERY = 40  # batches of all workers
 _DIED, _FAILED = "death", "error"  # why a worker is there no more
@@ -61,6 +63,9 @@ class Server:
         Returns whether a signal has asked this process to end.
     answers_first : bool
         Whether a worker gets the weights as they were before its own update.
+    divides_stale : bool
+        Whether an update is divided by 1 + its staleness: by how many updates of others the weights
+        have changed since its worker took them.
     """
 
     def __init__(
@@ -70,13 +75,17 @@ class Server:
         updater: Updater,
         interrupt: Callable[[], bool],
         answers_first: bool = False,
+        divides_stale: bool = False,
     ) -> None:
         self._job, self._group, self._interrupt = job, group, interrupt
         self._updater, self._answers_first = updater, answers_first
+        self._divides_stale = divides_stale
+        self._n_updates, self._taken = 0, {}  # in all, and when each worker took the weights
         self._weights: list[np.ndarray] = []  # none before a worker has sent them
-        self._described: Any = None
+        self._alike: Any = None  # what all workers have
         self._registered: set[int] = set()
         self._waiting: set[int] = set()  # workers that wait for the end of all others
+        self._statistics: dict[int, list[np.ndarray]] = {}  # running ones, of each worker
         self._gone: dict[int, str] = {}  # workers that have left or died, and why
         self._n_batches = self._n_epochs = 0.0
         self._done = 0  # batches of all workers, dead ones too
@@ -114,20 +123,24 @@ class Server:
             self._first = rank
         self._group.send(rank, self._first == rank)
 
-    def _on_begin(self, rank, described, n_batches, n_epochs):
-        self._n_batches, self._n_epochs = n_batches, n_epochs
-        if self._described not in (None, described):
-            self._group.send(rank, "differs")
-        elif not self._weights:
+    def _on_begin(self, rank, alike, n_batches):
+        self._n_batches, self._n_epochs = n_batches, alike["n_epochs"]
+        if not self._weights:
             self._group.send(rank, "send")
         else:
-            self._answer(rank)
+            self._answer_alike(rank, alike)
 
-    def _on_first(self, rank, described, arrays, states, total):
+    def _answer_alike(self, rank, alike):
+        if alike == self._alike:
+            self._answer(rank)
+        else:
+            self._group.send(rank, "differs", self._alike)
+
+    def _on_first(self, rank, alike, arrays, states, total):
         """Take the first parameters, unless those of another worker were faster."""
         if not self._weights:
             self._weights = [array.copy() for array in arrays]
-            self._described = described
+            self._alike = alike
             self._updater.init_updater(0, {})
             for key, weight in enumerate(self._weights):
                 self._updater.init_model(key, weight)
@@ -137,17 +150,22 @@ class Server:
             self._updater.set_states(kept)
             self._done = int(total)
             self._epoch = self._validated = int(self._done // self._n_batches)
-        self._answer(rank)
+        self._answer_alike(rank, alike)
 
-    def _on_exchange(self, rank, done, n_batches, arrays):
+    def _on_exchange(self, rank, done, n_batches, arrays, statistics):
         self._n_batches = n_batches
+        self._statistics[rank] = [each.copy() for each in statistics]
         self._done += done
         # Workers that do not know yet that it is over may do some batches more.
         self._epoch = int(min(self._done // self._n_batches, self._n_epochs))
         if self._answers_first:  # what is sent is copied at once
             self._answer(rank)
+        if self._divides_stale:
+            staleness = self._n_updates - self._taken[rank]
+            arrays = [array / array.dtype.type(1 + staleness) for array in arrays]
         for key, array in enumerate(arrays):
             self._updater.update(key, array)
+        self._n_updates += 1
         if not self._answers_first:
             self._answer(rank)
         self._report()
@@ -159,10 +177,12 @@ class Server:
         if validate:
             self._validated = self._epoch
         orders = Orders(self._epoch, self._done, stop, is_first, validate)
+        self._taken[rank] = self._n_updates
         self._group.send(rank, orders, self._weights)
 
     def _on_center(self, rank):
-        self._group.send(rank, self._weights, _in_order(self._updater.states()))
+        means = [sum(each) / len(each) for each in zip(*self._statistics.values())]
+        self._group.send(rank, self._weights, means, _in_order(self._updater.states()))
 
     def _on_finish(self, rank):
         self._waiting.add(rank)
@@ -237,8 +257,9 @@ class Worker(asynchronous.Worker):
 
     def push(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Send arrays to the updater; return the weights, valid until the next message."""
-        n_batches = self.run.n_batch_train()
-        self.orders, weights = self._ask("exchange", self._done, n_batches, arrays)
+        n_batches, statistics = self.run.n_batch_train(), self._statistics.read()
+        message = "exchange", self._done, n_batches, arrays, statistics
+        self.orders, weights = self._ask(*message)
         return weights
 
     def _ask(self, *message) -> Any:
@@ -252,30 +273,21 @@ class Worker(asynchronous.Worker):
 
     def begin(self, kept: dict[str, Any]) -> None:
         """Send the parameters if the server has none yet; take the server's."""
+        self._statistics = Flat(self.run.statistics)
         arrays, states = self.flat.read(), self.run.kept_arrays
-        described = _described(arrays)
-        if _described(states) != described[: len(states)]:
+        if _described(states) != _described(arrays)[: len(states)]:
             raise ValueError(
                 "the snapshot is damaged: its arrays of the server are of other sizes."
             )
-        n_epochs = self.run.model.n_epochs
-        answer = self._ask("begin", described, self.run.n_batch_train(), n_epochs)
-        if answer == ("differs",):
-            raise ValueError(
-                "the parameters of this worker differ from those of the server in number, size or "
-                "dtype: all workers must build the same model."
-            )
+        alike = self._alike()
+        answer = self._ask("begin", alike, self.run.n_batch_train())
         if answer == ("send",):
-            answer = self._ask("first", described, arrays, states, kept.get("total", 0))
+            answer = self._ask("first", alike, arrays, states, kept.get("total", 0))
+        if answer[0] == "differs":
+            raise ValueError(difference(alike, answer[1], "the others", f"rank {self.group.rank}"))
         self.orders, weights = answer
-        self.set_parameters(weights)
+        self.flat.set(weights)
         self._enter_epochs()
-
-    def set_parameters(self, arrays: Iterable[np.ndarray]) -> None:
-        """Give the model other parameters."""
-        for own, array in zip(self.flat.read(), arrays):
-            own[...] = array
-        self.flat.write()
 
     def is_over(self) -> bool:
         """Return whether the server has said so; after a Ctrl-C all batches have to be sent."""
@@ -304,16 +316,22 @@ class Worker(asynchronous.Worker):
         self.enter_epochs(self.orders.epoch)
 
     def _validate(self, is_last):
-        """Validate the center; then go on with the own parameters."""
-        own = [array.copy() for array in self.flat.read()]
+        """Validate the center; then go on with the own parameters and statistics."""
+        kept = [(flat, [each.copy() for each in flat.read()]) for flat in self._both]
         states = self._take_center()
         self.validate(self.orders.total, self.orders.epoch - 1, is_last, states)
-        self.set_parameters(own)
+        for flat, own in kept:
+            flat.set(own)
+
+    @property
+    def _both(self):
+        return self.flat, self._statistics
 
     def _take_center(self):
-        """Take the server's weights; return copies of the states of its updater."""
-        weights, states = self._ask("center")
-        self.set_parameters(weights)
+        """Take the center, with the mean statistics; return copies of the updater's states."""
+        weights, statistics, states = self._ask("center")
+        for flat, arrays in zip(self._both, (weights, statistics)):
+            flat.set(arrays)
         return [array.copy() for array in states]
 
     def end(self) -> None:

@@ -335,12 +335,16 @@ class ASGD(Rule):
     r"""Asynchronous SGD with a server of parameters, to which workers send their updates.
 
     A worker sends the sum :math:`d` of its updates of the last `tau` minibatches, and takes the
-    parameters that the server has then:
+    parameters that the server has then. With :math:`n` updates of others between that and the
+    taking of the parameters from which :math:`d` was computed, its staleness, the server computes
 
-    .. math:: s \leftarrow s + d^2, \quad p \leftarrow p + \gamma d / \sqrt{s}.
+    .. math:: p \leftarrow p + d / (1 + n),
 
-    With ``learning_rate_rule="constant"`` the server adds the updates, :math:`p \leftarrow p + d`,
-    which diverges easily with many workers and a large `tau`.
+    with ``learning_rate_rule="adagrad"``
+
+    .. math:: s \leftarrow s + d^2, \quad p \leftarrow p + \gamma d / \sqrt{s},
+
+    and with ``"constant"`` :math:`p \leftarrow p + d`, which with many workers diverges easily.
 
     Parameters
     ----------
@@ -349,12 +353,14 @@ class ASGD(Rule):
 
     References
     ----------
-    J. Dean et al. (2012), Large scale distributed deep networks (Downpour SGD), NIPS.
+    J. Dean et al. (2012), Large scale distributed deep networks (Downpour SGD, adagrad), NIPS.
+    W. Zhang, S. Gupta, X. Lian and J. Liu (2016), Staleness-aware async-SGD for distributed deep
+    learning, https://arxiv.org/abs/1511.05950
 
     Examples
     --------
     >>> ASGD(tau=5).learning_rate_rule
-    'adagrad'
+    'staleness'
     """
 
     _rule = "ASGD"

@@ -13,6 +13,7 @@ from synkhronos import _host
 from synkhronos.comm import nccl
 from synkhronos.parameter_server import saving
 from synkhronos.parameter_server.remote.keeping import Keeper
+from synkhronos.rules import served
 from synkhronos.rules.asgd import Downpour
 from synkhronos.rules.bsp import Sums, swap
 from synkhronos.rules.easgd import Center
@@ -119,3 +120,21 @@ def test_updaters_of_rules_work_on_a_server_of_a_store(updater):
     if expected:
         with pytest.raises(ValueError, match="the states must be of the shapes"):
             again.set_states({name: {"squares": np.zeros(2, "f4")}})
+
+
+def test_stale_updates_are_divided():
+    """By 1 + the updates of others since their worker took the weights: Zhang et al. 2016."""
+    sent: dict[int, list] = {1: [], 2: [], 3: []}
+    group = SimpleNamespace(
+        size=4, send=lambda rank, orders, weights: sent[rank].append(weights[0].copy())
+    )
+    server = served.Server(None, group, Downpour(None), lambda: False, divides_stale=True)
+    alike, first = {"n_epochs": 100}, np.float32([0.0, 8.0])
+    for rank in (1, 2, 3):
+        server._n_batches = 1_000
+        server._on_first(rank, alike, [first], [], 0)
+    expected, update = first.copy(), np.float32([6.0, -6.0])
+    for rank, staleness in [(1, 0), (2, 1), (1, 1), (3, 3), (3, 0), (2, 3)]:
+        server._on_exchange(rank, 1, 1_000, [update], [])
+        expected += update / np.float32(1 + staleness)
+        np.testing.assert_array_equal(sent[rank][-1], expected)

@@ -31,7 +31,7 @@ def test_options_are_attributes_of_classes():
     """Theirs had two of BSP's, and alpha, tau and p were constants in the source."""
     assert BSP.sync_type == "cdd" and BSP.exch_strategy == "nccl32"
     assert (EASGD.alpha, EASGD.tau, EASGD.snapshot_freq) == (0.5, 10, 2)
-    assert GOSGD.p == 0.1 and ASGD.learning_rate_rule == "adagrad"
+    assert GOSGD.p == 0.1 and ASGD.learning_rate_rule == "staleness"
     for rule in (BSP, EASGD, GOSGD, ASGD):
         assert set(options.of_rule(rule.__name__)) <= set(dir(rule))
         assert issubclass(rule, Rule)
