@@ -23,6 +23,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos._machine.files import new_file
+from synkhronos._machine.log import log
 from synkhronos.profiling.spans import Span, own_times
 from synkhronos.rules import plain_pickles
 
@@ -104,6 +105,7 @@ class Recorder:
         self._spans: list[Span] = []  # since the last row
         self._starts: list[float] = []  # of the timers that run
         self._last_end = self._since = self._epoch_began = time.perf_counter()
+        self._has_told = False  # that a cost is not finite
         self._printed_at = self._seen = 0  # counts of the last row, and of the last batch
         self._is_new = True  # an epoch, whose counts may go on or begin again
         self._saved_in: Any = None
@@ -142,8 +144,16 @@ class Recorder:
             self._write(self._saved_in)
 
     def train_error(self, count: int, cost: Any, error: Any) -> None:
-        """Keep cost and error of one training step."""
+        """Keep cost and error of one training step; tell once if the cost is no finite number."""
         self._train.append([_mean(cost), _mean(error)])
+        cost = self._train[-1][0]
+        if not (np.isfinite(cost) or self._has_told):
+            self._has_told = True
+            log.warning(
+                f"the cost of training batch {count} is {cost}, and a step with such a gradient "
+                "leaves no usable parameters. Look for numbers that are not finite among its rows, "
+                "or lower the learning rate."
+            )
 
     def print_train_info(self, count: int) -> None:
         """Keep and print a row, if `count` has passed a multiple of printFreq since the last one.

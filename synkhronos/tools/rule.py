@@ -21,6 +21,7 @@ from typing import Any, Callable, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
+from synkhronos._machine.files import held
 from synkhronos.launch import cores, mpirun, where
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
@@ -250,18 +251,21 @@ def start(
         return run
 
     before = _snapshots(asked.options["snapshot_path"])
-    try:
-        if attempts is not None:
-            status, run = attempts(begin)
-        else:
-            status, run = 0, begin(asked)
-    except (ValueError, OSError) as error:
-        return refuse(error, refused, report)
-    if run is None:
-        _report(report, status, "Too few hosts have answered." if status else "", [])
-        return status
-    if attempts is None:
-        status = run.run()
+    with contextlib.ExitStack() as held_folders:
+        try:
+            if not dry_run:
+                _hold_folders(asked, held_folders)
+            if attempts is not None:
+                status, run = attempts(begin)
+            else:
+                status, run = 0, begin(asked)
+        except (ValueError, OSError) as error:
+            return refuse(error, refused, report)
+        if run is None:
+            _report(report, status, "Too few hosts have answered." if status else "", [])
+            return status
+        if attempts is None:
+            status = run.run()
     said = _ending(asked, run, status, before, resume_line)
     for sentence in said:
         run.say(sentence)
@@ -269,6 +273,24 @@ def start(
     lines = run.ranks[cause].last_lines if cause is not None else run.own_words.splitlines()[-20:]
     _report(report, status, " ".join(said), lines)
     return status
+
+
+def _hold_folders(asked, stack):
+    """Hold what this run writes into; raise BlockingIOError if another run does."""
+    paths = {name: asked.options[name] for name in ("snapshot_path", "inforec_path")}
+    for name, path in {
+        os.path.realpath(path): (name, path) for name, path in paths.items()
+    }.values():
+        try:
+            os.makedirs(path, exist_ok=True)
+            stack.enter_context(held(os.path.join(path, "run"), 0.0))
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"{name}: another run writes into {path!r}, and each would replace the other's "
+                f"files. Give this one a folder of its own, {_options.flag(name)} FOLDER."
+            ) from None
+        except OSError:  # it is one of other machines: the ranks tell what is wrong there
+            continue
 
 
 def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
