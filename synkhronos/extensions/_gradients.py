@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -143,6 +143,13 @@ def _as_list(name, values, kind):
     return list(values)
 
 
+def check_max_norm(max_norm: Any) -> None:
+    """Raise TypeError or ValueError if gradients can't be clipped to this norm."""
+    check_number("max_norm", max_norm)
+    if not isinstance(max_norm, Variable) and not max_norm > 0:
+        raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
+
+
 def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Variable]:
     r"""Scale all gradients by one factor if their common norm is above `max_norm`.
 
@@ -181,9 +188,7 @@ def clip_by_global_norm(grads: Sequence[Variable], max_norm: Scalar) -> list[Var
     [0.6, 0.8]
     """
     grads = check_variables("grads", grads)
-    check_number("max_norm", max_norm)
-    if not isinstance(max_norm, Variable) and not max_norm > 0:
-        raise ValueError(f"max_norm must be above zero, got {max_norm!r}.")
+    check_max_norm(max_norm)
     # In half precision the square of a norm of 256 would overflow.
     wide = np.result_type("float32", *[grad.dtype for grad in grads]).name
     norm = T.sqrt(sum(T.sqr(T.cast(grad, wide)).sum() for grad in grads))

@@ -39,6 +39,7 @@ from synkhronos._wording import advise, sentence, shown, whole_number
 from synkhronos.extensions import _dividing, _stored
 from synkhronos.extensions._gradients import (
     check_loss,
+    check_max_norm,
     check_number,
     check_params,
     check_rule,
@@ -258,6 +259,8 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
         return check_updates("What the update rule returns and averages", pairs)
 
     check_loss(loss)
+    if max_norm is not None:
+        check_max_norm(max_norm)
     if per_rank is None:
         outputs = [_variable(each) for each in returned[1:]] if isinstance(returned, list) else []
         others = [*outputs, *(T.as_tensor_variable(each) for _, each in averages)]
