@@ -6,7 +6,9 @@
 Each device has a queue for pushes and one for pulls. Small arrays are reduced and copied at once by
 the call that completes them, if nothing waits before them.
 
-Arrays are not copied when they are pushed: they are read when the round is closed.
+Arrays of devices are not copied when they are pushed: they are read when the round is closed. Those
+of one caller for all devices have been read when the call returns, which reduces them: see
+`Engine.push_all`.
 
 References
 ----------
@@ -15,6 +17,7 @@ mshadow-ps (2014), the level of one machine; T. Chen et al., MXNet, arXiv:1512.0
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -37,6 +40,7 @@ from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueues
 
 WARN_AFTER = 10.0  # seconds of a wait
 _AT_ONCE = nullcontext()
+_MOST_AHEAD = 2  # rounds of a key that one caller pushes before the first is reduced
 _MAIN = threading.main_thread()
 
 
@@ -86,11 +90,21 @@ class Engine:
             self._run(task)
         return opened
 
+    def make_room(self, pairs: Sequence[tuple[Key, Sequence[Any]]]) -> None:
+        """Wait until fewer than `_MOST_AHEAD` rounds of each key are to be reduced."""
+        for key, _ in pairs:
+            while len(key.closed) >= _MOST_AHEAD and not getattr(self._queues.users, "queues", ()):
+                with contextlib.suppress(IndexError):  # another thread has ended it
+                    self.wait(key.closed[0])
+
     def push_all(self, pairs: Sequence[tuple[Key, Sequence[Any]]], priority: int) -> list[Round]:
-        """Make a whole round of each key from arrays of one caller, or of none."""
+        """Make a whole round of each key from arrays of one caller, or of none.
+
+        The arrays have been read when this returns.
+        """
         with self.lock:
             self._refuse_open(pairs)
-            return [self._push_all(key, arrays, priority) for key, arrays in pairs]
+        return [self._push_all(key, arrays, priority)[0] for key, arrays in pairs]
 
     def _refuse_open(self, pairs):
         for key, _ in pairs:
@@ -102,13 +116,52 @@ class Engine:
                     "can't push in the midst of it."
                 )
 
-    def _push_all(self, key, arrays, priority):
-        made = Round(self, key, len(arrays))
-        made.parts, made.priority = list(arrays), priority
+    def _push_all(self, key, arrays, priority, into=None):
+        """Make a round, and a pull of it into arrays; read what was pushed.
+
+        A round that can't be reduced in this call gets its sum, or what is to be gathered, in
+        memory of its own.
+        """
+        made = task = reduced = None
+        while made is None:
+            with self.lock:
+                self._refuse_open([(key, arrays)])
+                made = Round(self, key, len(arrays))
+                made.parts = list(arrays)
+                if reduced is None and not self._is_free(made):
+                    reduced, made = key.spare.pop() if key.spare else key.new_buffer(), None
+                else:
+                    pull, task = self._close_all(made, reduced, priority, into)
+            if made is None:
+                parts = [each.reshape(-1) for each in _arrays(arrays, None)]
+                reduction = Reduction(key.op, parts, reduced.flat)
+                reduction.run()
+                if reduction.error is not None:
+                    raise reduction.error
+        if task is not None:
+            self._run(task)
+            self.wait(made)  # for other threads, which have taken blocks
+        return made, pull
+
+    def _is_free(self, closed):
+        """Return whether a round of the caller's can be reduced at once."""
+        is_free = not closed.key.closed and self._queues.push[0].is_idle
+        is_small = closed.key.is_small and self.backend.is_plain
+        return is_free and (is_small or self.backend.is_quick(closed))
+
+    def _close_all(self, made, reduced, priority, into):
+        key, pull = made.key, None
+        made.priority, made.reduced = priority, reduced
+        if reduced is not None:
+            made.parts = [reduced.flat]
+            if key.op == "gather":
+                made.parts = list(reduced.flat.reshape(len(key.slots), -1))
         for slot in key.slots:
             slot.rounds += 1
-        self._close(made, 0, False)
-        return made
+        if into is not None:
+            pull = self._pull_of_caller(key, into, made.version, priority)
+            key.waiting.append(pull)
+        return pull, self._close(made, 0, now=reduced is None)
 
     def pull(
         self,
@@ -144,19 +197,14 @@ class Engine:
         priority: int,
     ) -> list[Pull]:
         """Make whole rounds, and ask for their results: pulls are there when the rounds close."""
-        wanted = []
         with self.lock:
             self._refuse_open(pairs)
-            pulls = []
-            for (key, arrays), own in zip(pairs, into):
-                pull = self._pull_of_caller(key, own, key.n_closed + 1, priority)
-                key.waiting.append(pull)
-                self._push_all(key, arrays, priority)
-                if self.backend.is_remote and not pull.is_done:
-                    wanted.append(pull)
-                pulls.append(pull)
-        for pull in wanted:
-            self.backend.request(pull.key, pull.needed, priority)
+        pulls = []
+        for (key, arrays), own in zip(pairs, into):
+            pull = self._push_all(key, arrays, priority, own)[1]
+            if self.backend.is_remote and not pull.is_done:
+                self.backend.request(key, pull.needed, priority)
+            pulls.append(pull)
         return pulls
 
     def _pull_of_caller(self, key, arrays, needed, priority):
@@ -272,7 +320,7 @@ class Engine:
         key = closed.key
         try:
             buffer = key.free_buffer()
-            parts = _arrays(closed, key.shape)
+            parts = _arrays(closed.parts, key.shape)
             reduce_block(key.op, parts, buffer.shaped, len(parts))
         except Exception as error:
             self._end_round(closed, None, error)
@@ -285,10 +333,12 @@ class Engine:
         error = None
         try:
             closed.buffer = self.backend.memory_for(closed)
+            if closed.buffer is not None and closed.buffer is closed.reduced:
+                return self._conclude(closed, queue, None)
             if closed.buffer is None:
                 with self.lock:
                     closed.buffer = key.free_buffer()
-            parts = [part.reshape(-1) for part in _arrays(closed, None)]
+            parts = [part.reshape(-1) for part in _arrays(closed.parts, None)]
             with self.lock:
                 pulls, copies = closed.copies(parts) if self.backend.is_plain else ((), ())
             n_threads = self._n_threads if key.size >= self._bound else 1
@@ -337,6 +387,8 @@ class Engine:
         key.closed.popleft()
         key.is_reducing = False
         closed.parts = [None] * len(closed.parts)  # they are the caller's
+        if closed.reduced is not None:
+            key.spare.append(closed.reduced)
         closed.finish(error)
         if error is not None:
             key.failures[closed.version] = error
@@ -464,9 +516,9 @@ class Engine:
             raise late
 
 
-def _arrays(closed, shape):
+def _arrays(parts, shape):
     """Return the arrays of a round, of a device's or on the host."""
-    arrays = [x if type(x) is np.ndarray else x.read() for x in closed.parts]
+    arrays = [x if type(x) is np.ndarray else x.read() for x in parts]
     if shape is None:
         return arrays
     return [x if x.shape == shape else x.reshape(shape) for x in arrays]

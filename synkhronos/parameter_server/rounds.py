@@ -187,16 +187,21 @@ class Key:
         self.waiting: list[Any] = []  # pulls that need a round that is not there yet
         self.ready: list[Any] = []  # pulls in their queue
         self.buffers: list[Buffer] = []
+        self.spare: list[Buffer] = []  # for what one caller pushes
 
     def free_buffer(self) -> Buffer:
         """Return memory for a result that nothing reads."""
         for buffer in self.buffers:
             if not buffer.users and buffer is not self.source:
                 return buffer
-        size = self.size * (self.n_devices if self.op == "gather" else 1)
-        buffer = Buffer(np.empty(size, self.dtype), self.result_shape)
+        buffer = self.new_buffer()
         self.buffers.append(buffer)
         return buffer
+
+    def new_buffer(self) -> Buffer:
+        """Return new memory of the size of a result."""
+        size = self.size * (self.n_devices if self.op == "gather" else 1)
+        return Buffer(np.empty(size, self.dtype), self.result_shape)
 
     def missing(self) -> list[int]:
         """Return the devices that have not pushed in the open round, if one is open."""
@@ -233,7 +238,7 @@ class Key:
 class Round(Future):
     """One push of each device; the future of all of them."""
 
-    __slots__ = ("buffer", "key", "n_missing", "parts", "priority", "version")
+    __slots__ = ("buffer", "key", "n_missing", "parts", "priority", "reduced", "version")
 
     def __init__(self, engine: Any, key: Key, n_parts: int) -> None:
         super().__init__(engine)
@@ -243,6 +248,7 @@ class Round(Future):
         self.n_missing = n_parts
         self.priority = -(1 << 62)
         self.buffer: Buffer | None = None
+        self.reduced: Buffer | None = None  # what has been reduced before it was queued
 
     def __str__(self) -> str:
         return f"round {self.version} of key {self.key.name!r}"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS
+from support.parameter_server import SECONDS, Held
 
 from synkhronos import parameter_server as ps
 from synkhronos.extensions import update_rules
@@ -12,6 +12,10 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 def ones(*shape, dtype=np.float32):
     return np.ones(shape, dtype)
+
+
+def subtract(key, gradient, weight):
+    weight -= gradient
 
 
 def test_a_pull_before_any_push_returns_the_value_of_init():
@@ -222,3 +226,58 @@ def test_an_updater_may_come_after_the_keys_and_before_the_first_push():
         assert (store.pull("w").wait() == 4).all()
         with pytest.raises(ps.OutOfTurn, match="before the first push"):
             store.set_optimizer(update_rules.sgd, learning_rate=1)
+
+
+@pytest.mark.parametrize("size", [1_000, 20_000, 1_500_000])
+@pytest.mark.parametrize("has_updater", [False, True])
+def test_memory_that_was_pushed_may_be_used_again_at_once(size, has_updater):
+    """Users of KVStore do so; from 20,000 elements on the sums were of what came after."""
+    with ps.create("local") as store:
+        if has_updater:
+            store.set_updater(subtract)
+        store.init("w", np.zeros(size, np.float32))
+        arrays, right = [np.empty(size, np.float32) for _ in range(2)], 0
+        for number in range(5):
+            for device, array in enumerate(arrays):
+                array[:] = number + device
+            store.push("w", arrays)
+            for array in arrays:
+                array[:] = -100
+            right = right - (2 * number + 1) if has_updater else 2 * number + 1
+            if number % 2:  # else the next push comes while this one may be at work
+                assert (store.pull("w").wait(SECONDS) == right).all()
+        out = np.empty(size, np.float32)
+        store.pushpull("w", arrays, out)
+        arrays[0][:] = arrays[1][:] = 7
+        assert (store.pull("w", out).wait(SECONDS) is None) and (out == out[0]).all()
+        assert out[0] == (right + 200 if has_updater else -200)
+
+
+def test_pushes_wait_for_room_so_that_memory_is_bounded():
+    """At most two rounds of a key are ahead of an updater that is slow."""
+    held = Held()
+    with ps.create("local") as store:
+        store.set_updater(held)
+        store.init("w", np.zeros(5_000, np.float32))
+        array = ones(5_000)
+        futures = [store.push("w", array) for _ in range(2)]
+        assert held.is_there.wait(SECONDS) and not any(future.done() for future in futures)
+        held.go_soon()
+        for _ in range(8):
+            futures.append(store.push("w", array))
+            assert sum(not future.done() for future in futures) <= 2
+        assert (store.pull("w").wait(SECONDS) == 10).all()
+        assert len(store._keys["w"].spare) <= 3
+
+
+def test_gathered_arrays_may_be_used_again_at_once():
+    with ps.create("local", devices=[0, 1], **{"push_op[0]": "gather"}) as store:
+        for device in (0, 1):
+            store.init_key((2, 30_000), 0, device)
+        arrays = [device + ones(2, 30_000) for device in (0, 1)]
+        for _ in range(3):
+            store.push(0, arrays)
+        for array in arrays:
+            array[:] = 0
+        found = store.pull(0).wait(SECONDS)
+        assert (found[:2] == 1).all() and (found[2:] == 2).all()
