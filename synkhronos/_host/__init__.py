@@ -45,6 +45,8 @@ MODULES = {
         "set_default_update": "Give a shared variable an update in all functions that use it.",
         "as_update": "Return an update's expression, converted to the type of its shared variable.",
         "same_updates": "Return whether two lists of updates compute the same from their inputs.",
+        "shared_in": "Return the shared variables that expressions are computed from.",
+        "computes_by_element": "Return whether updates compute each element by itself.",
         "is_reusing_memory": "Return whether a function may write to memory of its last results.",
         "swapped": "Return expressions with some of their variables replaced.",
         "destroyed_inputs": "Return the positions of inputs into which a function writes.",

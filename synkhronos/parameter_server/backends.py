@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 
+from synkhronos._machine.log import log
 from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
 from synkhronos.parameter_server.pulls import Pull
+from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round
 
 _QUESTION_SECONDS = 1.0
@@ -57,6 +59,10 @@ class Backend:
     def waits_for(self, future: Future) -> str:
         """Return what a future waits for behind this store, in words."""
         return ""
+
+    def change_hyper(self, keys: Iterable[Key], values: dict[str, Any]) -> None:
+        """Change hyperparameters of the updater for rounds that are not closed."""
+        raise NotImplementedError
 
     def dump_states(self) -> list[bytes]:
         """Return the state of each updater."""
@@ -98,6 +104,7 @@ class UpdatingBackend(Backend):
 
     def __init__(self, updater: Any, is_test: bool) -> None:
         self.updater = updater
+        self._hyper = updaters.HyperChanges(updater, updater.hyper())
         self.weights: dict[int | str, np.ndarray] = {}
         self._is_test = is_test
         self._lock = threading.Lock()  # one update at a time
@@ -131,6 +138,8 @@ class UpdatingBackend(Backend):
         key = closed.key
         if self._is_test:
             return None
+        if closed.reduced is not None:
+            return closed.reduced
         if key.name not in self._sums:
             self._sums[key.name] = Buffer(np.empty(key.size, key.dtype), key.shape)
         return self._sums[key.name]
@@ -140,12 +149,19 @@ class UpdatingBackend(Backend):
         key, target = closed.key, closed.buffer
         assert target is not None
         with self._alone():
+            self._hyper.use(key.number, closed.version)
             updaters.update(self.updater, key.name, target.shaped, self.weights[key.name])
             if self._is_test:
                 return target
             # A copy: pulls of this round may still read it when the next one is updated.
             self.publish_copy(key, closed.version, self.weights[key.name])
         return None
+
+    def change_hyper(self, keys: Iterable[Key], values: dict[str, Any]) -> None:
+        """Change hyperparameters of the updater for rounds that are not closed."""
+        first = {key.number: key.n_closed + 1 for key in keys}
+        done = {key.number: key.n_closed - len(key.closed) for key in keys}
+        self._hyper.change(first, values, done)
 
     def dump_states(self) -> list[bytes]:
         """Return the state of the updater, between two updates."""
@@ -168,8 +184,9 @@ class RemoteBackend(Backend):
 
     is_remote = True
 
-    def __init__(self, link: Any) -> None:
-        self._link = link
+    def __init__(self, link: Any, updater: Any = None) -> None:
+        self._link, self.updater = link, updater
+        self._has_told = False
         self._keys: dict[int, Key] = {}
         # (key, parity) -> (version, priority); the first is under way, or being copied: _COPIED
         self._asked: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -181,12 +198,40 @@ class RemoteBackend(Backend):
 
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
         """Tell the servers of a key."""
+        is_whole = self._is_whole(key, self.updater)
         self._keys[key.number] = key
         flat = None if weight is None else weight.reshape(-1)
-        self._link.init_key(key.number, key.name, key.size, key.dtype, key.op, flat)
+        self._link.init_key(key.number, key.name, key.shape, key.dtype, key.op, flat, is_whole)
         with self._lock:
             if not self._receiver.is_alive():
                 self._receiver.start()
+
+    def _is_whole(self, key, updater):
+        """Return whether an updater needs a large key whole; tell once if it is not known."""
+        n_servers = self._link.num_servers
+        if updater is None or len(placement.parts(key.name, key.size, n_servers)) == 1:
+            return False
+        takes_parts = updater.takes_parts(key.shape, key.dtype)
+        if takes_parts is None and not self._has_told and self._link.rank == 0:
+            self._has_told = True
+            log.warning(
+                f"key {key.name!r} of {key.size} elements is divided over {n_servers} servers, "
+                f"which update a part each, so {updater.kind} must compute each element by itself. "
+                "Write is_elementwise = True into an Updater that does, and False into one that "
+                "needs whole keys, such as for a norm."
+            )
+        return takes_parts is False
+
+    def use(self, updater: Any) -> None:
+        """Take an updater; raise OutOfTurn if it needs a key whole that is divided already."""
+        whole = [key.name for key in self._keys.values() if self._is_whole(key, updater)]
+        if whole:
+            raise OutOfTurn(
+                f"{updater.kind} needs key {whole[0]!r} whole, but it is divided over "
+                f"{self._link.num_servers} servers: call set_updater() or set_optimizer() before "
+                "the first key."
+            )
+        self.updater = updater
 
     def is_quick(self, closed: Round) -> bool:
         """Return whether the memory of a round is free: the last push but one has been sent."""
@@ -248,6 +293,10 @@ class RemoteBackend(Backend):
         if not isinstance(error, ParameterServerError):
             error = ParameterServerError(f"the link to the servers has failed: {error}")
         self.engine.fail(error, list(self._keys.values()))
+
+    def change_hyper(self, keys: Iterable[Key], values: dict[str, Any]) -> None:
+        """Tell the servers of hyperparameters for rounds that are not closed."""
+        self._link.set_hyper({key.number: key.n_closed + 1 for key in keys}, values)
 
     def dump_states(self) -> list[bytes]:
         """Return the state of the updater of each server."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+import numpy as np
+
 from synkhronos import _wording
 from synkhronos.parameter_server import saving
 from synkhronos.parameter_server.backends import Backend, LocalBackend, UpdatingBackend
@@ -24,6 +26,21 @@ from synkhronos.parameter_server.rounds import Future, Futures
 from synkhronos.parameter_server.updaters import as_updater, rule_updater
 
 LOWEST = -(1 << 62)  # of priorities
+
+
+# Calls of KVStore that stores do not have, and what to do instead.
+_OTHERS = {
+    "set_gradient_compression": "arrays travel as they are: push arrays of float16 to send half",
+    "row_sparse_pull": "there are no sparse arrays: write pull(key)",
+    "send_command_to_servers": "servers take no commands: write set_hyper() or set_updater()",
+    "_send_command_to_servers": "servers take no commands: write set_hyper() or set_updater()",
+    "_set_updater": "write set_updater(updater)",
+    "_barrier": "write barrier()",
+    "is_capable": "set_optimizer() works with all kinds of stores",
+    "get_num_dead_node": "a process that has died is an error, ProcessLost, of the calls it fails",
+    "num_dead_node": "a process that has died is an error, ProcessLost, of the calls it fails",
+    "run_server": "synkhronos launch --servers starts the servers",
+}
 
 
 class OneCaller:
@@ -38,6 +55,13 @@ class OneCaller:
     num_servers: int
     _parameters: Parameters
     _updater: Any
+    _follow: Callable[[], None] | None
+    _lock: Any
+    _sent_hyper: dict[str, Any]  # the updater's, as servers have it
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": {_OTHERS[name]}." if name in _OTHERS else "."
+        raise AttributeError(f"a store has no {name}{hint}")
 
     def _push_by_key(self, first, second, third, priority, value):
         """Push by the arguments of ``push(key, value, priority)``, by position or by name."""
@@ -56,9 +80,15 @@ class OneCaller:
             )
         priority = _wording.whole_number("priority", priority if rest is None else rest, LOWEST)
         pairs = self._values(names, values)
-        engine = self._engine
+        engine = self._ready_for(pairs)
         with engine.held():
             return _one(names, engine.push_all(pairs, priority))
+
+    def _ready_for(self, pairs):
+        if self._follow is not None:
+            self._follow()
+        self._engine.make_room(pairs)
+        return self._engine
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -110,7 +140,7 @@ class OneCaller:
         priority = _wording.whole_number("priority", priority, LOWEST)
         pairs = self._values(key, value)
         into = [own for _, own in self._targets(key, value if out is None else out)]
-        engine = self._engine
+        engine = self._ready_for(pairs)
         with engine.held():
             return _one(key, engine.push_pull(pairs, into, priority))
 
@@ -219,8 +249,12 @@ class OneCaller:
         if any(key.n_closed or key.round is not None for key in keys):
             raise OutOfTurn("set_updater() and set_optimizer() must come before the first push.")
         if self._link is not None:
-            self._link.set_updater(made.pickled(), dict(self._parameters.given))
+            pickled = made.pickled()
+            if self._backend is not None:
+                self._backend.use(made)
+            self._link.set_updater(pickled, dict(self._parameters.given))
             self._updater = made
+            self._follows(made)
             return
         if made.is_taken:
             raise ValueError("updater belongs to another store: make a new one for this store.")
@@ -228,6 +262,7 @@ class OneCaller:
             self._hand_over(keys, made)
         self._updater = made
         made.is_taken = True
+        self._follows(made)
 
     def _hand_over(self, keys, updater):
         """Let an updater keep the weights of keys that are there, with their values."""
@@ -269,6 +304,67 @@ class OneCaller:
         """
         self.set_updater(rule_updater(rule, **hyper))
 
+    def set_hyper(self, **values: Any) -> None:
+        """Change hyperparameters of the updater, such as ``learning_rate``, for later pushes.
+
+        Rounds that are closed already are updated as before. With servers all workers call it, and
+        the values of worker 0 count. A shared variable that was given to `set_optimizer`, and an
+        attribute of an updater, may be set as well: the next push tells the servers. In a store of
+        one process an attribute counts at once, so wait for the pushes before.
+
+        Parameters
+        ----------
+        **values
+            Of a rule its numbers, by their keywords; of another updater its attributes, or numbers
+            that its function finds outside of itself.
+
+        Raises
+        ------
+        ValueError
+            For names that the updater does not have.
+        TypeError
+            For what is no number, and a rule that takes a number only.
+        OutOfTurn
+            Without an updater.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from synkhronos.extensions import update_rules
+        >>> from synkhronos.parameter_server import create
+        >>> with create("local") as store:
+        ...     store.set_optimizer(update_rules.sgd, learning_rate=1.0)
+        ...     store.init("w", np.zeros(2))
+        ...     for rate in (1.0, 0.1):
+        ...         store.set_hyper(learning_rate=rate)
+        ...         _ = store.push("w", np.ones(2))
+        ...     store.pull("w").wait()
+        array([-1.1, -1.1])
+        """
+        self._refuse_closed()
+        if self._updater is None:
+            raise OutOfTurn("there is no updater with hyperparameters: call set_optimizer() first.")
+        if self._follow is None and self._engine is not None:
+            self._engine.drain(list(self._keys.values()))
+        self._updater.set(values)
+        if self._follow is not None:
+            self._follow()
+
+    def _follows(self, updater):
+        """Let pushes look for what has changed in an updater, where that can be told."""
+        self._sent_hyper = updater.hyper()
+        is_told = updater.has_own_hyper if self._link is None else self._link.rank == 0
+        self._follow = self._send_hyper if is_told else None
+
+    def _send_hyper(self):
+        """Tell the backend what has changed in the updater, for rounds that are not closed."""
+        with self._lock:
+            now, backend = self._updater.hyper(), self._backend
+            changed = {n: v for n, v in now.items() if not _is_same(v, self._sent_hyper.get(n))}
+            if changed and backend is not None:
+                backend.change_hyper(list(self._keys.values()), changed)
+                self._sent_hyper = now
+
     def _values(self, key, value):
         """Return pairs of a key and the arrays of its devices."""
         pairs = []
@@ -303,6 +399,10 @@ class OneCaller:
         except KeyError:
             self._refuse_closed()
             raise ValueError(f"there is no key {name!r}: call init({name!r}, value).") from None
+
+
+def _is_same(one, other):
+    return one is other or (type(one) is type(other) and np.array_equal(one, other))
 
 
 def _one(key, futures):

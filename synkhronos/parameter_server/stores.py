@@ -135,6 +135,7 @@ class Store(OneCaller):
         self._engine: Any = None  # an Engine, once the devices are known
         self._backend: Backend | None = None
         self._updater: Any = None
+        self._follow: Callable[[], None] | None = None  # sends what changes in the updater
         self._lock = threading.RLock()  # of keys that are being made
         self._is_closed = False
         self._closing = threading.Lock()
@@ -240,7 +241,7 @@ class Store(OneCaller):
         if self._link is not None:
             if self._parameters["test_on_server"]:
                 raise ValueError('test_on_server is for "local" stores: servers keep no sums.')
-            backend: Backend = RemoteBackend(self._link)
+            backend: Backend = RemoteBackend(self._link, self._updater)
         elif self._updater is not None:
             backend = self._updating(self._updater)
         else:
@@ -361,8 +362,10 @@ class Store(OneCaller):
     ) -> Future:
         """Push an array of one device, ``push(array, key, devid, priority=0)``.
 
-        Or arrays of all devices: ``push(key, value, priority=0)``. Returns at once. The arrays must
-        not change until the returned future is done, or the pull of this round.
+        Returns at once. The array must not change until the returned future is done, or the pull of
+        this round. Or arrays of all devices: ``push(key, value, priority=0)``. These have been
+        reduced when it returns, or copied where servers or an updater are at work on two rounds, so
+        they may be used again.
 
         Parameters
         ----------
@@ -408,6 +411,8 @@ class Store(OneCaller):
             refuse_array("push", array, known, known.shape, devid)
         if type(priority) is not int:
             priority = _wording.whole_number("priority", priority, LOWEST)
+        if self._follow is not None:
+            self._follow()
         engine = self._engine
         with engine.held():
             return engine.push(slot, array, priority, now)

@@ -6,13 +6,19 @@
     update(key, gradient)              once a round: change the remembered weight in place
 
 An updater is called for one key at a time. It is pickled by what made it, not with the weights: a
-store of several processes sends it to its servers, which call it for their parts of each key.
+store of several processes sends it to its servers, which call it for their parts of each key. What
+the script changes in its own copy afterwards, such as a rate, follows:
+
+    hyper() ── what has changed ──▶ assign(values)      before each push that it counts for
 """
 
 from __future__ import annotations
 
+import builtins
+import inspect
+import threading
 import zlib
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 import cloudpickle
 import numpy as np
@@ -24,6 +30,12 @@ from synkhronos._wording import sentence, shown
 if TYPE_CHECKING:  # a script that has only arrays of NumPy needs no Theano
     from synkhronos._hints import SharedVariable
 
+# Attributes of Updater.
+_OWN = {"weights", "parameters", "rank", "is_taken", "is_elementwise", "has_own_hyper", "_fill"}
+_PLAIN = (bool, int, float, complex, str, type(None), np.generic)
+_SMALL = 4096  # elements of a shared variable, of which the values are compared
+_PROBE = np.zeros(2, np.float32)  # a weight, to look at what a rule makes of it
+
 
 class Updater:
     """The base class of updaters: derive from it, and define `update`.
@@ -31,8 +43,12 @@ class Updater:
     Attributes
     ----------
     weights : dict of int or str -> numpy.ndarray
-        The store's memory of each key: of the key's shape in a store of one process, flat in a
-        server, where it may be a part of the key.
+        The store's memory of each key, of the key's shape. Where several servers divide a large key
+        it is a part of its elements, of the shape (1, ..., n) with as many axes.
+    is_elementwise : bool or None
+        Whether each element is updated by itself, so that servers may divide a key. With False each
+        key is kept whole by one server. None stands for True, but the first key that is divided is
+        told.
     rank : int
         The number of the server, 0 in a store of one process.
     parameters : dict of str -> str
@@ -56,6 +72,8 @@ class Updater:
 
     rank = 0
     is_taken = False  # by a store
+    is_elementwise: bool | None = None
+    has_own_hyper = False  # `assign` changes nothing that the script has
     _fill: Callable | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Updater:
@@ -108,6 +126,51 @@ class Updater:
                 f"{_listed(states)}: define states() and set_states()."
             )
 
+    def takes_parts(self, shape: tuple[int, ...], dtype: Any) -> bool | None:
+        """Return whether servers may divide a key of this shape; None if it is not known."""
+        return self.is_elementwise
+
+    def hyper(self) -> dict[str, Any]:
+        """Return what a script may change later: numbers, texts and small shared variables.
+
+        They are attributes of the updater; of a function what it finds outside of itself.
+        """
+        return {
+            name: _value_of(each)
+            for space in self._spaces()
+            for name, each in space.items()
+            if _is_followed(each)
+        }
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Set some of what `hyper` returns, in the script's own copy.
+
+        Raises ValueError for other names, TypeError for what is neither number nor text.
+        """
+        places = {}
+        for name, value in values.items():
+            found = [each for each in self._spaces() if _is_followed(each.get(name, each))]
+            if not found:
+                raise ValueError(
+                    f"{self.kind} has no {name!r} that could be set, only {_listed(self.hyper())}."
+                )
+            places[name] = found[0]
+            if not isinstance(value, (*_PLAIN, np.ndarray)):
+                raise TypeError(f"{name} must be a number or a text, got {shown(value)}.")
+        for name, space in places.items():
+            if isinstance(space[name], _PLAIN):
+                space[name] = values[name]
+            else:
+                space[name].set_value(np.asarray(values[name], space[name].dtype))
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Set some of what `hyper` has returned, where the weights are kept."""
+        self.set(values)
+
+    def _spaces(self) -> list:
+        """Return the dicts in which `hyper` looks."""
+        return [_Without(self.__dict__)]
+
     def starting_from(self, fill: Callable[[int | str, np.ndarray], None]) -> Updater:
         """Fill weights of keys without a value by ``fill(key, weight)``; return the updater.
 
@@ -138,6 +201,73 @@ class Updater:
         Servers draw different ones for their parts of a key.
         """
         return np.random.RandomState(zlib.crc32(f"{seed} {key!r} {self.rank}".encode()))
+
+
+class _Without(dict):
+    """The attributes of an updater that are not its base class's; setting one sets it there."""
+
+    def __init__(self, attributes):
+        super().__init__((name, each) for name, each in attributes.items() if name not in _OWN)
+        self._attributes = attributes
+
+    def __setitem__(self, name, value):
+        self._attributes[name] = value
+
+
+def _is_followed(value):
+    if is_imported() and isinstance(value, _host.SharedVariable):
+        return _host.is_array_variable(value)
+    return isinstance(value, _PLAIN)
+
+
+def _value_of(value):
+    if not is_imported() or not isinstance(value, _host.SharedVariable):
+        return value
+    value = _host.to_host(_host.peek(value))
+    return np.array(value) if np.size(value) <= _SMALL else value  # set, it is another array
+
+
+class HyperChanges:
+    """What a script has changed in an updater, and from which version of each key on it counts.
+
+    Versions are rounds of the keys by their numbers. `use` is called before each update, `change`
+    perhaps by another thread.
+    """
+
+    def __init__(self, updater: Updater, values: Mapping[str, Any]) -> None:
+        self._updater, self._first_values = updater, values
+        self._used: dict[str, Any] = {}
+        self._changes: list[tuple[Mapping[int, int], dict[str, Any]]] = [({}, self._used)]
+        self._lock = threading.Lock()
+
+    def change(
+        self, first: Mapping[int, int], values: Mapping[str, Any], done: Mapping[int, int]
+    ) -> None:
+        """Add values that count from a version of each key on; those that are `done` are over."""
+        values = {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in values.items()}
+        with self._lock:
+            for name in values:
+                for _, before in self._changes:
+                    before.setdefault(name, self._first_values.get(name))
+            self._changes.append((first, {**self._changes[-1][1], **values}))
+            while len(self._changes) > 1 and all(
+                begin <= done.get(number, 0) + 1 for number, begin in self._changes[1][0].items()
+            ):
+                del self._changes[0]
+
+    def use(self, number: int | None, version: int | None) -> None:
+        """Give the updater the values for a version of a key; with None the newest."""
+        if len(self._changes) == 1 and self._changes[0][1] is self._used:
+            return
+        with self._lock:
+            values = next(
+                values
+                for first, values in reversed(self._changes)
+                if version is None or number is None or first.get(number, 0) <= version
+            )
+        if values is not self._used:
+            self._updater.assign(values)
+            self._used = values
 
 
 def as_updater(updater: Updater | Callable) -> Updater:
@@ -183,7 +313,9 @@ def function_updater(function: Callable[[int | str, np.ndarray, np.ndarray], Non
     ----------
     function : callable
         It changes `weight` in place, and returns None. The order of its arguments is that of
-        updaters of MXNet's KVStore.
+        updaters of MXNet's KVStore. Where several servers divide a large key, `gradient` and
+        `weight` are a part of it: see `Updater`. Numbers outside of the function that it uses, such
+        as a global learning rate, may change later.
 
     Raises
     ------
@@ -213,10 +345,12 @@ def rule_updater(rule: Callable, **hyper: Any) -> Updater:
     rule : callable
         ``rule(grads, params, **hyper) -> updates``: one of
         :mod:`synkhronos.extensions.update_rules`, of Lasagne, or one's own. It is given one
-        parameter at a time. A server of several gives it its part of a key, which is flat: then
-        a rule must compute element by element.
+        parameter at a time. A key for which it computes anything but element by element, such as a
+        norm, is kept whole by one server. Keys of float16 have weights in float32 in the updater,
+        which are rounded for pulls.
     **hyper
-        Its hyperparameters, such as ``learning_rate=0.1``.
+        Its hyperparameters, such as ``learning_rate=0.1``: numbers, which ``store.set_hyper``
+        changes later, or shared variables, which may be set.
 
     Raises
     ------
@@ -239,8 +373,9 @@ def rule_updater(rule: Callable, **hyper: Any) -> Updater:
             f"(grads, params, **hyper) -> updates, got {shown(rule)}."
         )
     # The caller is told what is wrong with them, before a server is.
-    _graph_of(rule, hyper, "probe", np.zeros(2, np.float32))
-    return _RuleUpdater(rule, hyper)
+    updates = dict(_graph_of(rule, hyper, "probe", _PROBE)[2])
+    followed = [each for each in _host.shared_in([*updates.values()]) if each not in updates]
+    return _RuleUpdater(rule, hyper, followed)
 
 
 def theano_updater(
@@ -294,6 +429,9 @@ class _FunctionUpdater(Updater):
     def __init__(self, function):
         self._function = function
 
+    def _spaces(self):
+        return list(_spaces_of(self._function))
+
     @property
     def kind(self):
         return f"function {_name_of(self._function)}"
@@ -306,6 +444,47 @@ class _FunctionUpdater(Updater):
                 f"{_name_of(self._function)} returned {shown(result)} for key {key!r}: write "
                 "weight -= ..., or weight[...] = ..."
             )
+
+
+def _spaces_of(function: Any) -> Iterator[Any]:
+    """Yield dicts with what a function finds outside of itself."""
+    if inspect.ismethod(function):
+        yield function.__self__.__dict__
+        function = function.__func__
+    if not inspect.isfunction(function):
+        yield getattr(function, "__dict__", {})
+        return
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    yield _Cells(cells)
+    yield _Globals(function)
+
+
+class _Cells(dict):
+    """The variables of enclosing functions."""
+
+    def __init__(self, cells):
+        super().__init__()
+        self._cells = cells
+        for name, cell in cells.items():
+            try:
+                super().__setitem__(name, cell.cell_contents)
+            except ValueError:  # it has none yet
+                continue
+
+    def __setitem__(self, name, value):
+        self._cells[name].cell_contents = value
+
+
+class _Globals(dict):
+    """The global variables that a function uses."""
+
+    def __init__(self, function):
+        self._globals = function.__globals__
+        names = [each for each in function.__code__.co_names if not hasattr(builtins, each)]
+        super().__init__((name, self._globals[name]) for name in names if name in self._globals)
+
+    def __setitem__(self, name, value):
+        self._globals[name] = value
 
 
 class _Step:
@@ -342,6 +521,9 @@ class _Step:
             _host.replace(each, np.array(values[name]))
 
 
+_MASTER = "weight in float32"
+
+
 class _SharedStep(_Step):
     """A step with a function that other keys use too: its variables have this key's values in turn.
 
@@ -350,29 +532,49 @@ class _SharedStep(_Step):
     function : compiled function
     used, own : list of shared variable
         Those that the function updates, and those that were made for this key: the weight first.
+    weight : ndarray
+        The store's memory, or of float16 one of float32 in its place.
+    rounded : ndarray
+        The store's memory.
     """
 
-    def __init__(self, function, used, own, weight):
+    def __init__(self, function, used, own, weight, rounded):
         super().__init__(function, used[0], weight, weight.shape)
         self._states, self._named = used[1:], own[1:]
-        self._values = [_host.peek(each) for each in own[1:]]
+        self.values = [_host.peek(each) for each in own[1:]]
+        self._rounded = None if rounded is weight else rounded
 
     def run(self, gradient):
         """Update the weight and the states."""
         _host.replace(self._variable, self._weight)
-        for each, value in zip(self._states, self._values):
+        for each, value in zip(self._states, self.values):
             set_to = _host.replace if _host.is_array_variable(each) else _host.replace_object
             set_to(each, value)
         super().run(gradient)
-        self._values = [_host.peek(each) for each in self._states]
+        self.values = [_host.peek(each) for each in self._states]
+        if self._rounded is not None:
+            self._rounded[...] = self._weight
+
+    def take_weight(self):
+        """Go on from what the store's memory has."""
+        if self._rounded is not None:
+            self._weight[...] = self._rounded
+
+    @property
+    def weight(self):
+        """The weight that is updated."""
+        return self._weight
 
     def state(self):
         """Return copies of the other variables that the function updates, by name."""
-        return _copies(self._named, self._values)
+        wide = {} if self._rounded is None else {_MASTER: self._weight.copy()}
+        return {**_copies(self._named, self.values), **wide}
 
     def set_state(self, values):
         """Set what `state` has returned."""
-        self._values = [np.array(values[name]) for name in _names(self._named)]
+        self.values = [np.array(values[name]) for name in _names(self._named)]
+        if self._rounded is not None:
+            self._weight[...] = values[_MASTER]
 
 
 def _copies(variables, values):
@@ -415,13 +617,91 @@ class _Stepping(Updater):
 
 
 class _RuleUpdater(_Stepping):
-    def __init__(self, rule, hyper):
+    has_own_hyper = True
+
+    def __init__(self, rule, hyper, followed):
         super().__init__()
-        self._rule, self._hyper = rule, hyper
+        self._rule, self._given = rule, hyper
+        names = {id(each): name for name, each in hyper.items()}
+        self._followed = {
+            names.get(id(each), name): each for name, each in zip(_names(followed), followed)
+        }
+        self._numbers = {}  # that the script has set
+        self._shared = {}  # what the functions read in place of these numbers and variables
         self._compiled = []  # (gradient, updates, function)
+        self._takes_parts = {}
 
     def __getstate__(self):
-        return {**super().__getstate__(), "_compiled": []}
+        return {**super().__getstate__(), "_shared": {}, "_compiled": [], "_takes_parts": {}}
+
+    def hyper(self):
+        """Return the numbers that the rule has got, and values of shared variables."""
+        numbers = {**_numbers_among_defaults(self._rule), **self._given, **self._numbers}
+        numbers = {name: each for name, each in numbers.items() if _is_number(each)}
+        followed = self._followed.items()
+        return {**numbers, **{n: _value_of(each) for n, each in followed if _is_followed(each)}}
+
+    def set(self, values):
+        """Set numbers by their keywords; raise if the rule can't take another one later."""
+        known = self.hyper()
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(
+                    f"{self.kind} has no {name!r} that could be set, only {_listed(known)}."
+                )
+            if not _is_number(value):
+                raise TypeError(f"{name} must be a number, got {shown(value)}.")
+        numbers = {name: each for name, each in values.items() if name not in self._followed}
+        probe = {name: _host.shared_on_host(np.zeros(()), name) for name in numbers}
+        try:
+            _graph_of(self._rule, {**self._given, **_as_type(probe, "float32")}, "probe", _PROBE)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{_name_of(self._rule)} takes {_listed(numbers)} as a number only, which can't be "
+                f"changed later: {sentence(error)}"
+            ) from error
+        self._numbers.update(numbers)
+        for name, value in values.items():
+            if name in self._followed:
+                self._followed[name].set_value(np.asarray(value, self._followed[name].dtype))
+
+    def assign(self, values):
+        """Set what the functions read; the first time that a number changes, make them anew."""
+        new = [name for name in values if name not in self._shared]
+        for name in new:
+            self._shared[name] = _host.shared_on_host(np.array(values[name]), name)
+        for name, value in values.items():
+            self._shared[name].set_value(np.asarray(value, self._shared[name].dtype))
+        if any(name not in self._followed for name in new):
+            self._compiled = []
+            for key, step in self._steps.items():
+                made = self._step_for(key, step.weight, self.weights[key])
+                made.values, self._steps[key] = step.values, made
+
+    def _graph(self, name, weight):
+        """Return what `_graph_of` does, with variables of this updater in place of the script's."""
+        for each, variable in self._followed.items():
+            if each not in self._shared:
+                self._shared[each] = _host.shared_on_host(np.array(_value_of(variable)), each)
+        own = {n: each for n, each in self._shared.items() if n not in self._followed}
+        hyper = {**self._given, **_as_type(own, weight.dtype)}
+        gradient, variable, updates = _graph_of(self._rule, hyper, name, weight)
+        in_place = {each: self._shared[n] for n, each in self._followed.items()}
+        expressions = _host.swapped([value for _, value in updates], in_place)
+        return gradient, variable, [(target, e) for (target, _), e in zip(updates, expressions)]
+
+    def takes_parts(self, shape, dtype):
+        """Return whether the rule computes each element of such a key by itself."""
+        known = self._takes_parts.get((shape, dtype))
+        if known is None:
+            # If a rule looks at the shape, the two graphs differ.
+            shapes = shape, (1,) * (len(shape) - 1) + (2,)
+            graphs = [self._graph("probe", np.zeros(each, dtype)) for each in shapes]
+            (one, whole), (two, part) = [([gradient], updates) for gradient, _, updates in graphs]
+            known = _host.computes_by_element(whole, [*one, graphs[0][1]])
+            known = known and _host.same_updates((one, whole), (two, part))
+            self._takes_parts[shape, dtype] = known
+        return known
 
     @property
     def kind(self):
@@ -429,14 +709,22 @@ class _RuleUpdater(_Stepping):
 
     def init_model(self, key, weight):
         super().init_model(key, weight)
+        master = weight.astype(np.float32) if weight.dtype == np.float16 else weight
+        self._steps[key] = self._step_for(key, master, weight)
+
+    def adopt(self, key, weight):
+        super().adopt(key, weight)
+        self._steps[key].take_weight()
+
+    def _step_for(self, key, weight, rounded):
         with _host.compiling:
-            gradient, variable, updates = _graph_of(self._rule, self._hyper, str(key), weight)
+            gradient, variable, updates = self._graph(str(key), weight)
             used, function = self._function_for(gradient, updates)
         at = [target for target, _ in updates].index(variable)
         own = [target for target, _ in updates]
         used.insert(0, used.pop(at))
         own.insert(0, own.pop(at))
-        self._steps[key] = _SharedStep(function, used, own, weight)
+        return _SharedStep(function, used, own, weight, rounded)
 
     def _function_for(self, gradient, updates):
         """Return the variables that a function updates, and it; compile one if none does this."""
@@ -450,10 +738,36 @@ class _RuleUpdater(_Stepping):
         return [target for target, _ in updates], function
 
 
+def _as_type(shared, dtype):
+    return {name: _host.tensor.cast(each, np.dtype(dtype).name) for name, each in shared.items()}
+
+
+def _is_number(value):
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _numbers_among_defaults(rule):
+    try:
+        parameters = inspect.signature(rule).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {each.name: each.default for each in parameters if _is_number(each.default)}
+
+
 class _TheanoUpdater(_Stepping):
+    is_elementwise = False  # a function is compiled for its key
+
     def __init__(self, functions, variables):
         super().__init__()
         self._functions, self._variables = functions, variables
+        used = [
+            each for function in functions.values() for each in _host.shared_variables(function)
+        ]
+        updated = {id(v) for f in functions.values() for v in _host.updated_variables(f)}
+        self._followed = [each for each in dict.fromkeys(used) if id(each) not in updated]
+
+    def _spaces(self):
+        return [dict(zip(_names(self._followed), self._followed))]
 
     @property
     def kind(self):
@@ -470,8 +784,7 @@ class _TheanoUpdater(_Stepping):
         if weight.size != value.size or weight.dtype != value.dtype:
             raise ValueError(
                 f"key {key!r} has {weight.size} items of {weight.dtype} here, but {variable} has "
-                f"{value.size} of {value.dtype}. A server of several keeps a part of a large key: "
-                "use rule_updater there."
+                f"{value.size} of {value.dtype}."
             )
         weight[...] = value.reshape(weight.shape)
         self._steps[key] = _Step(self._functions[key], variable, weight, value.shape)

@@ -11,7 +11,9 @@ import warnings
 
 from synkhronos._host.base.library import (
     CONVERTS_UPDATES,
+    DimShuffle,
     Elemwise,
+    SharedVariable,
     Variable,
     ViewOp,
     ancestors,
@@ -69,6 +71,33 @@ def same_updates(one, other):
     expressions = [as_update(variable, value) for variable, value in pairs]
     other_expressions = [as_update(variable, value) for variable, value in other_pairs]
     return equal_computations(expressions, other_expressions, given, others)
+
+
+def shared_in(expressions):
+    """Return the shared variables that expressions are computed from, each once."""
+    found = [each for each in ancestors(expressions) if isinstance(each, SharedVariable)]
+    return list(dict.fromkeys(found))
+
+
+@recurses_deep
+def computes_by_element(updates, arrays):
+    """Return whether updates compute each element of some arrays, and of their targets, by itself.
+
+    So they do if all that has axes is made by elementwise operations from these, and from numbers.
+    """
+    known = {*arrays, *(target for target, _ in updates)}
+    expressions = [as_update(target, value) for target, value in updates]
+    return all(_is_by_element(each, known) for each in ancestors(expressions))
+
+
+def _is_by_element(variable, known):
+    node, n_axes = variable.owner, getattr(variable.type, "ndim", None)
+    if node is None:
+        return variable in known or n_axes == 0
+    if isinstance(node.op, DimShuffle):
+        return node.inputs[0].type.ndim == 0
+    is_of_numbers = all(getattr(each.type, "ndim", None) == 0 for each in node.inputs)
+    return isinstance(node.op, Elemwise) or (n_axes == 0 and is_of_numbers)
 
 
 def is_reusing_memory(function):

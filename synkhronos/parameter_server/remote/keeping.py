@@ -23,6 +23,7 @@ dist_async is level 2 of mshadow-ps; dist_sync and the initial values are those 
 
 from __future__ import annotations
 
+import math
 import traceback
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -34,6 +35,7 @@ from synkhronos._arithmetic.operations import OPERATIONS, divide, wide
 from synkhronos._machine.log import log
 from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.remote import placement
+from synkhronos.parameter_server.rounds import plane
 
 
 @dataclass
@@ -63,11 +65,13 @@ class _Key:
     """A key, or the part of it that this server keeps."""
 
     name: int | str
-    size: int  # of the whole key
+    shape: tuple[int, ...]  # of the whole key
     dtype: np.dtype
     op: str
+    is_whole: bool
     part: placement.Part
-    weight: np.ndarray
+    weight: np.ndarray  # flat
+    seen: np.ndarray | None = None  # the weight as the updater sees it
     numbers: dict[int, int] = field(default_factory=dict)  # of the key, by worker
     given: np.ndarray | None = None  # the weight of worker 0, while it arrives
     is_given_weight: bool = False
@@ -89,6 +93,13 @@ class _Key:
     def n_here(self) -> int:
         """The number of elements of this server's part."""
         return self.part.end - self.part.begin
+
+    @property
+    def shape_here(self) -> tuple[int, ...]:
+        """The shape of this server's part: of as many axes as the key."""
+        if self.n_here == math.prod(self.shape):
+            return self.shape
+        return (1,) * (len(self.shape) - 1) + (self.n_here,)
 
     def buffer(self) -> np.ndarray:
         """Return an array for a push."""
@@ -118,6 +129,7 @@ class Keeper:
         self._keys: dict[int | str, _Key] = {}
         self._numbered: dict[tuple[int, int], _Key | None] = {}  # None: refused
         self._updater: Any = None
+        self._hyper: Any = None  # what has changed in it
         self._has_begun = False  # worker 0 has pushed or pulled
         self._expects_updater = False  # another worker has set one
         self._refusal: tuple | None = None
@@ -132,20 +144,23 @@ class Keeper:
             return None
         return [w for w in range(self._n_workers) if key.pushed.get(w, 0) < version]
 
-    def on_key(self, worker, number, name, size, dtype, op, has_weight) -> None:
+    def on_key(self, worker, number, name, shape, dtype, op, has_weight, is_whole=False) -> None:
         """Take note of a key of a worker."""
-        key = self._keys.get(name)
+        key, dtype = self._keys.get(name), np.dtype(dtype)
         if key is None:
-            part = placement.part_of(self._server, name, size, self._n_servers)
-            dtype = np.dtype(dtype)
+            size = math.prod(shape)
+            part = placement.part_of(self._server, name, size, self._n_servers, is_whole)
             weight = np.zeros(part.end - part.begin, dtype)
-            key = self._keys[name] = _Key(name, size, dtype, op, part, weight)
-        given = size, np.dtype(dtype), op
-        if given != (key.size, key.dtype, key.op):
+            key = self._keys[name] = _Key(name, shape, dtype, op, is_whole, part, weight)
+        given = plane(shape), dtype, op, is_whole
+        known = plane(key.shape), key.dtype, key.op, key.is_whole
+        if given != known:
+            here, there = ["divided over servers", "kept by one server"][:: -1 if is_whole else 1]
+            whole = f" It is {here} here, and {there} there." * (is_whole != key.is_whole)
             text = (
-                f"key {name!r} has {size} elements of {given[1]} and the operation {op!r} here, "
-                f"but another worker has it with {key.size} of {key.dtype} and {key.op!r}: all "
-                "workers must initialize it alike."
+                f"key {name!r} has the shape {shape}, {dtype} and the operation {op!r} here, but "
+                f"another worker has it with {key.shape}, {key.dtype} and {key.op!r}: all workers "
+                f"must set the updater and initialize keys alike.{whole}"
             )
             self._numbered[worker, number] = None
             self._fail(worker, number, None, ("ValueError", text, {}))
@@ -153,6 +168,7 @@ class Keeper:
         self._numbered[worker, number] = key
         key.numbers[worker] = number
         if worker == 0:
+            key.shape = shape
             key.is_given_weight = has_weight
             self._initialize(key)
 
@@ -213,7 +229,8 @@ class Keeper:
             updater.init_updater(self._server, parameters)
         except Exception as error:
             updater = _Broken(self._reason(error, "init_updater")[1])
-        self._updater = updater
+        values = {} if isinstance(updater, _Broken) else updater.hyper()
+        self._updater, self._hyper = updater, updaters.HyperChanges(updater, values)
         for key in self._keys.values():
             key.is_known_to_updater = False
             if key.is_ready:
@@ -221,6 +238,17 @@ class Keeper:
             else:
                 self._initialize(key)
             self._apply(key)
+
+    def on_hyper(self, worker: int, first: dict[int, int], values: dict[str, Any]) -> None:
+        """Take what has changed in the updater of worker 0, from a version of each key on."""
+        if worker == 0 and self._updater is not None:
+            numbered = {number: key for (w, number), key in self._numbered.items() if w == 0}
+            done = {
+                number: key.n_closed if self.mode == "dist_sync" else key.applied.get(0, 0)
+                for number, key in numbered.items()
+                if key is not None
+            }
+            self._hyper.change(first, values, done)
 
     def on_begun(self, worker: int) -> None:
         """Take note that a worker has begun to push or pull."""
@@ -290,8 +318,8 @@ class Keeper:
             return
         key.is_known_to_updater = True
         try:
-            updater = self._updater
-            (updater.adopt if key.is_given_weight else updater.init_model)(key.name, key.weight)
+            updater, key.seen = self._updater, key.weight.reshape(key.shape_here)
+            (updater.adopt if key.is_given_weight else updater.init_model)(key.name, key.seen)
         except Exception as error:
             key.failed = 0, self._reason(error, f"init_model of key {key.name!r}")
         key.snapshot = None
@@ -303,7 +331,8 @@ class Keeper:
         elif key.is_ready and (self._updater is not None or self._has_begun):
             waiting, key.waiting = key.waiting, []
             for worker, version, array in waiting:
-                error = self._update(key, array, f"worker {worker}")
+                counts = version if worker == 0 else None  # versions are those of worker 0
+                error = self._update(key, array, f"worker {worker}", counts)
                 if error is not None:
                     key.refused.setdefault(worker, []).append((version, error))
                 key.applied[worker] = version
@@ -327,7 +356,7 @@ class Keeper:
             if self._updater is None:
                 key.weight = key.snapshot = total  # not changed any more: pulls get it itself
             else:
-                error = self._update(key, total, f"round {version}")
+                error = self._update(key, total, f"round {version}", version)
                 if error is not None:
                     key.failed = version, error
                 key.pool.append(total)
@@ -348,8 +377,11 @@ class Keeper:
                 key.pool.append(array)
             current.n_added += 1
 
-    def _update(self, key, gradient, source):
-        """Let the updater change the weight; return an error, or None."""
+    def _update(self, key, gradient, source, version):
+        """Let the updater change the weight; return an error, or None.
+
+        It has the hyperparameters of a version of worker 0, or the newest.
+        """
         if self._updater is None:
             text = (
                 f"dist_async has no updater for key {key.name!r}: call set_updater or "
@@ -358,7 +390,8 @@ class Keeper:
             return "ParameterServerError", text, {}
         key.snapshot = None
         try:
-            updaters.update(self._updater, key.name, gradient, key.weight)
+            self._hyper.use(key.numbers.get(0), version)
+            updaters.update(self._updater, key.name, gradient.reshape(key.shape_here), key.seen)
         except Exception as error:
             return self._reason(error, f"update of key {key.name!r} ({source})")
         return None

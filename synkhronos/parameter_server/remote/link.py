@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import socket
 import threading
@@ -117,21 +118,24 @@ class Link:
         self,
         number: int,
         name: int | str,
-        size: int,
+        shape: tuple[int, ...],
         dtype: Any,
         op: str,
         weight: np.ndarray | None = None,
+        is_whole: bool = False,
     ) -> None:
         """Tell the servers of a key; return at once.
 
         `number` is this worker's own for it, in all other calls; all workers know it by its `name`.
         `op` reduces over workers, in dist_sync. The first value is flat; that of worker 0 counts.
+        A key that `is_whole` is kept by one server.
         """
+        size = math.prod(shape)
         buffers = self._buffers[number] = Buffers.create(self._segments, dtype, size)
         is_given = weight is not None and self.rank == 0
         if is_given:
             buffers.outgoing(0)[...] = weight
-        self._tell("key", number, name, buffers.place, op, is_given)
+        self._tell("key", number, name, tuple(shape), buffers.place, op, is_given, is_whole)
         with self._changed:
             self._sent.setdefault(number, -1 if is_given else 0)
             self._changed.notify_all()
@@ -176,6 +180,13 @@ class Link:
         That of worker 0 counts.
         """
         self._tell("tell", "updater", blob if self.rank == 0 else b"", parameters or {})
+
+    def set_hyper(self, first: dict[int, int], values: dict[str, Any]) -> None:
+        """Send what has changed in the updater: it counts from a version of each key on.
+
+        Of a key that is not in `first` it counts at once.
+        """
+        self._tell("tell", "hyper", first, values)
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until all workers are here."""

@@ -177,9 +177,9 @@ class Mover:
                 self._channel.post(("all", self._replies))
         self._replies, self._is_urgent = [], False
 
-    def _from_script_key(self, number, name, place, op, has_weight):
+    def _from_script_key(self, number, name, shape, place, op, has_weight, is_whole):
         [size] = place.shape
-        parts = placement.parts(name, size, self._n_servers)
+        parts = placement.parts(name, size, self._n_servers, is_whole)
         try:
             buffers = Buffers(self._segments.open(place.segment), place)
         except OSError:  # the script's files are closed when it ends
@@ -191,7 +191,7 @@ class Mover:
             return
         self._keys[number] = _Key(name, size, parts, buffers)
         for part in parts:
-            given = name, size, place.dtype, op, has_weight
+            given = name, shape, place.dtype, op, has_weight, is_whole
             self._post.tell(part.server, "key", number, *given)
         if has_weight:
             self._send(number, 0, 0)

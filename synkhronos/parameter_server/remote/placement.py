@@ -1,6 +1,7 @@
 """The parts of a key, and the server that keeps each: pure functions, the same in all processes.
 
-A key below `WHOLE` elements lies on one server, larger ones are divided evenly over all servers.
+A key below `WHOLE` elements lies on one server, and one that its updater needs whole. Others are
+divided evenly over all servers.
 
 References
 ----------
@@ -24,15 +25,17 @@ class Part(NamedTuple):
     end: int
 
 
-def parts(key: int | str, size: int, n_servers: int) -> list[Part]:
+def parts(key: int | str, size: int, n_servers: int, is_whole: bool = False) -> list[Part]:
     """Return the parts of a key of so many elements, in their order.
+
+    `is_whole` says that it is not to be divided.
 
     >>> parts(3, 10, n_servers=2)
     [Part(server=1, begin=0, end=10)]
     >>> parts("weights", 1001, n_servers=2)
     [Part(server=0, begin=0, end=500), Part(server=1, begin=500, end=1001)]
     """
-    if size < WHOLE:
+    if size < WHOLE or is_whole:
         number = zlib.crc32(key.encode()) if isinstance(key, str) else key
         return [Part(number * _FACTOR % n_servers, 0, size)]
     bounds = [size * server // n_servers for server in range(n_servers + 1)]
@@ -43,9 +46,12 @@ def parts(key: int | str, size: int, n_servers: int) -> list[Part]:
     ]
 
 
-def part_of(server: int, key: int | str, size: int, n_servers: int) -> Part | None:
+def part_of(
+    server: int, key: int | str, size: int, n_servers: int, is_whole: bool = False
+) -> Part | None:
     """Return the part of a key that a server keeps; None if it keeps none.
 
     >>> part_of(0, 3, 10, n_servers=2)
     """
-    return next((each for each in parts(key, size, n_servers) if each.server == server), None)
+    found = parts(key, size, n_servers, is_whole)
+    return next((each for each in found if each.server == server), None)
