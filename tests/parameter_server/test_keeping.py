@@ -50,7 +50,7 @@ class Kept:
         for worker in range(n_workers):
             for number, (name, size) in enumerate(keys):
                 given = weight is not None and worker == 0
-                self.keeper.on_key(worker, number, name, size, self.dtype, op, given)
+                self.keeper.on_key(worker, number, name, (size,), self.dtype, op, given)
                 if given:
                     self.push(0, 0, weight, number=number)
 
@@ -156,7 +156,7 @@ def test_init_model_is_called_once_a_key_and_no_late_key_gets_an_old_weight():
         assert kept.pull(worker, 0) == [(worker, 0, [100, 100])]
     kept.push(0, 1, [1, 1])
     kept.push(1, 1, [2, 2])
-    kept.keeper.on_key(1, 5, "w", 2, "float32", "sum", False)
+    kept.keeper.on_key(1, 5, "w", (2,), "float32", "sum", False)
     assert kept.pull(0, 1) == [(0, 1, [103, 103])]
     calls = [("updater", 0, {"lr": "1"}), ("model", "w"), ("update", "w", [3, 3])]
     assert kept.updater.calls == calls
@@ -233,9 +233,9 @@ def test_what_a_dead_worker_has_half_pushed_is_forgotten():
 
 def test_others_wait_for_the_first_value_only_when_they_pull():
     kept = Kept("dist_sync", keys=())
-    kept.keeper.on_key(1, 0, "w", 2, "float32", "sum", True)
+    kept.keeper.on_key(1, 0, "w", (2,), "float32", "sum", True)
     assert kept.pull(1, 0) == []
-    kept.keeper.on_key(0, 7, "w", 2, "float32", "sum", True)
+    kept.keeper.on_key(0, 7, "w", (2,), "float32", "sum", True)
     assert kept.new() == []
     kept.push(0, 0, [1, 2], number=7)
     assert kept.new() == [(1, 0, [1, 2])]
@@ -295,9 +295,10 @@ def test_an_updater_that_can_not_be_made_is_told():
 )
 def test_a_key_that_differs_is_refused(size, dtype, op):
     kept = Kept("dist_sync")
-    kept.keeper.on_key(1, 4, "w", size, dtype, op, False)
+    kept.keeper.on_key(1, 4, "w", (size,), dtype, op, False)
     assert kept.new() == [(1, None, "ValueError")]
-    assert f"{size} elements of {dtype}" in kept.error[1] and "2 of float32" in kept.error[1]
+    assert f"the shape ({size},), {dtype} and" in kept.error[1]
+    assert "has it with (2,), float32 and 'sum'" in kept.error[1]
     assert kept.keeper.place(1, 4, 1, 0, 8) is None  # what was pushed meanwhile is dropped
 
 
@@ -328,7 +329,7 @@ def test_dist_async_goes_on_without_a_worker():
 @pytest.mark.parametrize("mode", ["dist_sync", "dist_async"])
 def test_a_key_has_no_value_if_worker_0_has_gone_before(mode):
     kept = Kept(mode, keys=())
-    kept.keeper.on_key(1, 0, "w", 2, "float32", "sum", True)
+    kept.keeper.on_key(1, 0, "w", (2,), "float32", "sum", True)
     assert kept.pull(1, 0) == []
     kept.keeper.on_gone(Gone(0, "node0", "was killed", True))
     assert kept.new() == [(1, 0, "WorkerLost")]

@@ -53,9 +53,10 @@ def mover():
 
 def test_arrays_are_shared_with_the_mover(mover):
     link = mover.link
-    link.init_key(0, "w", 5, "float64", "sum", np.arange(5.0))
-    [(name, number, key, place, op, has_weight)] = mover.get()
+    link.init_key(0, "w", (5,), "float64", "sum", np.arange(5.0))
+    [(name, number, key, shape, place, op, has_weight, is_whole)] = mover.get()
     assert (name, number, key, op, has_weight) == ("key", 0, "w", "sum", True)
+    assert shape == (5,) and not is_whole
     buffers = Buffers(Segments().open(place.segment), place)
     assert buffers.outgoing(0).tolist() == [0, 1, 2, 3, 4]
     buffers.incoming(1)[...] = 7
@@ -67,7 +68,7 @@ def test_arrays_are_shared_with_the_mover(mover):
 
 def test_an_array_is_given_again_when_it_was_sent(mover):
     link = mover.link
-    link.init_key(0, "w", 5, "float32", "sum", np.zeros(5))
+    link.init_key(0, "w", (5,), "float32", "sum", np.zeros(5))
     link.outgoing(0, 1)
     wait = in_thread(lambda: link.outgoing(0, 2))  # of the initial weight
     time.sleep(0.05)
@@ -80,7 +81,7 @@ def test_an_array_is_given_again_when_it_was_sent(mover):
 
 def test_values_arrive_in_order_and_with_errors(mover):
     link = mover.link
-    link.init_key(0, "w", 5, "float32", "sum")
+    link.init_key(0, "w", (5,), "float32", "sum")
     mover.reply("arrived", 0, 1, None)
     mover.reply("arrived", 0, 2, ("WorkerLost", "it has left", {"rank": 1, "reason": "left"}))
     (first, (number, version, error)) = link.next(20)

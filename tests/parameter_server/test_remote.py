@@ -203,12 +203,12 @@ def pull(number, version):
     return link.incoming(number, version).copy()
 
 if rank == 1:
-    link.init_key(0, "a", 5, "float32", "sum")
+    link.init_key(0, "a", (5,), "float32", "sum")
     link.push(0, 1)  # waits for the updater of worker 0
 link.set_updater(cloudpickle.dumps(Counting()), {"rate": "2"})
 if rank == 0:
-    link.init_key(0, "a", 5, "float32", "sum")
-link.init_key(1, "b", 2001, "float64", "sum")
+    link.init_key(0, "a", (5,), "float32", "sum")
+link.init_key(1, "b", (2001,), "float64", "sum")
 first = pull(1, 0)
 assert set(first) == {100, 101} and (first[:1000] == 100).all() and (first[1000:] == 101).all()
 link.barrier(60)
@@ -240,12 +240,12 @@ if rank == 0:
 link.barrier(60)
 assert (pull(1, 21 if rank == 0 else 0) == first + 210).all()
 if rank == 0:
-    link.init_key(2, "c", 3, "float32", "sum")
+    link.init_key(2, "c", (3,), "float32", "sum")
     link.request(2, 0)
     assert link.next(60) == [(2, 0, None)]  # so the server knows the key
 link.barrier(60)
 if rank == 1:
-    link.init_key(2, "c", 4, "float32", "sum")
+    link.init_key(2, "c", (4,), "float32", "sum")
     for _ in range(2):
         link.request(2, 0)
         for number, version, error in link.next(60):
@@ -264,7 +264,8 @@ def test_updaters_of_servers(tmp_path):
     said = run.said("told ")
     assert said.count("told True True") == 1
     assert "told there are states of 1 servers, but this run has 2" in run.output
-    assert "ValueError key 'c' has 4 elements of float32 and the operation 'sum' here" in run.output
+    said = "ValueError key 'c' has the shape (4,), float32 and the operation 'sum' here"
+    assert said in run.output
     assert run.output.count("makes one in a run") == 2
     assert "server 0: update of key 'b' (worker 0) has failed: a negative gradient" in run.output
 

@@ -15,7 +15,7 @@ from synkhronos.parameter_server.rounds import Key
 class Servers:
     """A link whose servers answer each request at once with a number that grows."""
 
-    mode = "dist_async"
+    mode, num_servers = "dist_async", 1
 
     def __init__(self):
         self.requests, self._arrived, self._value = [], queue.Queue(), 0

@@ -7,8 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support import hosts, nodes
+from support import hosts, nodes, store_cases
 from support.waiting import LONG, wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
@@ -115,6 +116,22 @@ def lost(launched, kind, how):
         assert launched.said("closed ") == ["closed 0"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["a_schedule_of_each_step", "a_norm_of_columns", "memory_that_is_used_again"]
+    + ["adam_counts_the_steps_of_each_key"],
+)
+def test_reported_cases_on_two_hosts(two_hosts, tmp_path, name):
+    script = Path(store_cases.__file__).read_text()
+    launched = Launched(two_hosts, tmp_path, script, name, "dist_sync")
+    assert launched.process.wait(LONG) == 0, launched.output
+    for rank in range(2):
+        with np.load(tmp_path / f"found_{rank}.npz") as file:
+            found = [file[each] for each in sorted(file.files)]
+        for one, other in zip(found, store_cases.CASES[name].right(2)):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_a_killed_worker_on_another_host(two_hosts, tmp_path, kind):
     launched = Launched(two_hosts, tmp_path, nodes.ROUNDS, kind, UNTIL_WARNED)
@@ -189,8 +206,8 @@ import numpy as np
 from synkhronos.parameter_server.remote.link import Link
 
 link = Link.connect("dist_sync")
-link.init_key(0, "large", 2_000_000, "float32", "sum")
-link.init_key(1, "small", 256, "float32", "sum")
+link.init_key(0, "large", (2_000_000,), "float32", "sum")
+link.init_key(1, "small", (256,), "float32", "sum")
 for version, pause in enumerate([0.2, 0.9], 1):  # while it is pushed, and while it is pulled
     link.barrier(60)
     link.push(0, version, 0)

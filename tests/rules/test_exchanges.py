@@ -94,7 +94,7 @@ def test_updaters_of_rules_work_on_a_server_of_a_store(updater):
     keeper.mode = "dist_async"
     for worker in range(2):
         keeper.on_updater(worker, cloudpickle.dumps(updater), {})
-        keeper.on_key(worker, 0, name, 3, "float32", "sum", False)
+        keeper.on_key(worker, 0, name, (3,), "float32", "sum", False)
         keeper.on_begun(worker)
     center, squares = np.zeros(3, "f4"), np.zeros(3, "f4")
     for version, pushed in enumerate(np.float32([[4, 0, 8], [1, 2, 3], [0, 5, 0]]), 1):

@@ -2,21 +2,23 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support import hosts, rules
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow("two hosts")]
+CASES = str(Path(rules.MODEL).with_name("rule_cases.py"))
 
 
-def run(these, folder, rule, *arguments, n=2):
+def run(these, folder, rule, *arguments, n=2, model=(rules.MODEL, "Model"), status=0):
     """Run a rule with `n` CPU ranks on each host; return its output."""
     network = these.reached_by[3].replace("tcp,self", "tcp,sm,self")
     devices = [each for name in these.addresses for each in ("--devices", f"{name}:{cpus(n)}")]
     done = subprocess.run(
         [sys.executable, "-m", "synkhronos", "rule", rule, *devices]
-        + [*these.reached_by[:3], network, rules.MODEL, "Model"]
+        + [*these.reached_by[:3], network, *model]
         + ["--snapshot-freq", "0", *map(str, arguments)],
         cwd=folder,
         env=these.environment(THEANO_FLAGS=rules.QUICKLY),
@@ -25,8 +27,8 @@ def run(these, folder, rule, *arguments, n=2):
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr * bool(status)
 
 
 def cpus(n):
@@ -50,6 +52,22 @@ def test_bsp_on_two_hosts_is_one_rank_with_all_rows(two_hosts, tmp_path):
     for rank in range(1, 4):
         np.testing.assert_array_equal(params(there, rank), params(there, 0))
     np.testing.assert_allclose(params(there, 0), params(here, 0), atol=1e-5)
+
+
+def test_an_average_weighs_the_rows_of_all_hosts(two_hosts, tmp_path):
+    """Ranks with 2, 1, 3 and 2 rows: the weight is the mean of all of them."""
+    rows = "rows=[[[1.0, 3.0]], [[8.0]], [[4.0, 4.0, 2.0]], [[5.0, 5.0]]]"
+    given = ["--sync-type", "avg", "--warm-up-epochs", "0", "--set", rows, "--set", "how=inputs"]
+    run(two_hosts, tmp_path, "BSP", *given, model=(CASES, "Trains"))
+    for rank in range(4):
+        with np.load(tmp_path / f"result_{rank}.npz") as file:
+            np.testing.assert_allclose(file["values"], [32 / 8], rtol=1e-6)
+
+
+def test_parameters_in_another_order_on_another_host_are_refused(two_hosts, tmp_path):
+    given = ["--set", "how=as a set"]
+    said = run(two_hosts, tmp_path, "GOSGD", *given, n=1, model=(CASES, "Collects"), status=1)
+    assert "params has another order on rank 1 than on rank 0" in said
 
 
 @pytest.mark.parametrize(("rule", "n"), [("EASGD", 2), ("GOSGD", 1)])

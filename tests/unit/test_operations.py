@@ -86,7 +86,7 @@ def dist_sync(op, arrays):
     )
     keeper.mode, array = "dist_sync", arrays[0]
     for worker, each in enumerate(arrays):
-        keeper.on_key(worker, 0, "w", each.size, each.dtype, in_stores(op), False)
+        keeper.on_key(worker, 0, "w", each.shape, each.dtype, in_stores(op), False)
         keeper.on_begun(worker)
     for worker in reversed(range(len(arrays))):
         keeper.place(worker, 0, 1, 0, array.nbytes)[...] = arrays[worker]
