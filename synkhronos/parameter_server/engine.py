@@ -134,6 +134,9 @@ class Engine:
                     pull, task = self._close_all(made, reduced, priority, into)
             if made is None:
                 parts = [each.reshape(-1) for each in _arrays(arrays, None)]
+                if key.is_small:
+                    reduce_block(key.op, parts, reduced.flat, len(parts))
+                    continue
                 reduction = Reduction(key.op, parts, reduced.flat)
                 reduction.run()
                 if reduction.error is not None:

@@ -402,7 +402,9 @@ class OneCaller:
 
 
 def _is_same(one, other):
-    return one is other or (type(one) is type(other) and np.array_equal(one, other))
+    if one is other or type(one) is not type(other):
+        return one is other
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
 
 
 def _one(key, futures):

@@ -374,7 +374,8 @@ def rule_updater(rule: Callable, **hyper: Any) -> Updater:
         )
     # The caller is told what is wrong with them, before a server is.
     updates = dict(_graph_of(rule, hyper, "probe", _PROBE)[2])
-    followed = [each for each in _host.shared_in([*updates.values()]) if each not in updates]
+    shared = _host.shared_in([*updates.values()])
+    followed = [each for each in shared if each not in updates and _is_followed(each)]
     return _RuleUpdater(rule, hyper, followed)
 
 
@@ -626,7 +627,8 @@ class _RuleUpdater(_Stepping):
         self._followed = {
             names.get(id(each), name): each for name, each in zip(_names(followed), followed)
         }
-        self._numbers = {}  # that the script has set
+        numbers = {**_numbers_among_defaults(rule), **hyper}
+        self._numbers = {name: each for name, each in numbers.items() if _is_number(each)}
         self._shared = {}  # what the functions read in place of these numbers and variables
         self._compiled = []  # (gradient, updates, function)
         self._takes_parts = {}
@@ -636,10 +638,8 @@ class _RuleUpdater(_Stepping):
 
     def hyper(self):
         """Return the numbers that the rule has got, and values of shared variables."""
-        numbers = {**_numbers_among_defaults(self._rule), **self._given, **self._numbers}
-        numbers = {name: each for name, each in numbers.items() if _is_number(each)}
-        followed = self._followed.items()
-        return {**numbers, **{n: _value_of(each) for n, each in followed if _is_followed(each)}}
+        followed = {name: _value_of(each) for name, each in self._followed.items()}
+        return {**self._numbers, **followed}
 
     def set(self, values):
         """Set numbers by their keywords; raise if the rule can't take another one later."""
