@@ -18,6 +18,7 @@ import numpy as np
 from synkhronos._machine.log import log
 from synkhronos.parameter_server import saving, updaters
 from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
+from synkhronos.parameter_server.hyper import HyperChanges
 from synkhronos.parameter_server.pulls import Pull
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round
@@ -104,7 +105,7 @@ class UpdatingBackend(Backend):
 
     def __init__(self, updater: Any, is_test: bool) -> None:
         self.updater = updater
-        self._hyper = updaters.HyperChanges(updater, updater.hyper())
+        self._hyper = HyperChanges(updater, updater.hyper_values())
         self.weights: dict[int | str, np.ndarray] = {}
         self._is_test = is_test
         self._lock = threading.Lock()  # one update at a time
@@ -159,8 +160,9 @@ class UpdatingBackend(Backend):
 
     def change_hyper(self, keys: Iterable[Key], values: dict[str, Any]) -> None:
         """Change hyperparameters of the updater for rounds that are not closed."""
-        first = {key.number: key.n_closed + 1 for key in keys}
-        done = {key.number: key.n_closed - len(key.closed) for key in keys}
+        with self.engine.lock:
+            first = {key.number: key.n_closed + 1 for key in keys}
+            done = {key.number: key.n_closed - len(key.closed) for key in keys}
         self._hyper.change(first, values, done)
 
     def dump_states(self) -> list[bytes]:
@@ -211,14 +213,14 @@ class RemoteBackend(Backend):
         n_servers = self._link.num_servers
         if updater is None or len(placement.parts(key.name, key.size, n_servers)) == 1:
             return False
-        takes_parts = updater.takes_parts(key.shape, key.dtype)
+        takes_parts = updater.takes_parts(key.name, key.shape, key.dtype)
         if takes_parts is None and not self._has_told and self._link.rank == 0:
             self._has_told = True
             log.warning(
                 f"key {key.name!r} of {key.size} elements is divided over {n_servers} servers, "
                 f"which update a part each, so {updater.kind} must compute each element by itself. "
-                "Write is_elementwise = True into an Updater that does, and False into one that "
-                "needs whole keys, such as for a norm."
+                "Give it the attribute is_elementwise = True if it does, and False if it needs "
+                "whole keys, such as for a norm."
             )
         return takes_parts is False
 

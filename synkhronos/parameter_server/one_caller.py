@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import numpy as np
-
 from synkhronos import _wording
 from synkhronos.parameter_server import saving
 from synkhronos.parameter_server.backends import Backend, LocalBackend, UpdatingBackend
 from synkhronos.parameter_server.checks import by_key, fitting, names_of
 from synkhronos.parameter_server.errors import OutOfTurn
+from synkhronos.parameter_server.hyper import is_same
 from synkhronos.parameter_server.operands import operand_of
 from synkhronos.parameter_server.parameters import Parameters
 from synkhronos.parameter_server.rounds import Future, Futures
@@ -37,8 +36,8 @@ _OTHERS = {
     "_set_updater": "write set_updater(updater)",
     "_barrier": "write barrier()",
     "is_capable": "set_optimizer() works with all kinds of stores",
-    "get_num_dead_node": "a process that has died is an error, ProcessLost, of the calls it fails",
-    "num_dead_node": "a process that has died is an error, ProcessLost, of the calls it fails",
+    "get_num_dead_node": "calls raise ProcessLost when a process has died",
+    "num_dead_node": "calls raise ProcessLost when a process has died",
     "run_server": "synkhronos launch --servers starts the servers",
 }
 
@@ -346,21 +345,23 @@ class OneCaller:
             raise OutOfTurn("there is no updater with hyperparameters: call set_optimizer() first.")
         if self._follow is None and self._engine is not None:
             self._engine.drain(list(self._keys.values()))
-        self._updater.set(values)
+        self._updater.set_hyper(values)
         if self._follow is not None:
             self._follow()
 
     def _follows(self, updater):
-        """Let pushes look for what has changed in an updater, where that can be told."""
-        self._sent_hyper = updater.hyper()
-        is_told = updater.has_own_hyper if self._link is None else self._link.rank == 0
+        """Send what changes in an updater before each push: of worker 0, or of a local rule."""
+        self._sent_hyper = updater.hyper_when_pickled()
+        is_told = updater.keeps_copies if self._link is None else self._link.rank == 0
         self._follow = self._send_hyper if is_told else None
 
     def _send_hyper(self):
         """Tell the backend what has changed in the updater, for rounds that are not closed."""
         with self._lock:
-            now, backend = self._updater.hyper(), self._backend
-            changed = {n: v for n, v in now.items() if not _is_same(v, self._sent_hyper.get(n))}
+            now, backend = self._updater.hyper_values(), self._backend
+            changed = {
+                n: v for n, v in now.items() if not is_same(v, self._sent_hyper.get(n, self))
+            }
             if changed and backend is not None:
                 backend.change_hyper(list(self._keys.values()), changed)
                 self._sent_hyper = now
@@ -399,12 +400,6 @@ class OneCaller:
         except KeyError:
             self._refuse_closed()
             raise ValueError(f"there is no key {name!r}: call init({name!r}, value).") from None
-
-
-def _is_same(one, other):
-    if one is other or type(one) is not type(other):
-        return one is other
-    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
 
 
 def _one(key, futures):

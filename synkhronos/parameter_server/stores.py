@@ -363,9 +363,8 @@ class Store(OneCaller):
         """Push an array of one device, ``push(array, key, devid, priority=0)``.
 
         Returns at once. The array must not change until the returned future is done, or the pull of
-        this round. Or arrays of all devices: ``push(key, value, priority=0)``. These have been
-        reduced when it returns, or copied where servers or an updater are at work on two rounds, so
-        they may be used again.
+        this round. Or arrays of all devices: ``push(key, value, priority=0)``. These have been read
+        when it returns, and may be used again.
 
         Parameters
         ----------

@@ -7,18 +7,15 @@
 
 An updater is called for one key at a time. It is pickled by what made it, not with the weights: a
 store of several processes sends it to its servers, which call it for their parts of each key. What
-the script changes in its own copy afterwards, such as a rate, follows:
-
-    hyper() ── what has changed ──▶ assign(values)      before each push that it counts for
+the script changes in its own copy afterwards, such as a rate, follows: see `hyper`.
 """
 
 from __future__ import annotations
 
-import builtins
 import inspect
-import threading
 import zlib
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import cloudpickle
 import numpy as np
@@ -26,15 +23,24 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._host.choice import is_imported
 from synkhronos._wording import sentence, shown
+from synkhronos.parameter_server.hyper import (
+    Place,
+    attributes_of,
+    copy_of,
+    is_followed,
+    is_shared,
+    outside_of,
+    set_shared,
+)
 
 if TYPE_CHECKING:  # a script that has only arrays of NumPy needs no Theano
     from synkhronos._hints import SharedVariable
 
-# Attributes of Updater.
-_OWN = {"weights", "parameters", "rank", "is_taken", "is_elementwise", "has_own_hyper", "_fill"}
-_PLAIN = (bool, int, float, complex, str, type(None), np.generic)
-_SMALL = 4096  # elements of a shared variable, of which the values are compared
-_PROBE = np.zeros(2, np.float32)  # a weight, to look at what a rule makes of it
+# Attributes of updaters that are no hyperparameters.
+_OWN = frozenset(
+    {"weights", "parameters", "rank", "is_taken", "is_elementwise", "keeps_copies", "kind", "_fill"}
+)
+_PROBE = (2,), (2, 2), (2, 2, 2, 2)  # shapes of weights, to look at what a rule makes of them
 
 
 class Updater:
@@ -47,8 +53,8 @@ class Updater:
         it is a part of its elements, of the shape (1, ..., n) with as many axes.
     is_elementwise : bool or None
         Whether each element is updated by itself, so that servers may divide a key. With False each
-        key is kept whole by one server. None stands for True, but the first key that is divided is
-        told.
+        key is kept whole by one server. None: keys are divided, with a warning at the first one. A
+        function may have this attribute, too.
     rank : int
         The number of the server, 0 in a store of one process.
     parameters : dict of str -> str
@@ -73,7 +79,7 @@ class Updater:
     rank = 0
     is_taken = False  # by a store
     is_elementwise: bool | None = None
-    has_own_hyper = False  # `assign` changes nothing that the script has
+    keeps_copies = False  # `assign_hyper` leaves alone what the script has
     _fill: Callable | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Updater:
@@ -126,50 +132,51 @@ class Updater:
                 f"{_listed(states)}: define states() and set_states()."
             )
 
-    def takes_parts(self, shape: tuple[int, ...], dtype: Any) -> bool | None:
+    def takes_parts(self, key: int | str, shape: tuple[int, ...], dtype: Any) -> bool | None:
         """Return whether servers may divide a key of this shape; None if it is not known."""
-        return self.is_elementwise
+        return self.is_elementwise if self._fill is None else False
 
-    def hyper(self) -> dict[str, Any]:
-        """Return what a script may change later: numbers, texts and small shared variables.
+    def hyper_places(self) -> dict[str, Place]:
+        """Return what a script may change later: attributes that are numbers, texts and arrays."""
+        return attributes_of(self, without=_OWN)
 
-        They are attributes of the updater; of a function what it finds outside of itself.
+    def hyper_values(self) -> dict[str, Any]:
+        """Return the present values of `hyper_places`."""
+        return {name: copy_of(place.value) for name, place in self.hyper_places().items()}
+
+    def hyper_when_pickled(self) -> dict[str, Any]:
+        """Return those that servers have got with the updater."""
+        return self.hyper_values()
+
+    def set_hyper(self, values: Mapping[str, Any]) -> None:
+        """Set some of them, in the script's own copy.
+
+        Raises ValueError for other names, TypeError for what is neither number, text nor array.
         """
-        return {
-            name: _value_of(each)
-            for space in self._spaces()
-            for name, each in space.items()
-            if _is_followed(each)
-        }
-
-    def set(self, values: Mapping[str, Any]) -> None:
-        """Set some of what `hyper` returns, in the script's own copy.
-
-        Raises ValueError for other names, TypeError for what is neither number nor text.
-        """
-        places = {}
+        self._check_names(values)
         for name, value in values.items():
-            found = [each for each in self._spaces() if _is_followed(each.get(name, each))]
-            if not found:
-                raise ValueError(
-                    f"{self.kind} has no {name!r} that could be set, only {_listed(self.hyper())}."
-                )
-            places[name] = found[0]
-            if not isinstance(value, (*_PLAIN, np.ndarray)):
+            if not is_followed(value) or is_shared(value):
                 raise TypeError(f"{name} must be a number or a text, got {shown(value)}.")
-        for name, space in places.items():
-            if isinstance(space[name], _PLAIN):
-                space[name] = values[name]
-            else:
-                space[name].set_value(np.asarray(values[name], space[name].dtype))
+        self.assign_hyper(values)
 
-    def assign(self, values: Mapping[str, Any]) -> None:
-        """Set some of what `hyper` has returned, where the weights are kept."""
-        self.set(values)
+    def _check_names(self, values):
+        places = self.hyper_places()
+        for name in values:
+            if name not in places:
+                raise ValueError(
+                    f"{self.kind} has no {name!r} that could be set, only {_listed(places)}."
+                )
 
-    def _spaces(self) -> list:
-        """Return the dicts in which `hyper` looks."""
-        return [_Without(self.__dict__)]
+    def assign_hyper(self, values: Mapping[str, Any]) -> None:
+        """Set some of them, where the weights are kept."""
+        places = self.hyper_places()
+        for name, value in values.items():
+            if name in places and is_shared(places[name].value):
+                set_shared(name, places[name].value, value)
+            elif name in places:
+                places[name].write(value)
+            else:  # the script has added an attribute
+                setattr(self, name, value)
 
     def starting_from(self, fill: Callable[[int | str, np.ndarray], None]) -> Updater:
         """Fill weights of keys without a value by ``fill(key, weight)``; return the updater.
@@ -201,73 +208,6 @@ class Updater:
         Servers draw different ones for their parts of a key.
         """
         return np.random.RandomState(zlib.crc32(f"{seed} {key!r} {self.rank}".encode()))
-
-
-class _Without(dict):
-    """The attributes of an updater that are not its base class's; setting one sets it there."""
-
-    def __init__(self, attributes):
-        super().__init__((name, each) for name, each in attributes.items() if name not in _OWN)
-        self._attributes = attributes
-
-    def __setitem__(self, name, value):
-        self._attributes[name] = value
-
-
-def _is_followed(value):
-    if is_imported() and isinstance(value, _host.SharedVariable):
-        return _host.is_array_variable(value)
-    return isinstance(value, _PLAIN)
-
-
-def _value_of(value):
-    if not is_imported() or not isinstance(value, _host.SharedVariable):
-        return value
-    value = _host.to_host(_host.peek(value))
-    return np.array(value) if np.size(value) <= _SMALL else value  # set, it is another array
-
-
-class HyperChanges:
-    """What a script has changed in an updater, and from which version of each key on it counts.
-
-    Versions are rounds of the keys by their numbers. `use` is called before each update, `change`
-    perhaps by another thread.
-    """
-
-    def __init__(self, updater: Updater, values: Mapping[str, Any]) -> None:
-        self._updater, self._first_values = updater, values
-        self._used: dict[str, Any] = {}
-        self._changes: list[tuple[Mapping[int, int], dict[str, Any]]] = [({}, self._used)]
-        self._lock = threading.Lock()
-
-    def change(
-        self, first: Mapping[int, int], values: Mapping[str, Any], done: Mapping[int, int]
-    ) -> None:
-        """Add values that count from a version of each key on; those that are `done` are over."""
-        values = {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in values.items()}
-        with self._lock:
-            for name in values:
-                for _, before in self._changes:
-                    before.setdefault(name, self._first_values.get(name))
-            self._changes.append((first, {**self._changes[-1][1], **values}))
-            while len(self._changes) > 1 and all(
-                begin <= done.get(number, 0) + 1 for number, begin in self._changes[1][0].items()
-            ):
-                del self._changes[0]
-
-    def use(self, number: int | None, version: int | None) -> None:
-        """Give the updater the values for a version of a key; with None the newest."""
-        if len(self._changes) == 1 and self._changes[0][1] is self._used:
-            return
-        with self._lock:
-            values = next(
-                values
-                for first, values in reversed(self._changes)
-                if version is None or number is None or first.get(number, 0) <= version
-            )
-        if values is not self._used:
-            self._updater.assign(values)
-            self._used = values
 
 
 def as_updater(updater: Updater | Callable) -> Updater:
@@ -373,9 +313,16 @@ def rule_updater(rule: Callable, **hyper: Any) -> Updater:
             f"(grads, params, **hyper) -> updates, got {shown(rule)}."
         )
     # The caller is told what is wrong with them, before a server is.
-    updates = dict(_graph_of(rule, hyper, "probe", _PROBE)[2])
-    shared = _host.shared_in([*updates.values()])
-    followed = [each for each in shared if each not in updates and _is_followed(each)]
+    shared = [each for each in hyper.values() if is_shared(each)]
+    for shape in _PROBE:
+        try:
+            updates = dict(_graph_of(rule, hyper, "probe", np.zeros(shape, np.float32))[2])
+        except Exception:  # of any kind: it may be a rule for keys of other shapes
+            if shape == _PROBE[0]:
+                raise
+            continue
+        shared += [each for each in _host.shared_in([*updates.values()]) if each not in updates]
+    followed = [each for each in dict.fromkeys(shared) if is_followed(each)]
     return _RuleUpdater(rule, hyper, followed)
 
 
@@ -429,9 +376,15 @@ def theano_updater(
 class _FunctionUpdater(Updater):
     def __init__(self, function):
         self._function = function
+        self.is_elementwise = getattr(function, "is_elementwise", None)
 
-    def _spaces(self):
-        return list(_spaces_of(self._function))
+    def hyper_places(self):
+        """Return what the function reads outside of itself."""
+        return outside_of(self._function)
+
+    def hyper_when_pickled(self):
+        """Return none: a function of an imported module is pickled by its name."""
+        return {}
 
     @property
     def kind(self):
@@ -445,47 +398,6 @@ class _FunctionUpdater(Updater):
                 f"{_name_of(self._function)} returned {shown(result)} for key {key!r}: write "
                 "weight -= ..., or weight[...] = ..."
             )
-
-
-def _spaces_of(function: Any) -> Iterator[Any]:
-    """Yield dicts with what a function finds outside of itself."""
-    if inspect.ismethod(function):
-        yield function.__self__.__dict__
-        function = function.__func__
-    if not inspect.isfunction(function):
-        yield getattr(function, "__dict__", {})
-        return
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-    yield _Cells(cells)
-    yield _Globals(function)
-
-
-class _Cells(dict):
-    """The variables of enclosing functions."""
-
-    def __init__(self, cells):
-        super().__init__()
-        self._cells = cells
-        for name, cell in cells.items():
-            try:
-                super().__setitem__(name, cell.cell_contents)
-            except ValueError:  # it has none yet
-                continue
-
-    def __setitem__(self, name, value):
-        self._cells[name].cell_contents = value
-
-
-class _Globals(dict):
-    """The global variables that a function uses."""
-
-    def __init__(self, function):
-        self._globals = function.__globals__
-        names = [each for each in function.__code__.co_names if not hasattr(builtins, each)]
-        super().__init__((name, self._globals[name]) for name in names if name in self._globals)
-
-    def __setitem__(self, name, value):
-        self._globals[name] = value
 
 
 class _Step:
@@ -543,7 +455,8 @@ class _SharedStep(_Step):
         super().__init__(function, used[0], weight, weight.shape)
         self._states, self._named = used[1:], own[1:]
         self.values = [_host.peek(each) for each in own[1:]]
-        self._rounded = None if rounded is weight else rounded
+        self._rounded = rounded if rounded.dtype == np.float16 else None
+        self.weight = weight
 
     def run(self, gradient):
         """Update the weight and the states."""
@@ -561,11 +474,6 @@ class _SharedStep(_Step):
         if self._rounded is not None:
             self._weight[...] = self._rounded
 
-    @property
-    def weight(self):
-        """The weight that is updated."""
-        return self._weight
-
     def state(self):
         """Return copies of the other variables that the function updates, by name."""
         wide = {} if self._rounded is None else {_MASTER: self._weight.copy()}
@@ -574,7 +482,9 @@ class _SharedStep(_Step):
     def set_state(self, values):
         """Set what `state` has returned."""
         self.values = [np.array(values[name]) for name in _names(self._named)]
-        if self._rounded is not None:
+        if self._rounded is not None and np.array_equal(
+            self._rounded, values[_MASTER].astype(np.float16)
+        ):  # else the states are of other weights
             self._weight[...] = values[_MASTER]
 
 
@@ -618,7 +528,7 @@ class _Stepping(Updater):
 
 
 class _RuleUpdater(_Stepping):
-    has_own_hyper = True
+    keeps_copies = True
 
     def __init__(self, rule, hyper, followed):
         super().__init__()
@@ -630,59 +540,67 @@ class _RuleUpdater(_Stepping):
         numbers = {**_numbers_among_defaults(rule), **hyper}
         self._numbers = {name: each for name, each in numbers.items() if _is_number(each)}
         self._shared = {}  # what the functions read in place of these numbers and variables
+        self._old = set()  # keys whose functions read a number that has changed
         self._compiled = []  # (gradient, updates, function)
         self._takes_parts = {}
 
     def __getstate__(self):
-        return {**super().__getstate__(), "_shared": {}, "_compiled": [], "_takes_parts": {}}
+        left_out = {"_shared": {}, "_old": set(), "_compiled": [], "_takes_parts": {}}
+        return {**super().__getstate__(), **left_out}
 
-    def hyper(self):
-        """Return the numbers that the rule has got, and values of shared variables."""
-        followed = {name: _value_of(each) for name, each in self._followed.items()}
-        return {**self._numbers, **followed}
+    def hyper_places(self):
+        """Return the numbers that the rule was given, and shared variables that it reads."""
+        places = {**self._numbers, **self._followed}
+        return {n: Place(each, partial(self._numbers.__setitem__, n)) for n, each in places.items()}
 
-    def set(self, values):
+    def set_hyper(self, values):
         """Set numbers by their keywords; raise if the rule can't take another one later."""
-        known = self.hyper()
-        for name, value in values.items():
-            if name not in known:
-                raise ValueError(
-                    f"{self.kind} has no {name!r} that could be set, only {_listed(known)}."
-                )
+        self._check_names(values)
+        numbers = {name: each for name, each in values.items() if name in self._numbers}
+        for name, value in numbers.items():
             if not _is_number(value):
                 raise TypeError(f"{name} must be a number, got {shown(value)}.")
-        numbers = {name: each for name, each in values.items() if name not in self._followed}
         probe = {name: _host.shared_on_host(np.zeros(()), name) for name in numbers}
         try:
-            _graph_of(self._rule, {**self._given, **_as_type(probe, "float32")}, "probe", _PROBE)
+            hyper = {**self._given, **_as_type(probe, "float32")}
+            _graph_of(self._rule, hyper, "probe", np.zeros(2, np.float32))
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"{_name_of(self._rule)} takes {_listed(numbers)} as a number only, which can't be "
                 f"changed later: {sentence(error)}"
             ) from error
+        numbers = {name: float(each) for name, each in numbers.items()}
+        for name, place in self.hyper_places().items():
+            if name in values and name not in numbers:
+                set_shared(name, place.value, values[name])
         self._numbers.update(numbers)
-        for name, value in values.items():
-            if name in self._followed:
-                self._followed[name].set_value(np.asarray(value, self._followed[name].dtype))
 
-    def assign(self, values):
-        """Set what the functions read; the first time that a number changes, make them anew."""
-        new = [name for name in values if name not in self._shared]
-        for name in new:
-            self._shared[name] = _host.shared_on_host(np.array(values[name]), name)
+    def assign_hyper(self, values):
+        """Set what the functions read; where a number changes first, they are made anew."""
         for name, value in values.items():
-            self._shared[name].set_value(np.asarray(value, self._shared[name].dtype))
-        if any(name not in self._followed for name in new):
-            self._compiled = []
-            for key, step in self._steps.items():
-                made = self._step_for(key, step.weight, self.weights[key])
-                made.values, self._steps[key] = step.values, made
+            if name in self._shared:
+                set_shared(name, self._shared[name], value)
+                continue
+            dtype = np.asarray(value).dtype if name in self._followed else np.float64
+            self._shared[name] = _host.shared_on_host(np.array(value, dtype), name)
+            if name not in self._followed:
+                self._compiled, self._old = [], set(self._steps)
+
+    def update(self, key, gradient):
+        if key in self._old:
+            step = self._steps[key]
+            made = self._step_for(key, step.weight, self.weights[key])
+            if len(made.values) == len(step.values):  # else the number decides which there are
+                made.values = step.values
+            self._steps[key] = made
+            self._old.discard(key)
+        super().update(key, gradient)
 
     def _graph(self, name, weight):
         """Return what `_graph_of` does, with variables of this updater in place of the script's."""
         for each, variable in self._followed.items():
             if each not in self._shared:
-                self._shared[each] = _host.shared_on_host(np.array(_value_of(variable)), each)
+                self._shared[each] = _host.shared_on_host(np.array(copy_of(variable)), each)
         own = {n: each for n, each in self._shared.items() if n not in self._followed}
         hyper = {**self._given, **_as_type(own, weight.dtype)}
         gradient, variable, updates = _graph_of(self._rule, hyper, name, weight)
@@ -690,18 +608,31 @@ class _RuleUpdater(_Stepping):
         expressions = _host.swapped([value for _, value in updates], in_place)
         return gradient, variable, [(target, e) for (target, _), e in zip(updates, expressions)]
 
-    def takes_parts(self, shape, dtype):
+    def takes_parts(self, key, shape, dtype):
         """Return whether the rule computes each element of such a key by itself."""
-        known = self._takes_parts.get((shape, dtype))
+        if self._fill is not None:
+            return False
+        known = self._takes_parts.get((key, shape, dtype))
         if known is None:
-            # If a rule looks at the shape, the two graphs differ.
-            shapes = shape, (1,) * (len(shape) - 1) + (2,)
-            graphs = [self._graph("probe", np.zeros(each, dtype)) for each in shapes]
-            (one, whole), (two, part) = [([gradient], updates) for gradient, _, updates in graphs]
-            known = _host.computes_by_element(whole, [*one, graphs[0][1]])
-            known = known and _host.same_updates((one, whole), (two, part))
-            self._takes_parts[shape, dtype] = known
+            known = self._takes_parts[key, shape, dtype] = self._computes_by_element(
+                str(key), shape, np.float32 if dtype == np.float16 else dtype
+            )
         return known
+
+    def _computes_by_element(self, name, shape, dtype):
+        # Where a rule looks at the shape or the values, it makes two different graphs.
+        found = []
+        for lengths in (shape, (1,) * (len(shape) - 1) + (2,)):
+            weight = np.random.RandomState(len(found)).random_sample(lengths).astype(dtype)
+            gradient, variable, updates = self._graph(name, weight)
+            numbers = [_host.peek(each) for each, _ in updates if each.ndim == 0]
+            found.append((gradient, variable, updates, numbers))
+        (gradient, variable, whole, numbers), (other, _, part, others) = found
+        return (
+            _host.computes_by_element(whole, [gradient, variable])
+            and _host.same_updates(([gradient], whole), ([other], part))
+            and all(map(np.array_equal, numbers, others))
+        )
 
     @property
     def kind(self):
@@ -743,7 +674,10 @@ def _as_type(shared, dtype):
 
 
 def _is_number(value):
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    is_array = isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf"
+    return is_array or (
+        isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    )
 
 
 def _numbers_among_defaults(rule):
@@ -764,10 +698,12 @@ class _TheanoUpdater(_Stepping):
             each for function in functions.values() for each in _host.shared_variables(function)
         ]
         updated = {id(v) for f in functions.values() for v in _host.updated_variables(f)}
-        self._followed = [each for each in dict.fromkeys(used) if id(each) not in updated]
+        kept = [each for each in dict.fromkeys(used) if id(each) not in updated]
+        self._followed = [each for each in kept if is_followed(each)]
 
-    def _spaces(self):
-        return [dict(zip(_names(self._followed), self._followed))]
+    def hyper_places(self):
+        """Return the shared variables that the functions read and don't update."""
+        return {n: Place(v, v.set_value) for n, v in zip(_names(self._followed), self._followed)}
 
     @property
     def kind(self):

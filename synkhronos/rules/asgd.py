@@ -48,6 +48,8 @@ class Downpour(Updater):
     array([0.18, 0.  ])
     """
 
+    is_elementwise = True
+
     def __init__(self, gamma: float | None = 0.01) -> None:
         self.gamma = gamma
         self._squares: dict[int | str, np.ndarray] = {}

@@ -48,6 +48,8 @@ class Center(Updater):
     array([3., 5.])
     """
 
+    is_elementwise = True
+
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 

@@ -224,9 +224,9 @@ def test_a_hyperparameter_may_be_a_shared_variable():
     updater.init_model(0, weight)
     updater.update(0, np.ones(1))
     rate.set_value(0.5)
-    assert updater.hyper() == {"learning_rate": 0.5}
+    assert updater.hyper_values() == {"learning_rate": 0.5}
     updater.update(0, np.ones(1))  # a store assigns it from a round on
-    updater.assign(updater.hyper())
+    updater.assign_hyper(updater.hyper_values())
     updater.update(0, np.ones(1))
     assert weight[0] == -2.5
 

@@ -115,7 +115,6 @@ def a_rate_outside_of_a_function(store):
             descend(key, gradient, weight)
         else:
             weight -= np.float32(local_rate) * gradient
-        assert global_rate == local_rate
 
     store.set_updater(by_both)
     store.init(["a", "b"], [np.zeros(3, "f4")] * 2)
@@ -579,6 +578,130 @@ def states_that_are_saved_and_read_again(store):
     for number in range(3, 6):
         store.pushpull("w", grads(number, (30, 50), store.rank), out).wait(60)
     return [out]
+
+
+def named(grads, params, learning_rate):
+    """Return SGD; what is called a weight has a norm of at most 1."""
+    [(param, new)] = update_rules.sgd(grads, params, learning_rate).items()
+    return {param: new / T.maximum(new.norm(2), 1) if param.name.endswith("W") else new}
+
+
+def of_norm_1(n, size):
+    total = -summed(0, (size,), n)
+    return total / np.sqrt((total**2).sum())
+
+
+@Case(
+    "https://github.com/Lasagne/Lasagne/pull/135",
+    lambda n: [of_norm_1(n, 3000), -summed(0, (3000,), n)],
+)
+def a_norm_by_the_name_of_a_key(store):
+    store.set_optimizer(named, learning_rate=1.0)
+    store.init(["fc_W", "fc_b"], [np.zeros(3000, "f4")] * 2)
+    return [steps(store, "fc_W", (3000,), 1), steps(store, "fc_b", (3000,), 1)]
+
+
+@Case(MXNET + "9511", lambda n: [np.full((2, 2), 0.5), np.full(2, 1.0)])
+def a_decay_of_matrices_in_a_shared_variable(store):
+    decay = theano.shared(np.float32(0))
+
+    def rule(grads, params, learning_rate):
+        [grad], [param] = grads, params
+        shrunk = decay * param if param.ndim > 1 else 0
+        return {param: T.cast(param - learning_rate * (grad + shrunk), param.dtype)}
+
+    store.set_optimizer(rule, learning_rate=1.0)
+    store.init(["W", "b"], [np.ones((2, 2), "f4"), np.ones(2, "f4")])
+    decay.set_value(np.float32(0.5))
+    store.push(["W", "b"], [np.zeros((2, 2), "f4"), np.zeros(2, "f4")])
+    return store.pull(["W", "b"]).wait(60)
+
+
+@Case("https://github.com/apache/mxnet/pull/4124", lambda n: [np.full(3, -1.1 * n)])
+def a_whole_number_and_then_a_fraction(store):
+    store.set_optimizer(update_rules.sgd, learning_rate=2)
+    store.init("w", np.zeros(3, "f4"))
+    for rate in (1, np.array(0.1, "f4")):
+        store.set_hyper(learning_rate=rate)
+        store.push("w", np.ones(3, "f4"))
+    return [store.pull("w").wait(60)]
+
+
+def may_speed_up(grads, params, learning_rate, momentum=0.0):
+    """Return a rule that has velocities only with momentum, as many have."""
+    updates = update_rules.sgd(grads, params, learning_rate)
+    return update_rules.apply_momentum(updates, params, momentum) if momentum else updates
+
+
+@Case(MXNET + "13752", lambda n: [np.full(2, -3.5 * n), np.full(2, -35.0 * n)])
+def momentum_that_begins_later(store):
+    store.set_optimizer(may_speed_up, learning_rate=1.0)
+    store.init(["a", "b"], [np.zeros(2, "f4")] * 2)
+    pushed = [np.ones(2, "f4"), np.full(2, 10, "f4")]
+    store.push(["a", "b"], pushed)
+    store.set_hyper(momentum=0.5)
+    for _ in range(2):
+        store.push(["a", "b"], pushed)
+    return store.pull(["a", "b"]).wait(60)
+
+
+@Case(
+    "https://github.com/apache/mxnet/pull/7494", lambda n: [with_momentum(n, (3,), [1, 0.1, 0.1])]
+)
+def states_that_are_saved_after_the_rate_was_set(store):
+    store.set_optimizer(update_rules.momentum, learning_rate=1.0, momentum=0.9)
+    store.init("w", np.zeros(3, "f4"))
+    set_rate = lambda number: store.set_hyper(learning_rate=0.1) if number else None  # noqa: E731
+    steps(store, "w", (3,), 2, set_rate)
+    path = f"states_{store.rank}.npz"
+    store.save_optimizer_states(path)
+    store.barrier(60)
+    store.load_optimizer_states(path)
+    store.barrier(60)
+    out = np.empty(3, "f4")
+    store.pushpull("w", grads(2, (3,), store.rank), out).wait(60)
+    return [out]
+
+
+deep_rate = 1.0
+
+
+def scaled(gradient):
+    return np.float32(deep_rate) * gradient
+
+
+@Case(MXNET + "4091", lambda n: [np.full(3, -1.1 * n)])
+def a_rate_in_a_function_that_the_function_calls(store):
+    global deep_rate
+    deep_rate = 1.0
+
+    def by_another(key, gradient, weight):
+        weight -= scaled(gradient)
+
+    store.set_updater(by_another)
+    store.init("w", np.zeros(3, "f4"))
+    for deep_rate in (1.0, 0.1):  # noqa: B007
+        store.push("w", np.ones(3, "f4"))
+        if store.type == "local":
+            store.pull("w").wait(60)
+    return [store.pull("w").wait(60)]
+
+
+@Case("https://github.com/apache/mxnet/pull/10183", lambda n: [np.full(3, 5.0)])
+def states_of_float16_leave_the_weights_alone(store):
+    store.set_optimizer(update_rules.momentum, learning_rate=1.0, momentum=0.0)
+    store.init("w", np.ones(3, "f2"))
+    store.pull("w").wait(60)
+    path = f"states_{store.rank}.npz"
+    store.save_optimizer_states(path)
+    store.barrier(60)
+    store.push("w", np.full(3, -4 if store.rank == 0 else 0, "f2"))
+    store.pull("w").wait(60)
+    store.barrier(60)
+    store.load_optimizer_states(path)
+    store.barrier(60)
+    store.push("w", np.zeros(3, "f2"))
+    return [store.pull("w").wait(60)]
 
 
 def main(name, kind):

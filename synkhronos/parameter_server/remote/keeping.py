@@ -34,6 +34,7 @@ import numpy as np
 from synkhronos._arithmetic.operations import OPERATIONS, divide, wide
 from synkhronos._machine.log import log
 from synkhronos.parameter_server import saving, updaters
+from synkhronos.parameter_server.hyper import HyperChanges
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.rounds import plane
 
@@ -155,13 +156,13 @@ class Keeper:
         given = plane(shape), dtype, op, is_whole
         known = plane(key.shape), key.dtype, key.op, key.is_whole
         if given != known:
-            here, there = ["divided over servers", "kept by one server"][:: -1 if is_whole else 1]
-            whole = f" It is {here} here, and {there} there." * (is_whole != key.is_whole)
             text = (
                 f"key {name!r} has the shape {shape}, {dtype} and the operation {op!r} here, but "
                 f"another worker has it with {key.shape}, {key.dtype} and {key.op!r}: all workers "
-                f"must set the updater and initialize keys alike.{whole}"
+                "must set the updater and initialize keys alike."
             )
+            if is_whole != key.is_whole:
+                text += " One of them keeps it whole on one server, the other one divides it."
             self._numbered[worker, number] = None
             self._fail(worker, number, None, ("ValueError", text, {}))
             return
@@ -229,8 +230,8 @@ class Keeper:
             updater.init_updater(self._server, parameters)
         except Exception as error:
             updater = _Broken(self._reason(error, "init_updater")[1])
-        values = {} if isinstance(updater, _Broken) else updater.hyper()
-        self._updater, self._hyper = updater, updaters.HyperChanges(updater, values)
+        values = {} if isinstance(updater, _Broken) else updater.hyper_values()
+        self._updater, self._hyper = updater, HyperChanges(updater, values)
         for key in self._keys.values():
             key.is_known_to_updater = False
             if key.is_ready:
@@ -248,6 +249,7 @@ class Keeper:
                 for number, key in numbered.items()
                 if key is not None
             }
+            first = {number: version for number, version in first.items() if number in done}
             self._hyper.change(first, values, done)
 
     def on_begun(self, worker: int) -> None:
