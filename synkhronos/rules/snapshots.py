@@ -9,6 +9,7 @@ Folders of Theano-MPI, which have a file for each weight, are read too.
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import hashlib
 import inspect
@@ -18,6 +19,7 @@ import os
 import random
 import re
 import sys
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,9 @@ _WHAT = "a snapshot"
 _LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed
 _SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
 _KINDS = {"rule": str, "epoch": int, "batch": int, "count": (int, float), "more": dict}
-_OBJECTS = 1_000  # of a model whose attributes are looked at
-_LIBRARIES = {"theano", "pytensor", "lasagne", "keras", "numpy", "scipy", "h5py"}
-_LIBRARIES.update(getattr(sys, "stdlib_module_names", ()))  # of Python 3.10 and later
+_OBJECTS = 10_000  # of a model whose attributes are looked at
+_INSTALLED = tuple({sysconfig.get_path(each) + os.sep for each in ("stdlib", "purelib", "platlib")})
+_CONTAINERS = (list, tuple, dict, set, collections.deque, bytearray)
 _RANDOM = (np.random.RandomState, np.random.Generator, random.Random)
 _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
@@ -83,12 +85,13 @@ class History:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._variables = _kept_variables(model)
-        self._first, self._others = {}, set()
+        self.lost: list[str] = []  # attributes of a state that has been restored, without a place
+        self._first, self._others = {}, {}
         for name, value in _attributes(model):
             # A file holds data, and replaces data only: no function, shared variable or property.
             found = _fingerprint(value)
             if found is None:
-                self._others.add(name)
+                self._others[name] = _rough_fingerprint(value)
             else:
                 self._first[name] = found
 
@@ -109,8 +112,10 @@ class History:
         changed, left_out = {}, []
         for name, value in _attributes(self._model):
             found = _fingerprint(value)
-            if found is None and _has_position(value):
-                left_out.append(f"{name} ({type(value).__name__})")
+            if found is None:
+                now = _rough_fingerprint(value)
+                if _has_position(value) or self._others.get(name, now) != now:
+                    left_out.append(f"{name} ({type(value).__name__})")
             if found is None or name in self._others or self._first.get(name) == found:
                 continue
             if "[" in name:
@@ -181,16 +186,21 @@ class History:
         """Return the attributes to set, but for those that the run itself says."""
         found = []
         owners = {"model": self._model, "data": self._model.data}
+        self.lost = []
         for name, value in state.plain["attributes"].items():
             whose, *path, attribute = name.split(".")
             owner = owners[whose]
             for part in path:
-                owner = vars(owner)[part]
-                if not _is_owner(owner):
+                owner = _fields(owner).get(part)
+                if owner is not None and not _is_owner(owner):
                     raise ValueError(f"it would set {name}")
+            if owner is None:  # it was made after the first batch
+                self.lost.append(name.replace("model.", "", 1))
+                continue
             value = decode(value, state.arrays)
-            present = inspect.getattr_static(owner, attribute, None)
-            is_right = _fingerprint(present) is not None and attribute not in _OF_RUN
+            present = _fields(owner).get(attribute, inspect.getattr_static(owner, attribute, None))
+            is_of_run = owner is self._model and attribute in _OF_RUN
+            is_right = _fingerprint(present) is not None and not is_of_run
             is_name = attribute.isidentifier() and not attribute.startswith("__")
             is_random = isinstance(present, _RANDOM)
             if not (is_right and is_name) or (is_random and type(value) is not type(present)):
@@ -248,8 +258,10 @@ def _fits(variable, value):
 
 
 def _set(owner, name, value, is_own):
-    """Set an attribute; random states and arrays in place, because others may hold them too."""
+    """Set an attribute; in place what others may hold too. Random states are of the own rank."""
     present = getattr(owner, name, None)
+    if not is_own and any(isinstance(each, _RANDOM) for _, each in _items("", value)):
+        return
     if isinstance(present, np.random.RandomState) and isinstance(value, np.random.RandomState):
         if is_own:
             present.set_state(value.get_state())
@@ -266,8 +278,13 @@ def _set(owner, name, value, is_own):
         and present.flags.writeable
     ):
         present[...] = value
+    elif type(present) is type(value) is list:
+        present[:] = value
+    elif type(present) is type(value) is dict:
+        present.clear()
+        present.update(value)
     else:
-        setattr(owner, name, value)
+        object.__setattr__(owner, name, value)  # of frozen classes, too
 
 
 def _kept_variables(model):
@@ -297,19 +314,27 @@ def _attributes(model):
     A name has brackets if it leads through a list or a dict.
     """
     seen = {id(model), id(model.data)}
-    stack = [("data", model.data), ("model", model)]
-    while stack and len(seen) < _OBJECTS:
-        owner, thing = stack.pop()
-        inner = []
-        for name, value in sorted(getattr(thing, "__dict__", {}).items()):
+    queue = collections.deque([("model", model), ("data", model.data)])
+    while queue:
+        owner, thing = queue.popleft()
+        for name, value in sorted(_fields(thing).items()):
             path = f"{owner}.{name}"
             if owner != "model" or name not in _OF_RUN:
                 yield path, value
-            inner += [(path, value), *_items(path, value)]
-        for path, value in reversed(inner):
-            if _is_owner(value) and id(value) not in seen:
-                seen.add(id(value))
-                stack.append((path, value))
+            for inner, each in [(path, value), *_items(path, value)]:
+                if len(seen) < _OBJECTS and id(each) not in seen and _is_owner(each):
+                    seen.add(id(each))
+                    queue.append((inner, each))
+
+
+def _fields(thing):
+    """Return the attributes of an object, also those of ``__slots__``."""
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    found = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    found.update(getattr(thing, "__dict__", {}))
+    found.pop("__dict__", None)
+    found.pop("__weakref__", None)
+    return found
 
 
 def _items(path, value):
@@ -321,9 +346,21 @@ def _items(path, value):
 
 
 def _is_owner(value):
-    """Return whether a value is of a class of the user's, whose attributes are kept."""
-    module = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and module not in _LIBRARIES and not isinstance(value, type)
+    """Return whether a value is of a class of the user's, whose attributes are kept.
+
+    So it is if the file of the class is none of Python's or of an installed library.
+    """
+    if isinstance(value, type) or not _fields_of_class(type(value)):
+        return False
+    name = type(value).__module__
+    if name.partition(".")[0] == "synkhronos":
+        return name.startswith("synkhronos.rules.compatible.")
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or (file is not None and not file.startswith(_INSTALLED))
+
+
+def _fields_of_class(kind):
+    return getattr(kind, "__dictoffset__", 0) or any("__slots__" in vars(k) for k in kind.__mro__)
 
 
 def _has_position(value):
@@ -331,15 +368,41 @@ def _has_position(value):
 
     Of a list or a dict the values in it count.
     """
-    values = [each for _, each in _items("", value)] or [value]
-    kinds = (collections.abc.Iterator, *_RANDOM)
-    return any(isinstance(each, kinds) for each in values)
+    if isinstance(value, _CONTAINERS):
+        return any(map(_has_position, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (collections.abc.Iterator, *_RANDOM)) and not _is_owner(value)
+
+
+def _rough_fingerprint(value):
+    """Return bytes that differ between different containers of numbers and texts."""
+    if not isinstance(value, _CONTAINERS) or not _is_of_numbers(value):
+        return b""
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).digest()
+
+
+def _is_of_numbers(value):
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, _CONTAINERS):
+        return all(map(_is_of_numbers, value))
+    return isinstance(value, (int, float, str, bytes, type(None)))
+
+
+def _is_plain(value):
+    """Return whether the containers in a value are of exactly the kinds that come back."""
+    if isinstance(value, dict):
+        return type(value) is dict and all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return type(value) in (list, tuple) and all(map(_is_plain, value))
+    return True
 
 
 def _fingerprint(value):
     """Return bytes that differ between different values; None for what a file can't hold."""
     arrays: dict[str, np.ndarray] = {}
     try:
+        if not _is_plain(value):
+            return None
         text = json.dumps(encode(value, arrays, ""), sort_keys=True)
     except (TypeError, RecursionError):
         return None

@@ -77,24 +77,32 @@ def _is_empty(cell):
 def described(variables: Sequence[Any]) -> list[tuple]:
     """Return of each variable what it must have alike on all ranks.
 
-    It is the name, the dtype, the shape, and the place in the order in which the variables were
-    made: many have no name, and equal shapes.
+    It is the name, the dtype, and the shape; and where a name is missing or not unique, the place
+    in the order in which the variables were made.
 
     >>> from synkhronos._host import library
     >>> one, other = library.shared(np.zeros(2), "one"), library.shared(np.zeros(2))
     >>> described([other, one])
-    [(None, 'float64', (2,), 1), ('one', 'float64', (2,), 0)]
+    [(None, 'float64', (2,), 1), ('one', 'float64', (2,), None)]
     """
     made = [int(each.auto_name.partition("_")[2]) for each in variables]
     place = {number: at for at, number in enumerate(sorted(made))}
+    n_named = collections.Counter(each.name for each in variables if each.name)
     return [
-        (each.name, str(each.dtype), tuple(_host.peek(each).shape), place[number])
+        (
+            each.name,
+            str(each.dtype),
+            tuple(_host.peek(each).shape),
+            None if n_named[each.name] == 1 else place[number],
+        )
         for each, number in zip(variables, made)
     ]
 
 
-def difference(own: Mapping[str, Any], other: Mapping[str, Any], whose: str, here: str) -> str:
-    """Return a sentence about the first of some things that another rank has otherwise, or "".
+def difference(
+    own: Mapping[str, Any], other: Mapping[str, Any], other_rank: str, own_rank: str
+) -> str:
+    """Return a sentence about the first value that differs on another rank, or "".
 
     Lists are those of `described`.
 
@@ -106,19 +114,22 @@ def difference(own: Mapping[str, Any], other: Mapping[str, Any], whose: str, her
         if one == two:
             continue
         if not isinstance(one, list):
-            return f"{name} is {one} on {here} and {two} on {whose}: all ranks must have the same."
+            return (
+                f"{name} is {one} on {own_rank} and {two} on {other_rank}: all ranks must have the "
+                "same."
+            )
         if sorted(map(repr, one)) == sorted(map(repr, two)):
             return (
-                f"{name} has another order on {here} than on {whose}. Sets, and dicts that are "
-                "filled from sets, have an order of their own in each process: list the variables "
-                "in the order of the layers, or sort them by their names."
+                f"{name} has another order on {own_rank} than on {other_rank}. Sets have one of "
+                "their own in each process, and so have dicts that are filled from them: list the "
+                "variables in the order of the layers, or sort them by their names."
             )
         pairs = list(itertools.zip_longest(one, two))
         at = next(at for at, pair in enumerate(pairs) if pair[0] != pair[1])
         first, second = map(_shown, pairs[at])
         return (
-            f"{name}[{at}] is {first} on {here}, but {second} on {whose}: all ranks must build "
-            "the same model."
+            f"{name}[{at}] is {first} on {own_rank}, but {second} on {other_rank}: all ranks must "
+            "build the same model."
         )
     return ""
 
@@ -127,7 +138,8 @@ def _shown(each):
     if each is None:
         return "missing"
     name, dtype, shape, place = each
-    return f"{name or 'a variable without a name'} of {dtype} {shape} (number {place} to be made)"
+    shown = f"{name or 'a variable without a name'} of {dtype} {shape}"
+    return shown if place is None else f"{shown}, number {place + 1} in the order of their making"
 
 
 class Flat:
