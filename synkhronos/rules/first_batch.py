@@ -3,8 +3,9 @@
     this process ── fork ──▶ a copy: train_iter(0), with a function that does nothing
                  ◀── shapes ──  ends; what it has read is read again here
 
-The copy has files of its own, so nothing here moves: no cursor, generator or random state. Models
-that have started threads, or opened pipes or sockets, share these with a copy: they are not asked.
+The copy has files of its own, so nothing here moves: no cursor, generator or random state. What a
+model shares with a copy of its process is not asked: where it has started threads, opened pipes or
+sockets, or files to write to, or mapped memory that others see.
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ _SECONDS = 60.0  # for a copy, which may hang: only this thread of a process goe
 
 
 class FirstBatch:
-    """The look at the first batch; made before the model, and asked when there is one."""
+    """A look at the first batch: made before the model is imported, and asked when it is made."""
 
     def __init__(self) -> None:
-        self._channels = set(_descriptors(_is_channel))
-        self._threads = set(threading.enumerate())
+        self._shared = _shared_with_a_copy()
 
     def check(self, model: Any) -> None:
         """Check that the first batch fits the network.
@@ -77,17 +77,26 @@ class FirstBatch:
     def _can_look(self, model):
         n_batches = getattr(model.data, "n_batch_train", None)
         return (
-            vars(model).get("train_iter_fn", model) is None
+            getattr(model, "__dict__", {}).get("train_iter_fn", model) is None
             and not getattr(model.data, "para_load", False)
             and not (isinstance(n_batches, numbers.Real) and n_batches < 1)
             and isinstance(getattr(model, "shared_x", None), _host.SharedVariable)
-            and self._threads.issuperset(threading.enumerate())
-            and self._channels.issuperset(_descriptors(_is_channel))
+            and self._shared >= _shared_with_a_copy()
         )
 
 
+def _shared_with_a_copy():
+    """Return what a copy of this process would share with it."""
+    found = {*threading.enumerate(), *_descriptors(_is_channel)}
+    for fd, inode in _descriptors(stat.S_ISREG):
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+            found.add((fd, inode))
+    with open("/proc/self/maps") as maps:
+        return found.union(line.split()[0] for line in maps if line.split()[1] == "rw-s")
+
+
 def _descriptors(is_wanted):
-    """Yield descriptors of this process, each with the number of what it is open on."""
+    """Yield the descriptors of this process, each with its inode."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one of listdir itself
             found = os.fstat(int(name))
@@ -107,23 +116,29 @@ def _in_a_copy(function: Callable[[], Any], seconds: float) -> Any:
         pid = os.fork()
     if pid == 0:
         with contextlib.suppress(BaseException):
+            os.setpgid(0, 0)
             _use_own_files()
-            os.write(writer, json.dumps(function()).encode())
+            os.write(writer, json.dumps(function()).encode() + b"\n")
         os._exit(0)
     os.close(writer)
     answer, end = b"", time.monotonic() + seconds
     try:
-        while select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
-            part = os.read(reader, 1 << 16)
-            if not part:
+        # What the copy has started may keep the pipe open when it has ended.
+        while not answer.endswith(b"\n") and time.monotonic() < end:
+            if select.select([reader], [], [], 0.1)[0]:
+                part = os.read(reader, 1 << 16)
+                if not part:
+                    break
+                answer += part
+            elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 break
-            answer += part
     finally:
         os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # it may not have its group yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return json.loads(answer) if answer else None
+    return json.loads(answer) if answer.endswith(b"\n") else None
 
 
 def _use_own_files():
@@ -141,18 +156,30 @@ def _use_own_files():
         os.dup2(nowhere, fd)
 
 
+class _Stop(BaseException):
+    """Ends a look where the batch is loaded."""
+
+
+def _stop(*_, **__):
+    raise _Stop
+
+
 def _look(model):
     """Load the first batch as ``train_iter`` does, with no function; return what came of it."""
     for name, value in vars(model).items():
         if isinstance(value, _host.SharedVariable) and _host.lives_on_device(value):
             zeros = np.zeros((1,) * value.ndim, value.dtype)
             setattr(model, name, _host.shared_on_host(zeros, name))
-    model.train_iter_fn = lambda *_: (0.0, 0.0)
+    model.train_iter_fn = _stop
     try:
         model.train_iter(0, Recorder(None, verbose=False))
+    except _Stop:
+        pass
     except (AttributeError, TypeError, NameError):
         return None  # it calls what will be compiled; if that is not why, training tells
     except Exception as error:
+        if isinstance(error, KeyError) and _is_of(model.train_iter, error):
+            return None
         return {"error": f"{type(error).__name__}: {error}"}
     images, labels = (getattr(model, name, None) for name in ("shared_x", "shared_y"))
     has_labels = isinstance(labels, _host.SharedVariable)
@@ -160,6 +187,14 @@ def _look(model):
         "images": _host.peek(images).shape,
         "labels": _host.peek(labels).shape if has_labels else (),
     }
+
+
+def _is_of(method, error):
+    """Return whether an error was raised by a line of a method itself."""
+    frame = error.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame.tb_frame.f_code is getattr(method, "__code__", None)
 
 
 def _input_shape(model):
