@@ -71,15 +71,17 @@ class BSP:
         self._options = run.job.options
         self._size = run.group.size
         self._next = 0, 0  # epoch and batch
-        self._rows = StepRows(self._model, tells=run.verbose and self._size > 1)
+        needs_rows = self._size > 1 and bool(self._options["sync_type"] == "avg" or run.statistics)
+        self._rows = StepRows(self._model, run.verbose and needs_rows, looks=needs_rows)
         agree(self._group, {**contract.lengths_of(self._model), **self._options})
         broadcast(self._group, self._model.params)
         kept = run.resume()
         self._steps = kept.get("steps", 0)
         self._warm_up_epochs = self._options["warm_up_epochs"] if self._options["scale_lr"] else 0
         n_before = kept.get("n_ranks", 1)
-        # Snapshots had no factor, and that of the last epoch was in the rate.
-        factor = kept.get("factor", self._factor(run.first_epoch - (not run.first_batch), n_before))
+        # Older snapshots have no factor: their rate includes that of their last epoch.
+        last_epoch = run.first_epoch - (0 if run.first_batch else 1)
+        factor = kept.get("factor", self._factor(last_epoch, n_before))
         self._rate: Any = None
         if factor != 1 or (self._warm_up_epochs and self._size > 1):
             self._rate = contract.ScaledRate(self._model, factor)

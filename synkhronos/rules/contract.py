@@ -167,8 +167,10 @@ def check(model: Any, is_compiled: bool = False) -> None:
             problems.append(f"its data has no number {name} (it has {value!r}).")
     for name in ("n_epochs", "n_subb"):
         value = getattr(model, name, None)
-        if value is not None and not (isinstance(value, numbers.Real) and value >= 0):
-            problems.append(f"its {name} must be a number, it is {value!r}.")
+        if value is not None and not (
+            isinstance(value, numbers.Real) and 0 <= value < float("inf")
+        ):
+            problems.append(f"its {name} must be a finite number, it is {value!r}.")
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise TypeError(f"{type(model).__name__} can't be trained:\n{lines}")

@@ -148,9 +148,9 @@ class Run:
         self._left_out += new
         if new and self.verbose:
             log.warning(
-                f"a snapshot can't hold where {_and(new)} is: a run that goes on from it begins "
-                "there anew. Keep a number, an array or a random state of NumPy in its place, as "
-                "an attribute of the model or of its data."
+                f"snapshots don't store the position of {_and(new)}, so a resumed run starts over "
+                "there. To keep a position, store it as a number, an array or a random state of "
+                "NumPy, as an attribute of the model or of its data."
             )
 
     def resume(self) -> dict[str, Any]:
@@ -192,8 +192,8 @@ class Run:
         self.first_epoch, self.first_batch = snapshot.epoch, snapshot.batch
         self.count_before = snapshot.count
         self.say(f"resumed from {found}: epoch {self.first_epoch}, batch {self.first_batch}")
-        if same and (names := snapshot.states[0].left_out):
-            self.say(f"but {_and(names)} begins anew")
+        if same and (names := [*snapshot.states[0].left_out, *self._history.lost]):
+            self.say(f"but {_and(names)}: starts over, as the snapshot does not have its position")
         if self.first_epoch >= self.model.n_epochs:
             self.say(f"nothing is left to train: n_epochs is {self.model.n_epochs}")
         kept = {"n_ranks": n_states, **snapshot.more} if same else {}
@@ -241,13 +241,13 @@ def build(
         folder = snapshots.folder_of(job.options[name])
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{name}: can't write into {folder!r}.")
+    look = FirstBatch()
     modelclass = contract.load_class(job.modelfile, job.modelclass)
     layers2 = sys.modules.get("theanompi.models.layers2")
     if layers2 is not None:
         layers2.set_seed(job.options["seed"])
         layers2.set_verbose(verbose)
     config = {"verbose": verbose, "rank": own.rank, "size": own.size, "mname": job.modelclass}
-    look = FirstBatch()
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)
     look.check(model)

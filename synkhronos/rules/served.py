@@ -29,6 +29,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from synkhronos._arithmetic.operations import wide
 from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous
@@ -181,7 +182,8 @@ class Server:
         self._group.send(rank, orders, self._weights)
 
     def _on_center(self, rank):
-        means = [sum(each) / len(each) for each in zip(*self._statistics.values())]
+        everyone = zip(*self._statistics.values())
+        means = [np.mean(each, axis=0, dtype=wide(each[0].dtype)) for each in everyone]
         self._group.send(rank, self._weights, means, _in_order(self._updater.states()))
 
     def _on_finish(self, rank):

@@ -9,6 +9,7 @@ shared variables that        ├▶ the length of their first axis, if it is one
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,20 @@ from synkhronos.rules.variables import updated_variables, variables_of
 
 
 class StepRows:
-    """Knows the rows of the last step of a model, which has been compiled."""
+    """Knows the rows of the last step of a model, which has been compiled.
 
-    def __init__(self, model: Any, tells: bool = True) -> None:
+    Without `looks` only of a model that counts them.
+    """
+
+    def __init__(self, model: Any, tells: bool = True, looks: bool = True) -> None:
         self._model, self._tells = model, tells
         self._lengths: dict[Any, int] = {}  # of what train_iter gives to functions
         function = getattr(model, "train_iter_fn", None)
-        if hasattr(function, "rows"):
+        if hasattr(function, "rows") or not looks:
             return
         if isinstance(function, _host.CompiledFunction):
-            model.train_iter_fn = _Counting(function, self._lengths)
+            with contextlib.suppress(AttributeError):  # it is a property
+                model.train_iter_fn = _Counting(function, self._lengths)
         trained = {id(each) for each in [*model.params, *updated_variables(model)]}
         for each in variables_of(model):
             if id(each) not in trained and _host.is_array_variable(each):
@@ -44,11 +49,17 @@ class StepRows:
     def of_last_step(self) -> float:
         """Return the number of rows, or 1 if it is not known, which is told once."""
         counted = getattr(self._model, "step_rows", None)
-        if counted is None:
-            counted = getattr(getattr(self._model, "train_iter_fn", None), "rows", None)
+        if counted is not None:
+            if not 0 < float(counted) < np.inf:
+                raise ValueError(
+                    f"step_rows must be the number of rows of a step, above 0, got {counted!r}."
+                )
+            return float(counted)
+        counted = getattr(getattr(self._model, "train_iter_fn", None), "rows", None)
         found = set(self._lengths.values()) if counted is None else {counted}
+        self._lengths.clear()  # what is set once is not the rows of each step
         if len(found) == 1:
-            return found.pop()
+            return float(found.pop())
         if self._tells:
             self._tells = False
             log.warning(
@@ -69,6 +80,12 @@ class _Counting:
         for name, value in [*enumerate(args), *kwargs.items()]:
             _note(self._lengths, name, value)
         return self._function(*args, **kwargs)
+
+    def __getitem__(self, name):
+        return self._function[name]
+
+    def __reduce_ex__(self, protocol):  # copies and pickles are of the function itself
+        return self._function.__reduce_ex__(protocol)
 
     def __getattr__(self, name):
         return getattr(self.__dict__["_function"], name)

@@ -40,12 +40,15 @@ def test_parameters_in_another_order_are_refused(tmp_path, rule):
     assert "list the variables in the order of the layers" in ended.output
 
 
-@pytest.mark.parametrize("how", ["named", "listed"])
+@pytest.mark.parametrize("how", ["named", "listed", "sorted"])
 @pytest.mark.sample(1)
 def test_parameters_in_the_order_of_a_list(tmp_path, how):
     """Each weight follows a multiple of the mean of the rows."""
-    for found in values(run("BSP", 2, tmp_path, "Collects", how=how)):
-        np.testing.assert_allclose(found, MEAN[2] * np.arange(1, 5), rtol=1e-6)
+    ended = run("BSP", 2, tmp_path, "Collects", how=how)
+    right = MEAN[2] * np.arange(1, 5)
+    for rank, found in enumerate(values(ended)):  # in the order of their making
+        order = {0: [3, 0, 2, 1], 1: [1, 2, 0, 3]}[rank] if how == "sorted" else slice(None)
+        np.testing.assert_allclose(found, right[order], rtol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["BSP", "GOSGD"])
@@ -72,7 +75,7 @@ def test_workers_without_batches_or_with_other_numbers_are_refused(tmp_path, rul
 # 3: a look at the data has no effects
 
 
-@pytest.mark.parametrize("how", ["generator", "nested", "file"])
+@pytest.mark.parametrize("how", ["generator", "nested", "file", "mapped", "deque"])
 @pytest.mark.sample(1)
 def test_data_that_can_be_read_once_are_read_once(tmp_path, how):
     """Two batches, read in turn, by rates of 1: the weight is the last batch."""
@@ -94,7 +97,9 @@ def test_fewer_batches_than_ranks(tmp_path):
 # 4: where the data were
 
 
-@pytest.mark.parametrize("how", ["random", "nested"])
+@pytest.mark.parametrize(
+    "how", ["random", "nested", "a frozen object", "an object with slots", "many objects"]
+)
 @pytest.mark.slow("several processes")
 def test_a_run_that_goes_on_reads_on(tmp_path, how):
     rows, options = [[[1.0], [3.0], [5.0], [2.0]]], {"snapshot_freq": 1}
@@ -105,18 +110,29 @@ def test_a_run_that_goes_on_reads_on(tmp_path, how):
     run("BSP", 1, parts, "Reads", given=options, how=how, rows=rows, lr=0.25, n_epochs=2)
     again = {**options, "resume": True}
     ended = run("BSP", 1, parts, "Reads", given=again, how=how, rows=rows, lr=0.25, n_epochs=3)
-    assert "begins anew" not in ended.output
+    assert "starts over" not in ended.output
     assert values(ended) == values(right)
 
 
 @pytest.mark.slow("several processes")
-def test_what_a_snapshot_cannot_keep_is_named_when_it_is_written_and_when_it_is_read(tmp_path):
-    rows, options = [[[1.0], [3.0]]], {"snapshot_freq": 1}
-    first = run("BSP", 1, tmp_path, "Reads", given=options, how="generator", rows=rows, n_epochs=2)
-    assert "a snapshot can't hold where data.stream (generator) is" in first.output
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("generator", "data.stream (generator)"),
+        ("deque", "data.at (deque)"),
+        ("int keys", "data.at (dict)"),
+        ("late", "data.reader.at"),
+    ],
+)
+def test_what_a_snapshot_cannot_keep_is_named_when_it_is_written_or_read(tmp_path, how, named):
+    rows, options = [[[1.0], [3.0], [2.0]]], {"snapshot_freq": 1}
+    settings = {"how": how, "rows": rows, "data.n_batch_train": 2}
+    first = run("BSP", 1, tmp_path, "Reads", given=options, n_epochs=2, **settings)
+    said = f"snapshots don't store the position of {named}"
+    assert (said in first.output) == (how != "late"), first.output
     again = {**options, "resume": True}
-    ended = run("BSP", 1, tmp_path, "Reads", given=again, how="generator", rows=rows, n_epochs=3)
-    assert "but data.stream (generator) begins anew" in ended.output
+    ended = run("BSP", 1, tmp_path, "Reads", given=again, n_epochs=3, **settings)
+    assert f"but {named}" in ended.output and "starts over" in ended.output
 
 
 # 5: averages weigh rows
@@ -132,6 +148,13 @@ def test_an_average_weighs_the_rows_of_a_function_of_the_models_own(tmp_path, n,
 
 
 @pytest.mark.slow("several processes")
+@pytest.mark.slow("several processes")
+def test_step_rows_that_are_no_number_of_rows_are_refused(tmp_path):
+    settings = {"how": "numbers", "step_rows": 0}
+    ended = run("BSP", 2, tmp_path, "Trains", given={"sync_type": "avg"}, status=1, **settings)
+    assert "step_rows must be the number of rows of a step, above 0, got 0" in ended.output
+
+
 def test_rows_that_are_not_known_are_told(tmp_path):
     ended = run("BSP", 2, tmp_path, "Trains", given={"sync_type": "avg"}, how="numbers")
     assert values(ended) == [[5.0]] * 2  # the mean of 2 and 8

@@ -3,6 +3,8 @@
 The cost of a row x is ``(w - x)**2 / 2``, so a step of SGD moves w towards the mean of the rows.
 """
 
+import collections
+import dataclasses
 import os
 import random
 import time
@@ -92,6 +94,11 @@ class Collects(Mean):
         self.params = weights
         if self.how == "as a set" and RANK:  # which has an order of its own in each process
             self.params = weights[RANK:] + weights[:RANK]
+        if self.how == "sorted":  # made in an order of its own, and listed by names
+            for i, each in enumerate(weights):
+                each.name = "dacb"[i] if RANK == 0 else "bcad"[i]
+            self.params = sorted(weights, key=lambda each: each.name)
+            self.cost = sum(T.sqr(w - i * self.x).mean() / 2 for i, w in enumerate(self.params, 1))
         self.weight_types = ["W"] * 4
 
 
@@ -113,6 +120,8 @@ class Sequences(Mean):
 
 class Trains(Mean):
     """A function of its own, given the rows as inputs, as shared variables, or by their numbers."""
+
+    step_rows = None
 
     def compile_iter_fns(self, sync_type="avg"):
         w, rate = self.params[0], self.shared_lr
@@ -211,6 +220,15 @@ class Reads(Mean):
             self.data.draws = random.Random(3)
         elif how == "nested":
             self.data.reader = Reader(self.data.batches)
+        elif how in ("a frozen object", "an object with slots"):
+            self.data.reader = (Frozen if "frozen" in how else Slots)(self.data.batches)
+        elif how in ("late", "many objects"):
+            self.data.reader = Reader(self.data.batches) if "many" in how else None
+            self.samples = [Reader([]) for _ in range(1500)]
+        elif how == "mapped":
+            self.data.at = np.memmap(f"at_{RANK}.bin", "int64", "w+", shape=1)
+        elif how in ("deque", "int keys"):
+            self.data.at = collections.deque([0, 1, 2]) if how == "deque" else {0: 0}
         elif how == "file":
             lines = [" ".join(map(str, each)) for each in self.data.batches * self.n_epochs]
             with open(f"rows_{RANK}.txt", "w") as file:
@@ -227,9 +245,46 @@ class Reads(Mean):
             return data.batches[count]
         if how == "random":
             return data.batches[data.draws.randrange(len(data.batches))]
-        if how == "nested":
+        if how == "nested" or ("object" in how and "many" not in how):
             return data.reader.read()
+        if how in ("late", "many objects"):
+            data.reader = data.reader or Reader(data.batches)
+            return data.reader.read()
+        if how == "mapped":
+            data.at[0] += 1
+            return data.batches[data.at[0] - 1]
+        if how == "deque":
+            data.at.rotate(-1)
+            return data.batches[data.at[-1]]
+        if how == "int keys":
+            data.at[0] += 1
+            return data.batches[(data.at[0] - 1) % len(data.batches)]
         return np.array(data.file.readline().split(), "float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """Counts in an attribute that can't be assigned."""
+
+    batches: list
+    at: int = 0
+
+    def read(self):
+        object.__setattr__(self, "at", self.at + 1)
+        return self.batches[(self.at - 1) % len(self.batches)]
+
+
+class Slots:
+    """Has no dict."""
+
+    __slots__ = ("at", "batches")
+
+    def __init__(self, batches):
+        self.batches, self.at = batches, 0
+
+    def read(self):
+        self.at += 1
+        return self.batches[(self.at - 1) % len(self.batches)]
 
 
 class Reader:
