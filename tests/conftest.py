@@ -41,7 +41,12 @@ COMPILE_MUCH = {"calls", "collectives", "docs", "faster", "ported", "stress", "t
 QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor; the
 # last one changes any process that imports it.
-collect_ignore = ["support/rule_model.py", "support/on_pytensor", "support/forging"]
+collect_ignore = [
+    "support/rule_model.py",
+    "support/rule_cases.py",
+    "support/on_pytensor",
+    "support/forging",
+]
 collect_ignore.append("support/compiling_cudnn.py")  # a script, for Theano only
 collect_ignore.append("benchmarks/programs")  # some import libraries that are not here
 if importlib.util.find_spec("pymc") is None:
