@@ -89,11 +89,12 @@ class BSP:
             if kept and n_before != self._size:
                 rate = contract.learning_rate(self._model)
                 run.say(f"the learning rate is {rate:g}, for {self._size} ranks")
-        self._exchange = self._make_exchange(strategy) if self._size > 1 else None
+        self._exchange = None
         if self._size > 1:
+            self._exchange = self._make_exchange(strategy)
             agree(self._group, {"statistics": described(run.statistics)})
-        if self._size > 1 and run.statistics:
-            self._statistics = Sums(self._group, "ar", run.statistics, run.statistics)
+            if run.statistics:
+                self._statistics = Sums(self._group, "ar", run.statistics, run.statistics)
 
     def _factor(self, epoch, n_ranks):
         return warmed_up(epoch, n_ranks, self._warm_up_epochs) if self._warm_up_epochs else 1.0

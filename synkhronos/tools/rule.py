@@ -277,10 +277,11 @@ def start(
 
 def _hold_folders(asked, stack):
     """Hold what this run writes into; raise BlockingIOError if another run does."""
-    paths = {name: asked.options[name] for name in ("snapshot_path", "inforec_path")}
-    for name, path in {
-        os.path.realpath(path): (name, path) for name, path in paths.items()
-    }.values():
+    names = ["snapshot_path", "inforec_path"]
+    if len({os.path.realpath(asked.options[name]) for name in names}) == 1:
+        names.pop()
+    for name in names:
+        path = asked.options[name]
         try:
             os.makedirs(path, exist_ok=True)
             stack.enter_context(held(os.path.join(path, "run"), 0.0))
@@ -289,7 +290,7 @@ def _hold_folders(asked, stack):
                 f"{name}: another run writes into {path!r}, and each would replace the other's "
                 f"files. Give this one a folder of its own, {_options.flag(name)} FOLDER."
             ) from None
-        except OSError:  # it is one of other machines: the ranks tell what is wrong there
+        except OSError:  # it may be there on other machines only, whose ranks look
             continue
 
 
