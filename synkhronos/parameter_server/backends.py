@@ -42,7 +42,7 @@ class Backend:
         """Return the memory into which a round is reduced; None for a buffer of the key."""
         return None
 
-    def is_quick(self, closed: Round) -> bool:
+    def is_quick(self, key: Key, version: int) -> bool:
         """Return whether a caller may reduce a round and call `accept` without a long wait."""
         return not self.runs_users_code
 
@@ -235,9 +235,9 @@ class RemoteBackend(Backend):
             )
         self.updater = updater
 
-    def is_quick(self, closed: Round) -> bool:
+    def is_quick(self, key: Key, version: int) -> bool:
         """Return whether the memory of a round is free: the last push but one has been sent."""
-        return self._link.is_free(closed.key.number, closed.version)
+        return self._link.is_free(key.number, version)
 
     def memory_for(self, closed: Round) -> Buffer | None:
         """Return memory that the process beside this one sends from."""

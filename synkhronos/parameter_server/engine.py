@@ -122,49 +122,54 @@ class Engine:
         A round that can't be reduced in this call gets its sum, or what is to be gathered, in
         memory of its own.
         """
-        made = task = reduced = None
-        while made is None:
+        reduced = None
+        with self.lock:
+            self._refuse_open([(key, arrays)])
+            is_free = self._is_free(key)
+            if is_free:
+                made, pull, task = self._close_all(key, arrays, None, priority, into)
+            else:
+                reduced = key.spare.pop() if key.spare else key.new_buffer()
+        if not is_free:
+            self._reduce_apart(key, arrays, reduced.flat)
             with self.lock:
                 self._refuse_open([(key, arrays)])
-                made = Round(self, key, len(arrays))
-                made.parts = list(arrays)
-                if reduced is None and not self._is_free(made):
-                    reduced, made = key.spare.pop() if key.spare else key.new_buffer(), None
-                else:
-                    pull, task = self._close_all(made, reduced, priority, into)
-            if made is None:
-                parts = [each.reshape(-1) for each in _arrays(arrays, None)]
-                if key.is_small:
-                    reduce_block(key.op, parts, reduced.flat, len(parts))
-                    continue
-                reduction = Reduction(key.op, parts, reduced.flat)
-                reduction.run()
-                if reduction.error is not None:
-                    raise reduction.error
+                made, pull, task = self._close_all(key, arrays, reduced, priority, into)
         if task is not None:
             self._run(task)
             self.wait(made)  # for other threads, which have taken blocks
         return made, pull
 
-    def _is_free(self, closed):
-        """Return whether a round of the caller's can be reduced at once."""
-        is_free = not closed.key.closed and self._queues.push[0].is_idle
-        is_small = closed.key.is_small and self.backend.is_plain
-        return is_free and (is_small or self.backend.is_quick(closed))
+    @staticmethod
+    def _reduce_apart(key, arrays, result):
+        parts = [each.reshape(-1) for each in _arrays(arrays, None)]
+        if key.is_small:
+            reduce_block(key.op, parts, result, len(parts))
+            return
+        reduction = Reduction(key.op, parts, result)
+        reduction.run()
+        if reduction.error is not None:
+            raise reduction.error
 
-    def _close_all(self, made, reduced, priority, into):
-        key, pull = made.key, None
-        made.priority, made.reduced = priority, reduced
+    def _is_free(self, key):
+        """Return whether the next round can be reduced in a caller's thread at once."""
+        if key.closed or not self._queues.push[0].is_idle:
+            return False
+        is_small = key.is_small and self.backend.is_plain
+        return is_small or self.backend.is_quick(key, key.n_closed + 1)
+
+    def _close_all(self, key, arrays, reduced, priority, into):
         if reduced is not None:
-            made.parts = [reduced.flat]
-            if key.op == "gather":
-                made.parts = list(reduced.flat.reshape(len(key.slots), -1))
+            n_parts = len(key.slots) if key.op == "gather" else 1
+            arrays = list(reduced.flat.reshape(n_parts, -1))
+        made, pull = Round(self, key, len(arrays)), None
+        made.parts, made.priority, made.reduced = list(arrays), priority, reduced
         for slot in key.slots:
             slot.rounds += 1
         if into is not None:
             pull = self._pull_of_caller(key, into, made.version, priority)
             key.waiting.append(pull)
-        return pull, self._close(made, 0, now=reduced is None)
+        return made, pull, self._close(made, 0, now=reduced is None)
 
     def pull(
         self,
@@ -311,7 +316,7 @@ class Engine:
         is_free = len(key.closed) == 1 and queue.is_idle
         if is_free and key.is_small and self.backend.is_plain:
             self._reduce_small(closed)
-        elif is_free and now and self.backend.is_quick(closed):
+        elif is_free and now and self.backend.is_quick(key, closed.version):
             queue.is_busy = key.is_reducing = True
             return queue, closed
         else:

@@ -1,7 +1,7 @@
-"""What a script may change in its copy of an updater, such as a rate, and where that is applied.
+"""Hyperparameters that a script changes in its copy of an updater, and that follow to the weights.
 
-    script's copy: values_of(places) ── what has changed ──▶ HyperChanges.change   before a push
-    where weights are kept: HyperChanges.use ──▶ updater.assign_hyper              before an update
+    script's copy           updater.hyper_values() ── if changed ──▶ HyperChanges.change   at a push
+    where the weights are   HyperChanges.use ──▶ updater.assign_hyper              before an update
 
 A change counts for the rounds that are closed after it, of each key.
 """
@@ -25,32 +25,32 @@ _PLAIN = (bool, int, float, complex, str, type(None), np.generic)
 _SMALL = 4096  # elements; larger arrays have changed only if there is another array
 
 
-class Place(NamedTuple):
+class Hyperparameter(NamedTuple):
     """A value that a script may change, and the function that sets it."""
 
     value: Any
     write: Callable[[Any], None]
 
 
-def attributes_of(thing: Any, without: frozenset[str] = frozenset()) -> dict[str, Place]:
-    """Return the places in an object: its attributes, and those of its class, but for some."""
+def attributes_of(thing: Any, without: frozenset[str] = frozenset()) -> dict[str, Hyperparameter]:
+    """Return those of an object: its attributes and those of its class, but for some."""
     names = [name for kind in type(thing).__mro__ for name in vars(kind)]
     names += getattr(thing, "__dict__", {})
     wanted = [n for n in dict.fromkeys(names) if n not in without and not n.startswith("__")]
     found = {name: inspect.getattr_static(thing, name) for name in wanted}
     return {
-        name: Place(value, functools.partial(setattr, thing, name))
+        name: Hyperparameter(value, functools.partial(setattr, thing, name))
         for name, value in found.items()
         if is_followed(value)
     }
 
 
-def outside_of(function: Any) -> dict[str, Place]:
-    """Return the places that a function, and functions that it calls, read outside of themselves.
+def outside_of(function: Any) -> dict[str, Hyperparameter]:
+    """Return what a function, and functions that it calls, read outside of themselves.
 
     They are global variables, those of enclosing functions, and attributes of a method's object.
     """
-    places: dict[str, Place] = {}
+    result: dict[str, Hyperparameter] = {}
     seen, stack = set(), [function]
     while stack:
         each = stack.pop()
@@ -60,22 +60,27 @@ def outside_of(function: Any) -> dict[str, Place]:
         if inspect.ismethod(each):
             stack += [each.__self__, each.__func__]
         elif not inspect.isfunction(each):
-            places = {**attributes_of(each), **places}
+            result = {**attributes_of(each), **result}
         else:
             found = dict(_cells_and_globals(each))
             stack += [p.value for p in found.values() if inspect.isfunction(p.value)]
-            places = {**{n: p for n, p in found.items() if is_followed(p.value)}, **places}
-    return places
+            result = {**{n: p for n, p in found.items() if is_followed(p.value)}, **result}
+    return result
 
 
-def _cells_and_globals(function) -> Iterator[tuple[str, Place]]:
+def _cells_and_globals(function) -> Iterator[tuple[str, Hyperparameter]]:
     known = function.__globals__
     for name in _global_names(function.__code__):
         if name in known:
-            yield name, Place(known[name], functools.partial(known.__setitem__, name))
+            yield name, Hyperparameter(known[name], functools.partial(known.__setitem__, name))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
-            yield name, Place(cell.cell_contents, functools.partial(setattr, cell, "cell_contents"))
+            yield (
+                name,
+                Hyperparameter(
+                    cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+                ),
+            )
         except ValueError:  # it has no value yet
             continue
 
@@ -106,7 +111,7 @@ def is_shared(value: Any) -> bool:
 
 
 def copy_of(value: Any) -> Any:
-    """Return a copy of the present value of a place."""
+    """Return a copy of the present value of a hyperparameter."""
     if is_shared(value):
         value = _host.to_host(_host.peek(value))
     is_small = isinstance(value, np.ndarray) and value.size <= _SMALL
@@ -114,7 +119,7 @@ def copy_of(value: Any) -> Any:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values of a place are equal.
+    """Return whether two values of a hyperparameter are equal.
 
     >>> is_same(0.1, 0.1), is_same(1, 1.0), is_same(np.zeros(2), np.zeros(2))
     (True, False, True)
@@ -141,7 +146,7 @@ def set_shared(name: str, variable: Any, value: Any) -> None:
 
 
 class HyperChanges:
-    """What a script has changed in an updater, and from which version of each key on it counts.
+    """The changes of a script to an updater, and from which version of each key on each counts.
 
     Versions are rounds of the keys by their numbers. `use` is called before each update, `change`
     perhaps by another thread.

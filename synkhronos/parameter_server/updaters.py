@@ -24,7 +24,7 @@ from synkhronos import _host
 from synkhronos._host.choice import is_imported
 from synkhronos._wording import sentence, shown
 from synkhronos.parameter_server.hyper import (
-    Place,
+    Hyperparameter,
     attributes_of,
     copy_of,
     is_followed,
@@ -136,13 +136,13 @@ class Updater:
         """Return whether servers may divide a key of this shape; None if it is not known."""
         return self.is_elementwise if self._fill is None else False
 
-    def hyper_places(self) -> dict[str, Place]:
+    def find_hyper(self) -> dict[str, Hyperparameter]:
         """Return what a script may change later: attributes that are numbers, texts and arrays."""
         return attributes_of(self, without=_OWN)
 
     def hyper_values(self) -> dict[str, Any]:
-        """Return the present values of `hyper_places`."""
-        return {name: copy_of(place.value) for name, place in self.hyper_places().items()}
+        """Return the present values of `find_hyper`."""
+        return {name: copy_of(each.value) for name, each in self.find_hyper().items()}
 
     def hyper_when_pickled(self) -> dict[str, Any]:
         """Return those that servers have got with the updater."""
@@ -160,21 +160,21 @@ class Updater:
         self.assign_hyper(values)
 
     def _check_names(self, values):
-        places = self.hyper_places()
+        found = self.find_hyper()
         for name in values:
-            if name not in places:
+            if name not in found:
                 raise ValueError(
-                    f"{self.kind} has no {name!r} that could be set, only {_listed(places)}."
+                    f"{self.kind} has no {name!r} that could be set, only {_listed(found)}."
                 )
 
     def assign_hyper(self, values: Mapping[str, Any]) -> None:
         """Set some of them, where the weights are kept."""
-        places = self.hyper_places()
+        found = self.find_hyper()
         for name, value in values.items():
-            if name in places and is_shared(places[name].value):
-                set_shared(name, places[name].value, value)
-            elif name in places:
-                places[name].write(value)
+            if name in found and is_shared(found[name].value):
+                set_shared(name, found[name].value, value)
+            elif name in found:
+                found[name].write(value)
             else:  # the script has added an attribute
                 setattr(self, name, value)
 
@@ -378,7 +378,7 @@ class _FunctionUpdater(Updater):
         self._function = function
         self.is_elementwise = getattr(function, "is_elementwise", None)
 
-    def hyper_places(self):
+    def find_hyper(self):
         """Return what the function reads outside of itself."""
         return outside_of(self._function)
 
@@ -548,10 +548,13 @@ class _RuleUpdater(_Stepping):
         left_out = {"_shared": {}, "_old": set(), "_compiled": [], "_takes_parts": {}}
         return {**super().__getstate__(), **left_out}
 
-    def hyper_places(self):
+    def find_hyper(self):
         """Return the numbers that the rule was given, and shared variables that it reads."""
-        places = {**self._numbers, **self._followed}
-        return {n: Place(each, partial(self._numbers.__setitem__, n)) for n, each in places.items()}
+        found = {**self._numbers, **self._followed}
+        return {
+            n: Hyperparameter(each, partial(self._numbers.__setitem__, n))
+            for n, each in found.items()
+        }
 
     def set_hyper(self, values):
         """Set numbers by their keywords; raise if the rule can't take another one later."""
@@ -570,9 +573,8 @@ class _RuleUpdater(_Stepping):
                 f"changed later: {sentence(error)}"
             ) from error
         numbers = {name: float(each) for name, each in numbers.items()}
-        for name, place in self.hyper_places().items():
-            if name in values and name not in numbers:
-                set_shared(name, place.value, values[name])
+        for name in values.keys() - numbers.keys():
+            set_shared(name, self._followed[name], values[name])
         self._numbers.update(numbers)
 
     def assign_hyper(self, values):
@@ -701,9 +703,12 @@ class _TheanoUpdater(_Stepping):
         kept = [each for each in dict.fromkeys(used) if id(each) not in updated]
         self._followed = [each for each in kept if is_followed(each)]
 
-    def hyper_places(self):
+    def find_hyper(self):
         """Return the shared variables that the functions read and don't update."""
-        return {n: Place(v, v.set_value) for n, v in zip(_names(self._followed), self._followed)}
+        return {
+            n: Hyperparameter(v, v.set_value)
+            for n, v in zip(_names(self._followed), self._followed)
+        }
 
     @property
     def kind(self):
