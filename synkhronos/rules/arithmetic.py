@@ -2,7 +2,7 @@ r"""The arithmetic of the rules: pure functions of arrays and numbers, apart fro
 
 References
 ----------
-Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677 (`warm_up_factor`).
+Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677 (`warmed_up`).
 
 Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", arXiv:1412.6651
 (`elastic_step`).
@@ -36,24 +36,15 @@ def row_weights(rows: Sequence[float]) -> list[float]:
 
 
 def warmed_up(epoch: int, size: int, epochs: int) -> float:
-    """Return by how much the learning rate has grown when an epoch begins.
+    r"""Return by which factor the learning rate has grown when an epoch begins.
+
+    It grows by :math:`k^{1/epochs}` at each of the epochs 1 to `epochs`, to `k`, the number of
+    ranks.
 
     >>> [round(warmed_up(epoch, 8, 3), 6) for epoch in range(5)]
     [1.0, 2.0, 4.0, 8.0, 8.0]
     """
     return float(size) ** (min(max(epoch, 0), epochs) / epochs)
-
-
-def warm_up_factor(epoch: int, size: int, epochs: int) -> float:
-    r"""Return what to multiply the learning rate with at the start of an epoch.
-
-    The factors of epochs 1 to `epochs` are :math:`k^{1/epochs}`, so that a learning rate for one
-    of `k` ranks has grown `k` times when the last of them begins.
-
-    >>> [round(warm_up_factor(epoch, 8, 3), 6) for epoch in range(5)]
-    [1.0, 2.0, 2.0, 2.0, 1.0]
-    """
-    return float(size) ** (1.0 / epochs) if 1 <= epoch <= epochs else 1.0
 
 
 def elastic_step(own: np.ndarray, other: np.ndarray, alpha: float) -> None:

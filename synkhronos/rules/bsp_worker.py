@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from synkhronos.rules import bsp, contract, options
-from synkhronos.rules.arithmetic import warm_up_factor
+from synkhronos.rules.arithmetic import warmed_up
 from synkhronos.rules.compatible.lib.base import MPI_GPU_Process
 from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Job
@@ -52,7 +52,8 @@ class BSP_Worker(MPI_GPU_Process):
 
     def lr_warmup(self, model: Any, epoch: int) -> None:
         """Multiply the learning rate at the beginning of one of the first epochs."""
-        factor = warm_up_factor(epoch, self.size, self.warmup_epochs)
+        now, before = (warmed_up(at, self.size, self.warmup_epochs) for at in (epoch, epoch - 1))
+        factor = now / before
         if factor != 1:
             contract.scale_learning_rate(model, factor)
 
