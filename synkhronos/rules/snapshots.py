@@ -40,7 +40,8 @@ _LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they hav
 _SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
 _KINDS = {"rule": str, "epoch": int, "batch": int, "count": (int, float), "more": dict}
 _OBJECTS = 10_000  # of a model whose attributes are looked at
-_INSTALLED = tuple({sysconfig.get_path(each) + os.sep for each in ("stdlib", "purelib", "platlib")})
+_OF_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = {"site-packages", "dist-packages"}  # folders of libraries
 _CONTAINERS = (list, tuple, dict, set, collections.deque, bytearray)
 _RANDOM = (np.random.RandomState, np.random.Generator, random.Random)
 _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
@@ -260,17 +261,15 @@ def _fits(variable, value):
 def _set(owner, name, value, is_own):
     """Set an attribute; in place what others may hold too. Random states are of the own rank."""
     present = getattr(owner, name, None)
-    if not is_own and any(isinstance(each, _RANDOM) for _, each in _items("", value)):
+    inner = [each for _, each in _items("", value)]
+    if not is_own and any(isinstance(each, _RANDOM) for each in [value, *inner]):
         return
     if isinstance(present, np.random.RandomState) and isinstance(value, np.random.RandomState):
-        if is_own:
-            present.set_state(value.get_state())
+        present.set_state(value.get_state())
     elif isinstance(present, random.Random) and isinstance(value, random.Random):
-        if is_own:
-            present.setstate(value.getstate())
+        present.setstate(value.getstate())
     elif isinstance(present, np.random.Generator) and isinstance(value, np.random.Generator):
-        if is_own:
-            present.bit_generator.state = value.bit_generator.state
+        present.bit_generator.state = value.bit_generator.state
     elif (
         isinstance(present, np.ndarray)
         and isinstance(value, np.ndarray)
@@ -329,12 +328,10 @@ def _attributes(model):
 
 def _fields(thing):
     """Return the attributes of an object, also those of ``__slots__``."""
-    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-    found = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
-    found.update(getattr(thing, "__dict__", {}))
-    found.pop("__dict__", None)
-    found.pop("__weakref__", None)
-    return found
+    slots = [vars(kind).get("__slots__", ()) for kind in type(thing).__mro__]
+    names = [n for each in slots for n in ([each] if isinstance(each, str) else each)]
+    found = {n: getattr(thing, n) for n in names if not n.startswith("__") and hasattr(thing, n)}
+    return {**found, **getattr(thing, "__dict__", {})}
 
 
 def _items(path, value):
@@ -356,36 +353,42 @@ def _is_owner(value):
     if name.partition(".")[0] == "synkhronos":
         return name.startswith("synkhronos.rules.compatible.")
     file = getattr(sys.modules.get(name), "__file__", None)
-    return name == "__main__" or (file is not None and not file.startswith(_INSTALLED))
+    if file is None:
+        return name == "__main__"
+    return not file.startswith(_OF_PYTHON) and _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _fields_of_class(kind):
     return getattr(kind, "__dictoffset__", 0) or any("__slots__" in vars(k) for k in kind.__mro__)
 
 
+def _leaves(value):
+    """Yield what is in a container, at any depth, and keys of dicts; another value itself."""
+    stack, seen = [value], set()
+    while stack:
+        each = stack.pop()
+        if not isinstance(each, _CONTAINERS):
+            yield each
+        elif id(each) not in seen:  # it may hold itself
+            seen.add(id(each))
+            stack += [*each, *each.values()] if isinstance(each, dict) else each
+
+
 def _has_position(value):
     """Return whether a value moves when it is used, such as an iterator, a file or random numbers.
 
-    Of a list or a dict the values in it count.
+    Of a container the values in it count.
     """
-    if isinstance(value, _CONTAINERS):
-        return any(map(_has_position, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (collections.abc.Iterator, *_RANDOM)) and not _is_owner(value)
+    kinds = (collections.abc.Iterator, *_RANDOM)
+    return any(isinstance(each, kinds) and not _is_owner(each) for each in _leaves(value))
 
 
 def _rough_fingerprint(value):
     """Return bytes that differ between different containers of numbers and texts."""
-    if not isinstance(value, _CONTAINERS) or not _is_of_numbers(value):
+    kinds = (int, float, str, bytes, type(None))
+    if not isinstance(value, _CONTAINERS) or not all(isinstance(v, kinds) for v in _leaves(value)):
         return b""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).digest()
-
-
-def _is_of_numbers(value):
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, _CONTAINERS):
-        return all(map(_is_of_numbers, value))
-    return isinstance(value, (int, float, str, bytes, type(None)))
 
 
 def _is_plain(value):

@@ -279,3 +279,21 @@ def test_the_files_of_theano_mpi_are_read(tmp_path):
     model.layers.pop()
     with pytest.raises(ValueError, match="layer 2 of the model has no weight W0"):
         snapshots.restore_old(model, read)
+
+
+class Slotted:
+    __slots__ = "at"  # one name, and no tuple
+
+    def __init__(self):
+        self.at = 0
+
+
+def test_containers_that_hold_themselves_and_objects_with_slots():
+    model = Model()
+    model.data.circle, model.data.cursor = [1, 2], Slotted()
+    model.data.circle.append(model.data.circle)
+    history = snapshots.History(model)
+    model.data.circle[0], model.data.cursor.at = 7, 5
+    state = history.capture(Recorder(None, 2, "m", False))
+    assert state.left_out == ["data.circle (list)"]
+    assert state.plain["attributes"]["data.cursor.at"] == 5
