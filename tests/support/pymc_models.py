@@ -379,14 +379,23 @@ def logistic_at_a_point():
 
 def evaluate(model, points):
     """Return the log-probability and its gradients at some points."""
+    return evaluator(model)(points)
+
+
+def evaluator(model):
+    """Compile the log-probability and its gradients, and return what evaluates them at points."""
     function = model.logp_dlogp_function(ravel_inputs=True)
     names = [each.name for each in function._grad_vars]
-    results = []
-    for point in points:
-        function.set_extra_values(point)
-        given = DictToArrayBijection.map({name: point[name] for name in names})
-        results.append([np.array(each) for each in function(given)])
-    return results
+
+    def evaluate_at(points):
+        results = []
+        for point in points:
+            function.set_extra_values(point)
+            given = DictToArrayBijection.map({name: point[name] for name in names})
+            results.append([np.array(each) for each in function(given)])
+        return results
+
+    return evaluate_at
 
 
 def assert_equal(results, expected, rtol=1e-10):
