@@ -67,7 +67,12 @@ class Run:
             own[...] = values
         if not self._is_alone:
             self.prepare()
-        self._call()
+        try:
+            self._call()
+        except SystemError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C in code of Numba
+                raise error.__cause__ from None
+            raise
         [result] = self._result
         for out, part, adds in self._outs:
             if adds:
