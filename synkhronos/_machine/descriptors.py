@@ -3,13 +3,18 @@
 import contextlib
 import logging
 import os
+import resource
 import socket
 import stat
+import struct
 import sys
-from typing import Iterable, Iterator, List, Set
+from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set
 
 _STREAMS = {socket.SOCK_STREAM, socket.SOCK_SEQPACKET}
 _LOCKS = {"FLOCK", "OFDLCK"}  # as /proc calls them
+# State, milliseconds since data have come, bytes that have come: see tcp_info in linux/tcp.h.
+_INFO, _LISTEN = struct.Struct("B51xI72xQ"), 10
+_MOST_NUMBERS = 65_536
 
 
 def leave_to_parent(kept: Iterable[int]) -> None:
@@ -36,16 +41,58 @@ def leave_to_parent(kept: Iterable[int]) -> None:
     os.close(nothing)
 
 
-def tcp_sockets() -> List[int]:
-    """Return this process's descriptors of TCP sockets."""
-    found = []
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # that of the folder itself has been closed
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                with _as_socket(fd) as connection:
-                    if connection.family in (socket.AF_INET, socket.AF_INET6):
-                        found.append(fd)
+class TcpSocket(NamedTuple):
+    """A TCP socket: one that listens, or an end of a connection.
+
+    Attributes
+    ----------
+    inode : int
+        Its number, which the system gives to one file at a time.
+    port : int
+        Of this end.
+    is_listening : bool
+    n_received : int
+        The bytes that have come.
+    idle_seconds : float
+        The time since the last ones, or since the begin of the connection.
+    """
+
+    inode: int
+    port: int
+    is_listening: bool
+    n_received: int
+    idle_seconds: float
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it listens, or is of a connection through which something has come."""
+        return self.is_listening or self.n_received > 0
+
+
+def tcp_sockets(numbers: Optional[Iterable[int]] = None) -> Dict[int, TcpSocket]:
+    """Return the TCP sockets among this process's descriptors, or among some of these."""
+    found = {}
+    for fd in _open_numbers() if numbers is None else numbers:
+        with contextlib.suppress(OSError, OverflowError):  # none has this number
+            file = os.fstat(fd)
+            if stat.S_ISSOCK(file.st_mode):
+                with as_socket(fd) as of_fd:
+                    if of_fd.family in (socket.AF_INET, socket.AF_INET6):
+                        info = of_fd.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+                        state, idle, n_received = _INFO.unpack(info)
+                        port, is_listening = of_fd.getsockname()[1], state == _LISTEN
+                        found[fd] = TcpSocket(
+                            file.st_ino, port, is_listening, n_received, idle / 1000
+                        )
     return found
+
+
+def _open_numbers():
+    """Return the numbers of this process's descriptors; some more if none is left to look with."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MOST_NUMBERS))
 
 
 def _identity(fd):
@@ -63,7 +110,7 @@ def _is_held_open(fd):
     if stat.S_ISFIFO(mode):
         return True
     if stat.S_ISSOCK(mode):
-        with _as_socket(fd) as connection:
+        with as_socket(fd) as connection:
             return connection.type in _STREAMS
     with open(f"/proc/self/fdinfo/{fd}") as lines:
         # Of the file; those of a process (POSIX) are not inherited.
@@ -71,7 +118,7 @@ def _is_held_open(fd):
 
 
 @contextlib.contextmanager
-def _as_socket(fd) -> Iterator[socket.socket]:
+def as_socket(fd) -> Iterator[socket.socket]:
     """Look at a socket, which stays open and as it is."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(None)  # else it would no longer block

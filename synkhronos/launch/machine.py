@@ -100,7 +100,7 @@ class _Carrying(threading.Thread):
         self._has_begun.set()
         self.carrier.run()
         if not self.carrier.has_lost:
-            MPI.Finalize()
+            library.end()
 
     def end(self) -> None:
         """End this process when all ranks have ended, also on other machines."""

@@ -565,7 +565,7 @@ def _replaced(network, whole, segments):
         *((module, "MPI", mpi) for module in (base_carrier, carrier, sealed)),
         (waiting, "select", polls),
         (waiting, "os", SimpleNamespace(sched_yield=spin)),
-        (waiting, "tcp_sockets", lambda: [_MPI]),
+        (waiting, "tcp_sockets", lambda: {_MPI: SimpleNamespace(is_in_use=True)}),
         (base_carrier, "Mail", _Mail),
         (base_carrier, "Segments", lambda: segments),
         (carrier, "StopWatch", lambda: SimpleNamespace(seconds=lambda pid: 0.0)),

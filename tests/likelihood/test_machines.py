@@ -66,7 +66,8 @@ with parallel.likelihood(model):
         found = evaluate(at)
         models.assert_equal(found, models.evaluate(plain, at))
         for number in range(50):
-            with contextlib.suppress(KeyboardInterrupt, SystemError, TypeError):  # as Numba's code has it
+            # Numba's code makes other errors of a KeyboardInterrupt now and then.
+            with contextlib.suppress(KeyboardInterrupt, SystemError, TypeError):
                 call_until_it_came(0.001 + 0.0003 * number)
             again = evaluate(at)
             assert all(np.array_equal(one, other) for one, other in zip(found[1], again[1]))

@@ -21,6 +21,9 @@ def sockets():
         client = stack.enter_context(socket.create_connection(server.getsockname()))
         accepted, _ = server.accept()
         stack.enter_context(accepted)
+        accepted.send(b"1")  # a connection through which nothing has come is not waited for
+        client.send(client.recv(1))
+        accepted.recv(1)
         idle = Waiting()
         idle.add(ours.fileno())
         idle.find_sockets()
@@ -109,6 +112,19 @@ def test_without_a_free_descriptor_the_known_sockets_stay():
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert idle._of_mpi == known
+
+
+def test_connections_through_which_nothing_comes_are_not_waited_for():
+    with sockets() as (idle, *_), contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        silent = [stack.enter_context(socket.create_connection(server.getsockname()))]
+        silent.append(stack.enter_context(server.accept()[0]))
+        idle.find_sockets()
+        assert server.fileno() in idle._of_mpi
+        assert not {each.fileno() for each in silent} & set(idle._of_mpi)
+        silent[0].send(b"1")
+        idle.find_sockets()
+        assert silent[1].fileno() in idle._of_mpi
 
 
 def test_it_sleeps_when_no_rank_is_left():

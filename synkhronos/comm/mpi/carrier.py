@@ -38,7 +38,7 @@ from synkhronos.comm.heartbeats import lost_seconds, silent
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
-from synkhronos.comm.mpi.library import MPI, begin
+from synkhronos.comm.mpi.library import MPI, begin, end
 from synkhronos.comm.mpi.reductions import Reductions
 
 _LEADER = 0  # the number of the first process of the machine; those that connect have others
@@ -298,7 +298,7 @@ def main(fd: int, bound: int) -> None:
             # The end of MPI would wait for the lost machine. So does what Python does at its exit.
             os._exit(1)
     # Here, not at Python's exit: messages may be under way in memory that the carrier holds.
-    MPI.Finalize()
+    end()
 
 
 if __name__ == "__main__":

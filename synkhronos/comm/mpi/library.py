@@ -5,6 +5,8 @@ The import alone starts nothing, also in processes that only read the docstrings
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -14,6 +16,7 @@ import mpi4py
 
 from synkhronos.comm.mpi import folders
 from synkhronos.comm.mpi.settings import away, open_no_ports
+from synkhronos.comm.mpi.strangers import Strangers
 
 open_no_ports()
 # Open MPI asks the receiver before it sends more than this. The question and the answer would wait
@@ -35,7 +38,21 @@ if threading.current_thread() is threading.main_thread():
 
 
 def begin(level: int = MPI.THREAD_SINGLE) -> None:
-    """Begin MPI, for a carrier; its errors raise."""
+    """Begin MPI, for a carrier, in the thread that will use it; its errors raise."""
+    with contextlib.suppress(OSError):  # a system without this file in /proc
+        Strangers().start()
     with folders.of_segment(), away():
-        MPI.Init_thread(level)
+        _call("MPI_Init_thread", None, None, level, ctypes.byref(ctypes.c_int()))
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def end() -> None:
+    """End MPI; waits until the other carriers do."""
+    _call("MPI_Finalize")
+
+
+def _call(name, *arguments):
+    """Call MPI without Python's lock, which mpi4py keeps here: `Strangers` goes on."""
+    code = getattr(ctypes.CDLL(MPI.__file__), name)(*arguments)
+    if code != MPI.SUCCESS:
+        raise MPI.Exception(code)

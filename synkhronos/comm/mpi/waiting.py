@@ -57,10 +57,7 @@ class Waiting:
 
     def find_sockets(self):
         """Find the sockets that MPI has opened by now."""
-        try:
-            found = {fd for fd in tcp_sockets() if fd not in self._own}
-        except OSError:  # no descriptor is free to look with: the next time
-            return
+        found = {fd for fd, each in tcp_sockets().items() if each.is_in_use and fd not in self._own}
         for fd in found.difference(self._of_mpi):
             self._poll_all.register(fd, select.POLLIN)
             self._of_mpi[fd] = 0

@@ -1,0 +1,116 @@
+"""Connections to MPI's ports that no process of the job has made: closed before a carrier stops.
+
+Open MPI reads the first bytes of a connection in the thread that asks it for messages, and waits
+there until all have come. So one program that connects, sends two bytes and waits would stop a
+carrier. A thread of the carrier looks for that from outside:
+
+    the system call that the carrier's thread is in   the same connection twice: closed
+    the connections that others have made             nothing has come for long: closed
+    the ports                                         no new connection for some seconds after that
+
+A process of the job sends what Open MPI reads first at once, and in one piece; and the system asks
+again for a connection that is not answered.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+import threading
+import time
+
+from synkhronos._machine.descriptors import as_socket, tcp_sockets
+from synkhronos._machine.log import log
+from synkhronos.comm.heartbeats import lost_seconds
+
+_LOOKS_SECONDS = 0.25
+_LOOKS_SECONDS_AFTER_ONE = 0.005  # many may wait for their turn
+_ALERT_SECONDS = 60.0
+_SEARCH_SECONDS = 1.0
+_PART_SECONDS = 0.1  # for the rest of what comes in one piece
+_REST_SECONDS = 5.0  # of the ports
+_MOST_BYTES = 512  # of a line of /proc
+_MOST_AT_FIRST = (
+    64  # bytes; Open MPI reads 24 first. Later it reads more at a time, and never waits
+)
+_ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER and SO_DETACH_FILTER, which Python does not name
+_TAKES_NOTHING = struct.pack("HBBI", 6, 0, 0, 0)  # a filter of packets: BPF_RET with 0 bytes
+
+
+class Strangers(threading.Thread):
+    """Closes connections that stop the thread which has made this object, or that may do so."""
+
+    def __init__(self):
+        super().__init__(name="strangers", daemon=True)
+        # Kept open: there may be no descriptor left when it is needed.
+        call = f"/proc/self/task/{threading.get_native_id()}/syscall"
+        self._call = os.open(call, os.O_RDONLY | os.O_CLOEXEC)
+        self._silence_seconds = max(lost_seconds(), 8.0)
+        self._ports = set()  # on which this process listens
+        self._read_from = None  # the socket that the thread was reading from at the last look
+        self._alert_until = self._rests_until = 0.0
+        self._has_told = False
+
+    def run(self):
+        """Look again and again, until the thread has ended."""
+        next_search = 0.0
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                is_alert = time.monotonic() < self._alert_until
+                time.sleep(_LOOKS_SECONDS_AFTER_ONE if is_alert else _LOOKS_SECONDS)
+                self._look_at_call()
+                if 0 < self._rests_until < time.monotonic():
+                    self._rests_until = 0.0
+                    self._filter(_DETACH, 0)
+                if time.monotonic() > next_search:
+                    next_search = time.monotonic() + _SEARCH_SECONDS
+                    self._close_those_with_less(1, self._silence_seconds, "sent nothing")
+
+    def _look_at_call(self):
+        """Close the connection that the thread reads from, if it did at the last look, too."""
+        before, self._read_from = self._read_from, None
+        _, *arguments = os.pread(self._call, _MOST_BYTES, 0).split()  # "running" has none
+        fd, _, left, *_ = [int(argument, 16) for argument in arguments or ["-1", "0", "0"]]
+        for each in tcp_sockets([fd]).values():
+            whole = each.n_received + left
+            if each.port in self._ports and not each.is_listening and whole <= _MOST_AT_FIRST:
+                self._read_from = each.inode
+                if before == each.inode:
+                    what = "sent a part of a message, and waited"
+                    self._close_those_with_less(whole, _PART_SECONDS, what)
+
+    def _close_those_with_less(self, n_bytes, seconds, what):
+        """Close connections of others through which less has come, and nothing for some seconds."""
+        found = tcp_sockets()
+        self._ports = {each.port for each in found.values() if each.is_listening}
+        for fd, each in found.items():
+            is_accepted = each.port in self._ports and not each.is_listening
+            if is_accepted and each.n_received < n_bytes and each.idle_seconds > seconds:
+                self._close(fd, what)
+
+    def _filter(self, option, value):
+        """Set an option of the sockets that listen."""
+        for fd, each in tcp_sockets().items():
+            if each.is_listening:
+                with contextlib.suppress(OSError), as_socket(fd) as listening:
+                    listening.setsockopt(socket.SOL_SOCKET, option, value)
+
+    def _close(self, fd, what):
+        self._alert_until = time.monotonic() + _ALERT_SECONDS
+        if not self._rests_until:
+            code = ctypes.create_string_buffer(_TAKES_NOTHING)
+            self._filter(_ATTACH, struct.pack("HP", 1, ctypes.addressof(code)))
+        self._rests_until = time.monotonic() + _REST_SECONDS
+        with contextlib.suppress(OSError), as_socket(fd) as connection:  # it has ended by itself
+            peer, port = connection.getpeername()[0], connection.getsockname()[1]
+            connection.shutdown(socket.SHUT_RDWR)  # MPI has the descriptor, and closes it
+            if not self._has_told:
+                self._has_told = True
+                log.warning(
+                    "A program on %s connected to port %d of %s, which is MPI's, and %s. Its "
+                    "connection has been closed, as more of this kind will be, and the job goes "
+                    'on. Let only machines of the job reach this port: see "Sockets that listen" '
+                    "in the documentation.",
+                    *(peer, port, socket.gethostname(), what),
+                )
