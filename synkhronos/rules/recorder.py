@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import reprlib
 import sys
 import time
 from itertools import chain
@@ -419,7 +420,16 @@ def read(path: Any) -> dict[str, list[list[float]]]:
     found = plain_pickles.load(path.read_bytes(), str(path))
     if not isinstance(found, dict) or not set(COLUMNS) & set(found):
         raise ValueError(f"{path} is no recorder's file: it has none of {', '.join(COLUMNS)}.")
-    rows = {name: [list(row) for row in found.get(name, [])] for name in COLUMNS}
+    rows = {name: found.get(name, []) for name in COLUMNS}
+    for name, all_rows in rows.items():
+        for row in all_rows if isinstance(all_rows, (list, tuple)) else [all_rows]:
+            if not isinstance(row, (list, tuple)) or not all(
+                isinstance(n, (int, float, type(None))) for n in row
+            ):
+                raise ValueError(
+                    f"{path}: {name} must have rows of numbers, got {reprlib.repr(row)}."
+                )
+    rows = {name: [list(row) for row in all_rows] for name, all_rows in rows.items()}
     rows["all_time"] = [
         [*row[:3], 0.0, *row[3:]] if len(row) == 2 + len(MODES) - 1 else row
         for row in rows["all_time"]
@@ -428,7 +438,7 @@ def read(path: Any) -> dict[str, list[list[float]]]:
         for row in rows[name]:
             if len(row) != len(columns):
                 raise ValueError(
-                    f"{path}: rows of {name} must have {', '.join(columns)}, got {row}."
+                    f"{path}: rows of {name} must have {', '.join(columns)}, got {reprlib.repr(row)}."
                 )
     return rows
 

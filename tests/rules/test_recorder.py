@@ -327,6 +327,20 @@ def test_a_pickle_runs_nothing(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_pickle_takes_memory_in_proportion(tmp_path):
+    shared = [0.5]
+    for _ in range(60):  # 2 ** 60 numbers, if each place had its own
+        shared = [shared, shared]
+    (tmp_path / "inforec.pkl").write_bytes(pickle.dumps({"lr": shared}))
+    with pytest.raises(ValueError, match="lr must have rows of numbers, got "):
+        silent(40).load(tmp_path)
+    shared.append(shared)
+    with pytest.raises(ValueError, match="an object contains itself"):
+        plain_pickles.load(pickle.dumps(shared), "a.pkl")
+    with pytest.raises(ValueError, match="an object with the number 2147483647"):
+        plain_pickles.load(b"\x80\x02Nr\xff\xff\xff\x7f.", "a.pkl")
+
+
 @pytest.mark.parametrize("protocol", range(5))
 def test_arrays_and_numbers_are_read_from_pickles(protocol):
     array = np.asfortranarray(np.arange(6, dtype=">u2").reshape(2, 3))
