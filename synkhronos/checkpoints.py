@@ -22,7 +22,7 @@ from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
 from synkhronos._machine.archives import damage_told, reading, writing
 from synkhronos._machine.files import new_file, npz_path
-from synkhronos._machine.plain_values import decode, encode
+from synkhronos._machine.plain_values import decode, encode, names_of
 from synkhronos._session import commands
 from synkhronos._session.current import call
 from synkhronos._session.staging import send_objects
@@ -175,6 +175,7 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
         variables = variables_of("load", functions_or_variables)
         with reading(path, WHAT) as (table, arrays):
             entries = [Entry.read(**each) for each in table["variables"]]
+            arrays = {name: arrays[name] for name in names_of([each.values for each in entries])}
         Plan(session, path, entries, variables, arrays).carry_out()
 
 

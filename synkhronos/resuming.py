@@ -26,7 +26,7 @@ from synkhronos import _host
 from synkhronos._machine.archives import damage_told, reading, writing
 from synkhronos._machine.files import followed, held, new_file, npz_path, shift
 from synkhronos._machine.log import log
-from synkhronos._machine.plain_values import decode, encode
+from synkhronos._machine.plain_values import decode, encode, names_of
 from synkhronos._machine.shared_memory import is_in_a_segment
 from synkhronos._session import commands
 from synkhronos._session.current import Current, call, current
@@ -215,15 +215,7 @@ class RunState(UserDict):
         if self._block is not None:
             raise RuntimeError("This state is in its with block already: call resume() again.")
         with contextlib.ExitStack() as block:
-            try:
-                patience = _AFTER_LOSS if restart_count() else _PATIENCE
-                block.enter_context(held(self._path, patience))
-            except BlockingIOError as error:
-                raise BlockingIOError(
-                    error.errno,
-                    "another script writes this file",
-                    self._path,
-                ) from None
+            block.enter_context(held(self._path, _AFTER_LOSS if restart_count() else _PATIENCE))
             self._load()
             if self._preemptible:
                 self._is_ending = False
@@ -469,6 +461,9 @@ class RunState(UserDict):
             try:
                 with reading(path, WHAT) as (table, arrays):
                     entries = [Entry.read(**each) for each in table["variables"]]
+                    named = [each.values for each in entries]
+                    named += [table.get("progress", {}).get(key) for key in ("random", "values")]
+                    arrays = {name: arrays[name] for name in names_of(named)}
             except FileNotFoundError as error:
                 first = first or error
                 continue

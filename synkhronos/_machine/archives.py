@@ -2,27 +2,41 @@
 
     with new_file(path) as file, writing(file, "weights", keys=["w"]) as arrays:
         arrays["0"] = array                              one after the other, the table at the end
-    with reading(path, "weights") as (table, arrays):    every array is read, so a damage is found
+    with reading(path, "weights") as (table, arrays):    an array is read when it is asked for
         return dict(zip(table["keys"], arrays.values())) what is raised here is a damage, too
 
 Checkpoints, snapshots of rules, and weights and states of stores are archives. Files that were
 written before there was one format are read as well: their tables say nothing of what they hold.
+
+An array takes no more memory than its file has bytes, whatever its header says; in a file that
+another program has compressed, arrays take a limited multiple of it.
 """
 
 import contextlib
 import errno
+import io
 import json
+import math
 import os
 import zipfile
+from collections.abc import Mapping
 
 import numpy as np
 
+from synkhronos._machine.files import open_file
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._wording import one_line, sentence
+from synkhronos._wording import one_line, printable, sentence
 
 _VERSION = 1
 _LARGE = 1 << 16  # bytes of an array
+_MOST_TIMES, _SMALL = 16, 1 << 26  # of a compressed file, and bytes that any memory has
+_SUFFIX = ".npy"
+_MOST_OF_AN_ERROR = 300
 _TABLE, _OLD_TABLE = "about", "synkhronos"  # the array that holds the table, as JSON
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 class _Arrays:
@@ -65,12 +79,10 @@ def reading(file, what, name=None):
     also for what the block raises.
     """
     name = repr(os.fspath(file)) if name is None else name
-    with damage_told(name, what), zipfile.ZipFile(file) as archive:
-        arrays = {each[: -len(".npy")]: _read(archive, each) for each in archive.namelist()}
-        table = _TABLE if _TABLE in arrays else _OLD_TABLE
-        if table not in arrays:
-            raise ValueError("it has no table of contents")
-        table = json.loads(str(arrays.pop(table)))
+    opened = contextlib.nullcontext(file) if hasattr(file, "read") else open_file(file)
+    with opened as opened, damage_told(name, what), zipfile.ZipFile(opened) as archive:
+        arrays = _Stored(archive, _n_bytes(opened))
+        table = arrays.pop_table()
         if table["version"] != _VERSION:
             raise ValueError(f"it is of version {table['version']}, this is {_VERSION}")
         there = table.get("what", what)
@@ -80,12 +92,76 @@ def reading(file, what, name=None):
     raise ValueError(f"{name} holds {one_line(there)}, not {what}.")
 
 
-def _read(archive, name):
-    with archive.open(name) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1) or not name.endswith(".npy"):
-            raise ValueError(f"{one_line(name)} is more than an array")
-    return array
+def _n_bytes(file):
+    """Return the number of bytes of an open file, on the disk if these are known."""
+    size = file.seek(0, os.SEEK_END)
+    if isinstance(file, io.BytesIO):
+        return size
+    return min(size, 512 * os.fstat(file.fileno()).st_blocks or size)
+
+
+class _Stored(Mapping):
+    """The arrays of an archive by name, in its order, each read once: when it is asked for."""
+
+    def __init__(self, archive, n_bytes):
+        self._archive, self._read = archive, {}
+        self._infos = {each.filename[: -len(_SUFFIX)]: each for each in archive.infolist()}
+        for info in archive.infolist():
+            if not info.filename.endswith(_SUFFIX):
+                raise ValueError(f"{one_line(info.filename)} is no array")
+        if len(self._infos) < len(archive.infolist()):
+            raise ValueError("two of its arrays have one name")
+        total = sum(each.file_size for each in archive.infolist())
+        if total > _MOST_TIMES * n_bytes + _SMALL:
+            raise ValueError(
+                f"its arrays have {total} bytes, more than {_MOST_TIMES} times as many as the file "
+                f"({n_bytes}), which may fill the memory; without compression it is read"
+            )
+
+    def pop_table(self):
+        """Remove the table of contents, and return it."""
+        name = _TABLE if _TABLE in self._infos else _OLD_TABLE
+        if name not in self._infos:
+            raise ValueError("it has no table of contents")
+        return json.loads(str(self._array(self._infos.pop(name), "U")))
+
+    def __iter__(self):
+        return iter(self._infos)
+
+    def __len__(self):
+        return len(self._infos)
+
+    def __getitem__(self, name):
+        if name not in self._read:
+            self._read[name] = self._array(self._infos[name])
+        return self._read[name]
+
+    def _array(self, info, kinds="biufc"):
+        with self._archive.open(info) as file:
+            array = read_npy(file, info.file_size, kinds)
+            if file.read(1):
+                raise ValueError(f"{one_line(info.filename)} is more than an array")
+        return array
+
+
+def load_npy(path):
+    """Return the array of a file in NumPy's format; raise ValueError if it holds something else."""
+    with open_file(path) as file:
+        return read_npy(file, os.fstat(file.fileno()).st_size)
+
+
+def read_npy(file, n_bytes, kinds="biufc"):
+    """Read an array in NumPy's format, of some kinds of dtypes, from a file of so many bytes."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"it is of NumPy's format {version}, and only {list(_HEADERS)} are read")
+    shape, _, dtype = _HEADERS[version](file)
+    if dtype.kind not in kinds:
+        raise ValueError(f"an array has the dtype {one_line(str(dtype))}, and not one of numbers")
+    if math.prod(shape) * dtype.itemsize > n_bytes:
+        raise ValueError(f"an array of shape {shape} and {dtype} is more than {n_bytes} bytes")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 @contextlib.contextmanager
@@ -95,9 +171,10 @@ def damage_told(name, what):
         yield
     except raised_here(Exception) as error:
         # Damages raise errors of many kinds, of zipfile, zlib, json and NumPy; EINVAL of an offset.
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+        if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise
         why = sentence(f"it lacks {error}" if isinstance(error, KeyError) else error)
+        why = printable(why[:_MOST_OF_AN_ERROR], kept="")
         raise ValueError(
             f"{name} can't be read: it is damaged, or does not hold {what}: {why}"
         ) from error

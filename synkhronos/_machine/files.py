@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -29,27 +30,62 @@ def new_file(path, follow=True):
     files without names it is called ``.name.1f2e3d4c``: see `remove_left`.
     """
     if follow:
-        path = followed(path)
+        folder, name = os.path.split(followed(path))
     else:
         folder, name = os.path.split(path)
-        path = os.path.join(followed(folder), name)
-    folder, name = os.path.split(path)
-    remove_left(folder, re.escape(name))
-    written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
-    descriptor, link = _open(folder, written)
+        folder = followed(folder)
+    with _kept(folder) as folder:
+        path = os.path.join(folder, name)
+        remove_left(folder, re.escape(name))
+        written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+        descriptor, link = _open(folder, written)
+        try:
+            with open(descriptor, "wb") as file:
+                yield file
+                with suppress(FileNotFoundError):
+                    old = os.lstat(path)
+                    if stat.S_ISREG(old.st_mode) and old.st_uid == os.geteuid():
+                        os.fchmod(file.fileno(), old.st_mode & 0o777)
+                file.flush()
+                os.fsync(file.fileno())
+                _give_name(folder, link, written, path)  # while the file has its lock
+        finally:
+            with suppress(FileNotFoundError):  # it has its name
+                os.unlink(written)
+
+
+@contextlib.contextmanager
+def _kept(folder):
+    """Give another name of a folder, without links; nobody can put another folder in its place."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    kept = f"/proc/self/fd/{directory}"
     try:
-        with open(descriptor, "wb") as file:
-            yield file
-            with suppress(FileNotFoundError):
-                old = os.lstat(path)
-                if stat.S_ISREG(old.st_mode) and old.st_uid == os.geteuid():
-                    os.fchmod(file.fileno(), old.st_mode & 0o777)
-            file.flush()
-            os.fsync(file.fileno())
-            _give_name(folder, link, written, path)  # while the file has its lock
+        if not os.path.exists(kept):  # a system without it
+            kept = folder
+        elif os.readlink(kept).casefold() != folder.casefold():
+            raise PermissionError(errno.EACCES, "another program has replaced this folder", folder)
+        yield kept
+    except OSError as error:
+        for each in ("filename", "filename2"):
+            name = getattr(error, each)
+            if isinstance(name, str) and name.startswith(f"{kept}/"):
+                setattr(error, each, folder + name[len(kept) :])
+        raise
     finally:
-        with suppress(FileNotFoundError):  # it has its name
-            os.unlink(written)
+        os.close(directory)
+
+
+def open_file(path):
+    """Open a file to read. Raise OSError for a pipe or a device, and wait for none."""
+
+    def regular(path, flags):
+        file = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+        if stat.S_ISDIR(mode := os.fstat(file).st_mode) or stat.S_ISREG(mode):
+            return file  # Python refuses folders by itself
+        os.close(file)
+        raise OSError(errno.ENXIO, "this is a pipe or a device, and not a file", path)
+
+    return open(path, "rb", opener=regular)
 
 
 def _open(folder, written):
@@ -87,15 +123,20 @@ def _give_name(folder, link, written, path):
 def followed(path):
     """Return a path without links, as os.path.realpath does; refuse links of other users.
 
-    Of those in folders to which all users may write, wherever in the path they are. Linux refuses
-    to follow them, too, but only with ``fs.protected_symlinks``.
+    In a folder to which all users may write, and in what it contains, links are refused unless they
+    are of this user or of the owner of that folder. Linux does so for folders like /tmp only, and
+    only with ``fs.protected_symlinks``.
     """
     found, left, n_links = "/", os.path.abspath(path).split("/")[::-1], 0
+    trusted = None
     while left:
         name = left.pop()
         if name == "..":
             found = os.path.dirname(found)
         elif name not in ("", "."):
+            folder = os.stat(found)
+            if folder.st_mode & stat.S_IWOTH:
+                trusted = {os.geteuid(), folder.st_uid} & (trusted or {os.geteuid(), folder.st_uid})
             there = os.path.join(found, name)
             if not os.path.islink(there):
                 found = there
@@ -103,18 +144,13 @@ def followed(path):
             n_links += 1
             if n_links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if _is_planted(there, found):
+            if trusted is not None and os.lstat(there).st_uid not in trusted:
                 raise PermissionError(errno.EACCES, "this link is another user's", there)
             target = os.readlink(there)
-            found = "/" if target.startswith("/") else found
+            if target.startswith("/"):
+                found, trusted = "/", None
             left += target.split("/")[::-1]
     return found
-
-
-def _is_planted(link, folder):
-    link, folder = os.lstat(link), os.stat(folder)
-    is_shared = folder.st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH
-    return is_shared and link.st_uid not in (os.geteuid(), folder.st_uid)
 
 
 def remove_left(folder, names):
@@ -122,11 +158,17 @@ def remove_left(folder, names):
 
     `names` is the regular expression of the files' names. Files that are being written have a lock.
     """
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     for left in os.listdir(folder):
         if re.fullmatch(rf"\.{names}\.[0-9a-f]{{8}}", left):
-            with suppress(OSError), open(os.path.join(folder, left), "r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(file.name)
+            path = os.path.join(folder, left)
+            with suppress(OSError):
+                # Another user's may make it wait: he has a lease, or it is a pipe.
+                if os.lstat(path).st_uid != os.geteuid():
+                    continue
+                with open(os.open(path, flags), "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
 
 
 def shift(path, older):
@@ -158,9 +200,10 @@ def held(path, seconds):
     """
     folder, name = os.path.split(path)
     name, end = os.path.join(folder, f".{name}.lock"), time.monotonic() + seconds
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     process = os.getpid()
     while True:
-        locks = [os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)]
+        locks = [os.open(name, flags, 0o666)]
         try:
             if _is_locked(locks[0], name):
                 os.register_at_fork(after_in_child=lambda own=locks: own and os.close(own.pop()))
@@ -176,8 +219,18 @@ def held(path, seconds):
             if locks:
                 os.close(locks.pop())
         if time.monotonic() >= end:
-            raise BlockingIOError(errno.EAGAIN, "another process writes this file", path)
+            whose = _user(os.lstat(name).st_uid)
+            raise BlockingIOError(errno.EAGAIN, f"another process{whose} writes this file", path)
         time.sleep(0.05)
+
+
+def _user(number):
+    """Return " of the user ..." for another user than this process's."""
+    if number == os.geteuid():
+        return ""
+    with suppress(KeyError):
+        return f" of the user {pwd.getpwuid(number).pw_name}"
+    return f" of the user {number}"
 
 
 def _is_locked(lock, name):

@@ -87,6 +87,21 @@ def decode(encoded, arrays):
     return items if kind == "list" else tuple(items)
 
 
+def names_of(encoded):
+    """Yield the names of the arrays that `decode` takes for what `encode` has returned."""
+    if isinstance(encoded, list):
+        for each in encoded:
+            yield from names_of(each)
+    elif isinstance(encoded, dict):
+        for kind, value in encoded.items():
+            if kind in ("array", "number"):
+                yield value
+            elif kind in ("random", "python_random"):
+                yield value[0]
+            else:
+                yield from names_of(list(value.values()) if isinstance(value, dict) else value)
+
+
 def _python_random(words, version, gauss):
     made = random.Random(0)
     known_version, known, _ = made.getstate()

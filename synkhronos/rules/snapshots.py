@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._machine.archives import damage_told, reading, writing
+from synkhronos._machine.archives import damage_told, load_npy, reading, writing
 from synkhronos._machine.files import new_file, remove_left
 from synkhronos._machine.plain_values import decode, encode
 from synkhronos._wording import sentence
@@ -525,7 +525,7 @@ def read_old(folder: Path) -> Snapshot:
     for match in found:
         if int(match[3]) == epoch:
             try:
-                arrays[f"{match[1]}/{match[2]}"] = np.load(folder / match[0], allow_pickle=False)
+                arrays[f"{match[1]}/{match[2]}"] = load_npy(folder / match[0])
             except (EOFError, ValueError) as error:
                 raise ValueError(f"{folder / match[0]} is damaged: {sentence(error)}") from error
     return Snapshot(None, epoch + 1, 0, 0, {}, [State(arrays)])

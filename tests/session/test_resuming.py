@@ -403,7 +403,7 @@ def test_a_full_disk_is_told_at_the_next_tick(tmp_path, path, w, add):
 def test_a_path_is_for_one_script_at_a_time(tmp_path, path, w, monkeypatch):
     monkeypatch.setattr(resuming, "_PATIENCE", 0.1)
     with synk.resume(path, w) as state:
-        with pytest.raises(BlockingIOError, match=r"another script writes this file: .*run.npz'"):
+        with pytest.raises(BlockingIOError, match=r"another process writes this file: .*run.npz'"):
             steps_in(path)
         state.tick()
     assert steps_in(path)[0] == 1

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import stat
+import tracemalloc
 import zipfile
 from types import SimpleNamespace
 
@@ -219,12 +220,12 @@ def test_the_file_is_replaced_in_one_step_where_it_is(user, path, monkeypatch):
 
     def replace(new, old):
         with zipfile.ZipFile(new) as complete:  # before it gets the name
-            seen.append((complete.testzip(), old))
+            seen.append((complete.testzip(), os.path.basename(old)))
         real(new, old)
 
     monkeypatch.setattr(os, "replace", replace)
     user.save(path)
-    assert seen == [(None, str(kept))] and path.is_symlink()
+    assert seen == [(None, kept.name)] and path.is_symlink()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert {*path.parent.iterdir()} == {path, kept}
     user.set(START)
@@ -236,8 +237,45 @@ def test_the_file_is_replaced_in_one_step_where_it_is(user, path, monkeypatch):
 def test_a_link_of_another_user_is_not_followed_in_a_folder_for_all(user, path):
     kept = path.rename(path.with_name("kept.npz"))
     path.symlink_to(kept)
-    path.parent.chmod(0o1777)
     os.chown(path, 65534, 65534, follow_symlinks=False)
-    with pytest.raises(PermissionError, match="another user's"):
-        user.save(path)
+    for mode in (0o1777, 0o777):
+        path.parent.chmod(mode)
+        with pytest.raises(PermissionError, match="another user's"):
+            user.save(path)
     assert not loads(user, kept)
+
+
+def test_a_pipe_is_refused_without_a_wait(user, path):
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="this is a pipe or a device, and not a file"):
+        user.load(path)
+
+
+def test_a_file_takes_no_more_memory_than_it_has_bytes(user, path):
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    packed = archive({**arrays, "unnamed": np.zeros(1 << 28, "u1")}, zipfile.ZIP_DEFLATED)
+    most = []
+    for data in (packed, *(claiming(arrays, name) for name in arrays)):
+        path.write_bytes(data)
+        tracemalloc.start()
+        loads(user, path)
+        most.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        user.set(OTHER)
+    assert max(most) < 1 << 22
+
+
+def claiming(arrays, name):
+    """Return the bytes of an archive in which the header of one array claims many more bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as out:
+        for each, array in arrays.items():
+            header = np.lib.format.header_data_from_array_1_0(np.asarray(array))
+            if each == name:
+                header["shape"] = (1 << 26,)
+            with out.open(f"{each}.npy", "w") as member:
+                np.lib.format.write_array_header_1_0(member, header)
+                member.write(np.asarray(array).tobytes())
+    return file.getvalue()

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from synkhronos._machine import files
 from synkhronos._machine.files import held, new_file, remove_left
 
 
@@ -80,14 +81,21 @@ def test_a_link_is_replaced_where_it_is_not_to_be_followed(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
-@pytest.mark.parametrize("planted", ["the file", "its folder", "behind a link of one's own"])
-def test_no_link_of_another_user_is_followed_in_a_folder_for_all(tmp_path, planted):
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+@pytest.mark.parametrize(
+    "planted", ["the file", "its folder", "in a folder of his", "behind a link of one's own"]
+)
+def test_no_link_of_another_user_is_followed_in_a_folder_for_all(tmp_path, planted, mode):
     for_all, victim = tmp_path / "tmp", tmp_path / "home"
     for_all.mkdir()
-    for_all.chmod(0o1777)
+    for_all.chmod(mode)
     victim.mkdir()
     (victim / "a.npz").write_bytes(b"kept")
     link = for_all / "link"
+    if planted == "in a folder of his":
+        (for_all / "his").mkdir()
+        os.chown(for_all / "his", 65534, 65534)
+        link = for_all / "his" / "link"
     link.symlink_to(victim if planted == "its folder" else victim / "a.npz")
     os.lchown(link, 65534, 65534)
     os.chown(for_all, 1, 1)
@@ -98,6 +106,26 @@ def test_no_link_of_another_user_is_followed_in_a_folder_for_all(tmp_path, plant
     with pytest.raises(PermissionError, match="this link is another user's"), new_file(path):
         pass
     assert (victim / "a.npz").read_bytes() == b"kept"
+
+
+def test_no_folder_that_takes_the_place_of_another_is_written_to(tmp_path, monkeypatch):
+    folder, victim = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir(), victim.mkdir()
+    found = files.followed(str(folder))
+    folder.rmdir(), folder.symlink_to(victim)
+    monkeypatch.setattr(files, "followed", lambda path: os.path.join(found, "a.npz"))
+    replaced = pytest.raises(PermissionError, match="another program has replaced this folder")
+    with replaced, new_file(folder / "a.npz"):
+        pass
+    assert not list(victim.iterdir())
+
+
+def test_errors_name_the_file_as_the_caller_does(tmp_path):
+    path = tmp_path / "a.npz"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError) as raised, new_file(path) as file:
+        file.write(b"new")
+    assert raised.value.filename2 == str(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")

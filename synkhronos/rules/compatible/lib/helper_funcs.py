@@ -15,6 +15,8 @@ from typing import Any, Iterator, Sequence
 import numpy as np
 import theano
 
+from synkhronos._machine.archives import load_npy
+
 _NAMES = ("W", "W0", "W1", "b", "b0", "b1")
 
 bufint = memoryview
@@ -76,7 +78,7 @@ def load_momentums(vels: Sequence[Any], weights_dir: str, epoch: int) -> None:
     """Set velocities from a folder."""
     for number, each in enumerate(vels):
         path = os.path.join(weights_dir, f"mom_{number}_{epoch}.npy")
-        each.set_value(np.load(path, allow_pickle=False))
+        each.set_value(load_npy(path))
 
 
 def check_model(model: Any) -> None:

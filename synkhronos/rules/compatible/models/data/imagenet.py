@@ -20,6 +20,7 @@ import weakref
 
 import numpy as np
 
+from synkhronos._machine.archives import load_npy
 from synkhronos.rules import array_files
 from synkhronos.rules.compatible.models.data import sources
 from synkhronos.rules.compatible.models.data.batches import Batches
@@ -261,7 +262,7 @@ def _write(name, images):
 def _load(file, *dimensions):
     """Return an array of a .npy file; refuse objects, which could run code."""
     try:
-        array = np.load(file, allow_pickle=False)
+        array = load_npy(file)
     except FileNotFoundError:
         raise FileNotFoundError(f"{file} is missing. Get it from {PAGE}") from None
     if array.ndim not in dimensions:

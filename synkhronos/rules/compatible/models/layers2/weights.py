@@ -8,6 +8,8 @@ from typing import Any, Sequence
 import numpy as np
 import theano
 
+from synkhronos._machine.archives import load_npy
+
 SEED = 23455
 own = np.random.RandomState(SEED)  # of all weights, in the order in which layers are made
 
@@ -60,7 +62,7 @@ class Weight:
     def load_weight(self, dir: Any, name: str) -> None:
         """Set the values of ``dir/name.npy``; raise ValueError if their shape is another one."""
         path = os.path.join(dir, f"{name}.npy")
-        values = np.load(path, allow_pickle=False)
+        values = load_npy(path)
         if values.shape != self.shape:
             raise ValueError(f"{path} must have the shape {self.shape}, but has {values.shape}.")
         self.np_values = values.astype(self.val.dtype)
