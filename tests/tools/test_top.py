@@ -231,8 +231,8 @@ def table_of(**changes):
 def test_memory_of_another_user_in_a_program_of_root_is_not_shown(script, tmp_path):
     shutil.copy(shutil.which("sleep"), tmp_path / "nap")
     os.chmod(tmp_path / "nap", 0o4755)
-    size = gate_memory.Memory.nbytes(1)
-    with open(tmp_path / "nap", "rb") as nap, of_another_user(table_of(), size, nap.fileno()) as pid:
+    given = table_of(), gate_memory.Memory.nbytes(1)
+    with open(tmp_path / "nap", "rb") as nap, of_another_user(*given, nap.fileno()) as pid:
         if os.stat(f"/proc/{pid}").st_uid != 0:
             pytest.skip("programs of this folder don't become root (nosuid)")
         holders = [gate.holders for gate in sampling.find()]
