@@ -189,6 +189,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _link_cuda(name: str) -> int:
+    from synkhronos._wording import printable
     from synkhronos.tools.info import cuda_libraries as cuda
 
     # The real path: the loader uses it from any working folder, and another user may own a link.
@@ -197,15 +198,15 @@ def _link_cuda(name: str) -> int:
     try:
         links = cuda.link(folder, found)
     except OSError as error:
-        print(f"cannot make the links: {error}", file=sys.stderr)
+        print(printable(f"cannot make the links: {error}"), file=sys.stderr)
         return 2
     for link, path in links.items():
-        print(f"{folder / link} -> {path}")
+        print(printable(f"{folder / link} -> {path}"))
     searched = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     opened = cuda.probe({**os.environ, "LD_LIBRARY_PATH": searched})
     for library in opened.values():
         if library.error and library.name in found:
-            print(f"{library.name}.so does not work: {library.error}")
+            print(printable(f"{library.name}.so does not work: {library.error}"))
     driver = opened["libcuda"].version
     newer = cuda.newer_than_driver(opened)
     if newer:

@@ -1,6 +1,7 @@
 """The rank of this process, and the logger of the library, which puts it in front of messages."""
 
 import logging
+import os
 
 log = logging.getLogger("synkhronos")
 
@@ -13,11 +14,23 @@ class _Rank(logging.Filter):
     in_a_call = None
 
     def filter(self, record):
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_harmless, record.args))
         record.rank = self.number
         if self.number is not None:
             host = "" if self.host is None else f" on {self.host}"
             record.msg = f"rank {self.number}{host}: {record.msg}"
         return True
+
+
+def _harmless(told):
+    """Return what a message tells, without control characters where others may have written it."""
+    text = str(told) if isinstance(told, (str, BaseException, os.PathLike)) else ""
+    if text.isprintable():
+        return told
+    from synkhronos._wording import printable  # which imports NumPy; a launcher begins without
+
+    return printable(text)
 
 
 _rank = _Rank()
@@ -34,7 +47,7 @@ def name_rank(number, in_a_call=None) -> None:
 
 def name_host(name) -> None:
     """Set the host that follows the rank in messages, where the ranks are on several machines."""
-    _rank.host = name.replace("%", "%%")
+    _rank.host = _harmless(name).replace("%", "%%")
 
 
 def rank_in_a_call():

@@ -342,7 +342,7 @@ class Watch:
 
     def say(self, sentence: str) -> None:
         """Print a sentence of this command."""
-        self._write(2, f"{self.title}: {sentence}\n".encode())
+        self._write(2, f"{_wording.printable(f'{self.title}: {sentence}')}\n".encode())
 
     def _write(self, fd, data):
         stream = sys.stdout if fd == 1 else sys.stderr

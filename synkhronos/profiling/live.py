@@ -69,8 +69,9 @@ class Watched(Tables):
         from rich.table import Table
         from rich.text import Text
 
-        shown: list[Any] = [Text(self._headline(), style="bold")]
-        for session, (title, columns, rows) in zip(self.sessions, self._tables()):
+        headline, tables = self._printable()
+        shown: list[Any] = [Text(headline, style="bold")]
+        for session, (title, columns, rows) in zip(self.sessions, tables):
             table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
             shown_columns = _that_fit(width, columns, rows)
             for column in shown_columns:

@@ -53,7 +53,7 @@ def _ranks(calls, names):
     for rank, name in enumerate(names):
         own = calls[calls["rank"] == rank]
         parts = [f"{own[part].sum():.3f}" for part in NAMES]
-        lines.append((name, len(own), *parts, _digits(1e-6 * own["bytes"].sum())))
+        lines.append((one_line(name), len(own), *parts, _digits(1e-6 * own["bytes"].sum())))
     return lines
 
 

@@ -2,6 +2,8 @@
 
 import html
 
+from synkhronos._wording import printable
+
 
 class Tables:
     """Shows an object as tables.
@@ -10,11 +12,26 @@ class Tables:
 
         _headline()   a sentence
         _tables()     the title, the names of the columns and the rows of each table, all text
+
+    Other users, and other machines, may have written any text in it.
     """
 
+    def _printable(self):
+        """Return the sentence and the tables without control characters."""
+        tables = [
+            (
+                printable(title, kept=""),
+                [printable(column, kept="") for column in columns],
+                [[printable(cell, kept="") for cell in row] for row in rows],
+            )
+            for title, columns, rows in self._tables()
+        ]
+        return printable(self._headline()), tables
+
     def __repr__(self):
-        lines = [self._headline()]
-        for title, columns, rows in self._tables():
+        headline, tables = self._printable()
+        lines = [headline]
+        for title, columns, rows in tables:
             widths = [max(map(len, column)) for column in zip(columns, *rows)]
             lines += ["", title]
             for row in (columns, *rows):
@@ -25,8 +42,9 @@ class Tables:
         def row(cells, tag):
             return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
 
-        text = f"<p>{html.escape(self._headline())}</p>"
-        for title, columns, rows in self._tables():
+        headline, tables = self._printable()
+        text = f"<p>{html.escape(headline)}</p>"
+        for title, columns, rows in tables:
             text += f"<table><caption>{html.escape(title)}</caption><thead>{row(columns, 'th')}"
             body = "".join(row(cells, "td") for cells in rows)
             text += f"</thead><tbody>{body}</tbody></table>"

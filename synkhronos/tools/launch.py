@@ -180,10 +180,10 @@ def main(options: argparse.Namespace) -> int:
 
             status, script = run_attempts(options, asked, begin, say)
     except ValueError as error:
-        print(f"can't launch: {error}", file=sys.stderr)
+        print(_wording.printable(f"can't launch: {error}"), file=sys.stderr)
         return 2
     for sentence in script.failure_summary() if script else ():
-        print(sentence, file=sys.stderr)
+        print(_wording.printable(sentence), file=sys.stderr)
     return status
 
 
@@ -217,7 +217,7 @@ def run_attempts(
 
 def say(sentence: str) -> None:
     """Print a sentence of this command."""
-    print(f"synkhronos launch: {sentence}", file=sys.stderr, flush=True)
+    print(_wording.printable(f"synkhronos launch: {sentence}"), file=sys.stderr, flush=True)
 
 
 def run_of_group(

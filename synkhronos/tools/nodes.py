@@ -96,7 +96,7 @@ def main(options: argparse.Namespace) -> int:
                 return 0
             status = nodes.run()
     except ValueError as error:
-        print(f"can't launch: {error}", file=sys.stderr)
+        print(_wording.printable(f"can't launch: {error}"), file=sys.stderr)
         return 2
     for sentence in nodes.failure_summary() if status and nodes else ():
         nodes.say(sentence)

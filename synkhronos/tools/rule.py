@@ -202,14 +202,14 @@ def _attempts(options, limits, make, begin):
         return begin(asked if newest is None else make(hosts, resume=str(newest)), variables)
 
     def say(sentence):
-        print(f"synkhronos rule: {sentence}", file=sys.stderr, flush=True)
+        print(_wording.printable(f"synkhronos rule: {sentence}"), file=sys.stderr, flush=True)
 
     return launch.run_attempts(options, limits, begin_on, say)
 
 
 def refuse(error: object, status: int, report: str | None = None) -> int:
     """Print why a run can't be started; return the exit status."""
-    print(f"synkhronos rule: {error}", file=sys.stderr)
+    print(_wording.printable(f"synkhronos rule: {error}"), file=sys.stderr)
     _report(report, status, str(error), [])
     return status
 
@@ -247,7 +247,7 @@ def start(
         )
         if run is not None:
             run.folder = _new_folder(Path(asked.log_path))
-            print(banner(asked, run.folder), flush=True)
+            print(_wording.printable(banner(asked, run.folder)), flush=True)
         return run
 
     before = _snapshots(asked.options["snapshot_path"])

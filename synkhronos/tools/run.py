@@ -26,7 +26,7 @@ from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import log, name_host
 from synkhronos._session import leader
 from synkhronos._session.current import Current
-from synkhronos._wording import count
+from synkhronos._wording import count, printable
 from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import Link
@@ -93,7 +93,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         try:
             heartbeats.lost_seconds()
         except ValueError as error:
-            print(f"can't start the ranks: {error}", file=sys.stderr)
+            print(printable(f"can't start the ranks: {error}"), file=sys.stderr)
             return 2
         link = Current.link = Link()
         link.on_loss = Current.on_loss
@@ -138,7 +138,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     try:
         synk.fork(**given)
     except (TypeError, ValueError, ImportError, RuntimeError) as error:  # a rank's, too
-        print(f"can't start the ranks: {error}", file=sys.stderr)
+        print(printable(f"can't start the ranks: {error}"), file=sys.stderr)
         return 2
     session = Current.session
     session.is_of_run, Current.of_run = not options.parallel, given
@@ -216,7 +216,7 @@ def _run(code, file, folder, options, tell):
             said = (
                 f"{options.script}, line {at}: WorkerDied: {error} --verbose shows the traceback."
             )
-            print(said, file=sys.stderr)
+            print(printable(said), file=sys.stderr)
         return 1
     except Exception as error:
         _print(error)

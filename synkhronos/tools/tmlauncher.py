@@ -111,12 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         answers = _read(line)
         asked = _asked(answers)
     except (TypeError, ValueError, OSError) as error:
-        print(f"tmlauncher: {error}", file=sys.stderr)
+        print(_wording.printable(f"tmlauncher: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     for note in answers.notes:
-        print(f"tmlauncher: {note}", file=sys.stderr)
+        print(_wording.printable(f"tmlauncher: {note}"), file=sys.stderr)
     again = [word for word in line if not word.lstrip("-").startswith("resume")]
     return _rule.start(
         asked, ["tmlauncher", *again, "-resume"], dry_run=bool(answers.get("dry_run")), refused=1

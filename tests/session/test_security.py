@@ -4,6 +4,7 @@ import argparse
 import ast
 import gzip
 import importlib
+import logging
 import os
 import re
 import shutil
@@ -30,12 +31,13 @@ from support.watched import WATCHED
 import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
-from synkhronos.launch import machine
+from synkhronos.launch import machine, watch
 from synkhronos.launch.where import Place
+from synkhronos.profiling import status, summary
 from synkhronos.rules import loading, plain_pickles, request, session
 from synkhronos.tools import info, launch, rule
-from synkhronos.tools.bench import scaling
-from synkhronos.tools.info import cuda_libraries
+from synkhronos.tools.bench import frame, scaling
+from synkhronos.tools.info import cuda_libraries, machines
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +64,53 @@ def memory(request, monkeypatch):
     if request.param == "fallback":
         monkeypatch.delattr(os, "O_TMPFILE")
     return request.param
+
+
+# Text that others have written, in what we print.
+
+HOSTILE = "\x1b]0;mine\x07\x9b2J\r\x7f\u202e\u2066\ud800"
+ESCAPED = r"\x1b]0;mine\x07\x9b2J\r\x7f\u202e\u2066\ud800"
+
+
+def _in_a_log():
+    log = logging.getLogger("synkhronos")
+    handler = logging.StreamHandler(sys.stderr)
+    log.addHandler(handler)
+    try:
+        log.warning("%s, %s, %s: %d", HOSTILE, ValueError(HOSTILE), Path(HOSTILE), 3)
+    finally:
+        log.removeHandler(handler)
+
+
+def _in_a_benchmark():
+    frame.Report(None).show(HOSTILE)
+
+
+DOORS = {
+    "a log": _in_a_log,
+    "a run": lambda: watch.Watch([], {}).say(HOSTILE),
+    "a launch": lambda: launch.say(HOSTILE),
+    "a refusal": lambda: rule.refuse(HOSTILE, 2),
+    "checks": lambda: print(info.table([info.Check("a", "ok", HOSTILE, HOSTILE)], colour=True)),
+    "machines": lambda: print(machines.table([[HOSTILE] * len(machines._COLUMNS)])),
+    "a benchmark": _in_a_benchmark,
+    "a status": lambda: print(status.Status("open", ranks=(_rank_of(HOSTILE),))),
+    "a profile": lambda: print(*(row[0] for row in summary._ranks(_NO_CALLS, [HOSTILE])[1:])),
+}
+_NO_CALLS = np.zeros(0, [("rank", int), ("bytes", int), *((name, float) for name in summary.NAMES)])
+
+
+def _rank_of(name):
+    return status.RankStatus(0, name, 1, True, name, 0, 0, name)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_others_have_written_is_no_command_to_a_terminal(door, capfd):
+    DOORS[door]()
+    out, err = capfd.readouterr()
+    assert ESCAPED in out + err
+    shown = (out + err).replace("\033[32m", "").replace("\033[0m", "")  # our colours
+    assert all(each.isprintable() or each == "\n" for each in shown)
 
 
 # Memory and pipes.

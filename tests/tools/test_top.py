@@ -1,9 +1,12 @@
 """``synkhronos top`` and ``status(live=True)`` see the sessions of other processes as they are."""
 
+import contextlib
 import json
 import os
 import pty
 import select
+import shutil
+import signal
 import subprocess
 import sys
 import termios
@@ -174,6 +177,121 @@ def test_a_session_that_ends_meanwhile(capsys):
 
 def session_of_this(found):
     return [each for each in found["sessions"] if each["pid"] == os.getpid()]
+
+
+# Another user, who writes what he likes where root looks.
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+HOSTILE = "\x1b]0;mine\x07\x9b2J\n\u202e\ud800"
+
+
+@contextlib.contextmanager
+def of_another_user(table, nbytes, program=None, cuts=False):
+    """Give the number of a process of another user, which has a table as of a session open."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([]), os.setgid(NOBODY), os.setuid(NOBODY)
+            file = os.memfd_create(gate_memory.NAME, 0)
+            os.ftruncate(file, nbytes)
+            os.pwrite(file, table(os.getpid()), 0)
+            if program is not None:
+                os.execve(program, ["nap", "60"], {})
+            os.close(writer)
+            while cuts:
+                os.ftruncate(file, gate_memory.Memory.nbytes(0)), os.ftruncate(file, nbytes)
+                os.pwrite(file, table(os.getpid()), 0)
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    try:
+        assert os.read(reader, 1) == b""  # its end is closed by exec, too
+        yield pid
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def table_of(**changes):
+    """Return what makes the table of a session of one rank, with some of its label replaced."""
+
+    def table(pid):
+        label = {"rank": 0, "of": 1, "device": HOSTILE, "pid": pid, "role": "master", **changes}
+        text = json.dumps({name: each for name, each in label.items() if each is not None})
+        return bytes(2 * 8 * gate_memory.LINE) + text.encode().ljust(gate_memory.LABEL, b"\0")
+
+    return table
+
+
+@as_root
+def test_memory_of_another_user_in_a_program_of_root_is_not_shown(script, tmp_path):
+    shutil.copy(shutil.which("sleep"), tmp_path / "nap")
+    os.chmod(tmp_path / "nap", 0o4755)
+    given = table_of(), gate_memory.Memory.nbytes(1)
+    with open(tmp_path / "nap", "rb") as nap, of_another_user(*given, nap.fileno()) as pid:
+        if os.stat(f"/proc/{pid}").st_uid != 0:
+            pytest.skip("programs of this folder don't become root (nosuid)")
+        holders = [gate.holders for gate in sampling.find()]
+        assert any(script.pid in each for each in holders)
+        assert not any(pid in each for each in holders)
+        assert sampling.find([pid]) == []
+
+
+WRONG = {
+    "a size of no table": (table_of(), 10**6),
+    "millions of ranks": (table_of(), gate_memory.Memory.nbytes(4_000_000)),
+    "more than memory": (table_of(), (1 << 63) - 4096),
+    "a path": (table_of(pid="../../tmp"), None),
+    "a list": (table_of(pid=[1]), None),
+    "no number": (table_of(of=float("nan")), None),
+    "a negative number": (table_of(rank=-1), None),
+    "a large number": (table_of(of=10**100), None),
+    "a missing entry": (table_of(device=None), None),
+    "no text": (table_of(session={}), None),
+    "no object": (lambda pid: bytes(16 * gate_memory.LINE) + b"[" * 120 + b"]" * 120, None),
+}
+
+
+@as_root
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_table_is_told_of_and_hides_no_other(case, script, monkeypatch):
+    table, nbytes = WRONG[case]
+    with of_another_user(table, nbytes or gate_memory.Memory.nbytes(1)) as pid:
+        monkeypatch.setattr(sampling, "_own_processes", lambda: [pid, script.pid])
+        found = sampling.Sampler().sample(0.05)
+    [session] = found["sessions"]
+    assert session["pid"] == script.pid
+    assert list(found["problems"]) == [f"process {pid}"]
+    assert f"The table of process {pid} can't be read" in str(top._watched(found))
+
+
+@as_root
+def test_a_table_that_is_cut_off_meanwhile(script, monkeypatch):
+    with of_another_user(table_of(), gate_memory.Memory.nbytes(1), cuts=True) as pid:
+        monkeypatch.setattr(sampling, "_own_processes", lambda: [pid, script.pid])
+        monkeypatch.setattr(sampling, "LOOK_SECONDS", 0)
+        found = sampling.Sampler().sample(0.5)
+    assert session_of(script, found)
+
+
+@as_root
+def test_names_of_another_user_are_no_commands_to_a_terminal(capsys):
+    rich = pytest.importorskip("rich.console")
+    with of_another_user(table_of(), gate_memory.Memory.nbytes(1)) as pid:
+        assert top.main(options(pid=pid, once=True, interval=0.1)) == 0
+        [session] = sampling.Sampler(pid).sample(0.05)["sessions"]
+    watched = live.Watched([session], [HOSTILE])
+    console = rich.Console(width=120, color_system=None)
+    with console.capture() as captured:
+        console.print(watched.rich(120))
+    as_html = watched._repr_html_().replace("&#x27;", "'")
+    for shown in (capsys.readouterr().out, captured.get(), repr(watched), as_html):
+        assert r"\x1b]0;mine\x07\x9b2J" in shown and r"\u202e\ud800" in shown
+        assert not set(shown) & set(HOSTILE) - set("]0;mine2J\n")
 
 
 def test_processes_of_other_users_are_not_looked_at(script, monkeypatch):

@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 
 from synkhronos._machine import load
+from synkhronos._wording import printable
 from synkhronos.errors import SessionError, SharedMemoryFull
 from synkhronos.tools.bench import turns
 
@@ -51,10 +52,10 @@ def main(program, benchmarks, name, rest) -> int:
     try:
         run(module, args)
     except Refused as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
     except (Failed, SessionError, SharedMemoryFull) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     return 0
 
@@ -165,7 +166,7 @@ class Report:
     def show(self, text):
         """Print a part of the tables, unless JSON is printed, and write the figures so far."""
         if self._file != "-":
-            print(text, flush=True)
+            print(printable(text), flush=True)
         self._write()
 
     def end(self):

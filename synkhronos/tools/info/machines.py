@@ -12,6 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from synkhronos._machine import devices
+from synkhronos._wording import printable
 from synkhronos.comm.mpi import job
 from synkhronos.launch import CannotLaunch, mpirun, where
 
@@ -26,7 +27,7 @@ def main(options: argparse.Namespace) -> int:
         mpirun.check()
         lines = [_line(host, options) for host in hosts]
     except ValueError as error:
-        print(f"can't ask the machines: {error}", file=sys.stderr)
+        print(printable(f"can't ask the machines: {error}"), file=sys.stderr)
         return 2
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda asked: _ask(*asked, options.agent), zip(hosts, lines)))
@@ -42,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
         print(table(rows))
     for _, problem in answers:
         if problem:
-            print(problem)
+            print(printable(problem))
     if not agree(rows):
         print(disagreement(rows))
     elif len(rows) == len(hosts):
@@ -87,6 +88,7 @@ def table(rows: list[list[str]]) -> str:
     machine  host  Synkhronos  files  Theano  NumPy   Python  cores  devices
     a        n     0.1         e2     1.0.5   1.23.5  3.11.7  2      2 cpu
     """
+    rows = [[printable(cell, kept="") for cell in row] for row in rows]
     lines = job.with_titles(_COLUMNS, rows)
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

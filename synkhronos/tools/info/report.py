@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Callable, Sequence
 
 from synkhronos._host import pythons
+from synkhronos._wording import printable
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
@@ -61,9 +62,9 @@ def table(results: list[Check], colour: bool) -> str:
         status = f"{check.status:7}"
         if colour:
             status = f"{COLOURS[check.status]}{status}\033[0m"
-        lines.append(f"{check.name:15} {status}  {check.found}")
+        lines.append(f"{check.name:15} {status}  {printable(check.found)}")
         if check.advice:
-            lines.append(f"{'':24} -> {check.advice}")
+            lines.append(f"{'':24} -> {printable(check.advice)}")
     return "\n".join(lines)
 
 

@@ -23,6 +23,7 @@ import sys
 import time
 from typing import Any, Callable, Iterator
 
+from synkhronos._wording import printable
 from synkhronos.profiling import live
 from synkhronos.tools import launch
 from synkhronos.tools.top import hosts as _hosts
@@ -70,12 +71,12 @@ def main(options: argparse.Namespace) -> int:
             pause = stack.enter_context(_keys()) if is_terminal else time.sleep
             status, said = _watch(sampler, options, is_once, show, pause)
         for sentence in said:  # when the terminal is as it was
-            print(sentence, file=sys.stderr)
+            print(printable(sentence), file=sys.stderr)
         return status
     except KeyboardInterrupt:
         return 0
     except (ImportError, ValueError) as error:
-        print(f"synkhronos top: {error}", file=sys.stderr)
+        print(printable(f"synkhronos top: {error}"), file=sys.stderr)
         return 2
 
 

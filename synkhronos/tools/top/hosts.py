@@ -70,12 +70,14 @@ class Hosts:
             have_answered = len(self._last) + len(self.problems) == len(self._hosts)
             if time.monotonic() >= (end if have_answered else max(end, self._first_end)):
                 break
-        sessions = []
+        sessions, problems = [], dict(self.problems)
         for name, answer in self._last.items():
+            for what, problem in answer.get("problems", {}).items():
+                problems[f"{name}, {what}"] = f"{name}: {problem}"
             for session in answer["sessions"]:
                 ranks = [{**rank, "host": name} for rank in session["ranks"]]
                 sessions.append({**session, "ranks": ranks})
-        return {"seconds": seconds, "sessions": sessions, "problems": self.problems}
+        return {"seconds": seconds, "sessions": sessions, "problems": problems}
 
     def _take(self, key):
         host, data = key.data, os.read(key.fd, 1 << 16)
@@ -88,8 +90,12 @@ class Hosts:
             return
         for line in lines:
             try:
-                self._last[host.name] = json.loads(line)
-            except ValueError:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                found = None
+            if isinstance(found, dict) and "sessions" in found:
+                self._last[host.name] = found
+            else:
                 self._said[host.name].append(line)
         self._begun[host.name] = rest
 

@@ -5,12 +5,14 @@
     /proc/<pid>/stat  ──▶ once a second: CPU time, state, memory
 
 Each look opens the memory for reading, and closes it: nothing that has ended is kept alive, and
-nothing here is in the way of a session that ends.
+nothing here is in the way of a session that ends. Another user may have written what it reads, as
+root may ask for any process: it believes no size, number or text before a check.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -35,9 +37,12 @@ from synkhronos.comm.shared.gate_memory import (
 )
 
 LOOK_SECONDS = 0.02
+MOST_RANKS, MOST_GATES = 4096, 64  # of a gate, and of a process
+_MOST_RANKS_ANYWHERE, _MOST_PID = 1 << 20, 1 << 22
 COMPUTES, WAITS, NO_CALL = "computes", "waits", "no_call"
 # What a command or a script of the user starts, as which it is shown.
 _BEGUN = {"synkhronos.rules.worker", "synkhronos.parameter_server.remote.node"}
+_MOST_BEGUN = 8  # each by the one before
 _LINK = f"/memfd:{NAME} (deleted)"
 
 
@@ -81,11 +86,14 @@ class Gate:
         Device and inode.
     holders : dict
         Process -> its descriptor.
+    owner : int
+        The user whose memory it is.
     """
 
-    def __init__(self, file: tuple[int, int], holders: dict[int, int]) -> None:
-        self.file, self.holders = file, holders
+    def __init__(self, file: tuple[int, int], holders: dict[int, int], owner: int) -> None:
+        self.file, self.holders, self.owner = file, holders, owner
         self.labels: list[dict[str, Any]] = []  # of the ranks here; none before all have theirs
+        self.is_wrong = False  # no gate writes what is there
 
     def look(self, with_labels: bool = False) -> Seen | None:
         """Return what the cells show; None if the memory has gone, or is not in use yet."""
@@ -100,6 +108,8 @@ class Gate:
                 self.labels = [json.loads(text.rstrip(b"\0")) for text in texts]
             except ValueError:  # a rank has not begun, or is just ending
                 self.labels = []
+            if not _are_labels(self.labels):
+                self.labels, self.is_wrong = [], True
             if not any(label["pid"] in self.holders for label in self.labels):
                 self.labels = []  # their numbers are those of another container
         has_master = any(label.get("role") == "master" for label in self.labels)
@@ -112,28 +122,61 @@ class Gate:
                 file = os.open(f"/proc/{pid}/fd/{number}", flags)
                 try:
                     found = os.fstat(file)
-                    if (found.st_dev, found.st_ino) != self.file or not stat.S_ISREG(found.st_mode):
+                    identity = found.st_dev, found.st_ino, found.st_uid
+                    if identity != (*self.file, self.owner) or not stat.S_ISREG(found.st_mode):
                         continue
+                    fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for files that are no memory
                     of_rank = Memory.nbytes(1) - Memory.nbytes(0)
                     n_ranks = (found.st_size - Memory.nbytes(0)) // of_rank
-                    return os.pread(file, 8 * LINE * (n_ranks + 1) + LABEL * n_ranks, 0)
+                    is_right = 1 <= n_ranks <= MOST_RANKS
+                    if not is_right or found.st_size != Memory.nbytes(n_ranks):
+                        self.is_wrong = found.st_size > 0  # it is empty when it is made
+                        continue
+                    # Not mapped: its user may cut it off now.
+                    nbytes = 8 * LINE * (n_ranks + 1) + LABEL * n_ranks
+                    data = os.pread(file, nbytes, 0)
+                    if len(data) == nbytes:
+                        return data
                 finally:
                     os.close(file)
         return None
 
 
+def _are_labels(labels):
+    """Return whether ranks have written these; `Notices.label` does."""
+    for label in labels:
+        if not isinstance(label, dict):
+            return False
+        numbers = [label.get(name) for name in ("rank", "of", "pid")]
+        texts = label.get("device"), label.get("role", ""), label.get("session", "")
+        if {*map(type, numbers)} != {int} or {*map(type, texts)} != {str}:
+            return False
+        rank, n_ranks, pid = numbers
+        if not (0 <= rank < n_ranks <= _MOST_RANKS_ANYWHERE and 0 < pid <= _MOST_PID):
+            return False
+    return len({label["pid"] for label in labels}) == len(labels)
+
+
 def find(pids: Iterable[int] | None = None) -> list[Gate]:
-    """Return the gates of processes: of all that this user has, by default."""
-    found: dict[tuple[int, int], dict[int, int]] = {}
+    """Return the gates of processes: of all that this user has, by default.
+
+    The memory must be of the user who runs the process: a program of root (set-uid) keeps what
+    another user has opened before.
+    """
+    found: dict[tuple[int, int, int], dict[int, int]] = {}
     for pid in _own_processes() if pids is None else pids:
         with contextlib.suppress(OSError):  # it has ended, or is closed to others
+            user, n_gates = os.stat(f"/proc/{pid}").st_uid, 0
             for number in os.listdir(f"/proc/{pid}/fd"):
                 path = f"/proc/{pid}/fd/{number}"
                 with contextlib.suppress(OSError):
-                    if os.readlink(path) == _LINK:
+                    if n_gates < MOST_GATES and os.readlink(path) == _LINK:
                         file = os.stat(path)
-                        found.setdefault((file.st_dev, file.st_ino), {})[pid] = int(number)
-    return [Gate(file, holders) for file, holders in found.items()]
+                        if file.st_uid == user:
+                            n_gates += 1
+                            key = file.st_dev, file.st_ino, user
+                            found.setdefault(key, {})[pid] = int(number)
+    return [Gate(key[:2], holders, key[2]) for key, holders in found.items()]
 
 
 def _own_processes() -> Iterator[int]:
@@ -161,7 +204,8 @@ class Sampler:
         found = {gate.file: gate for gate in find(None if self._pid is None else [self._pid])}
         self._gates = {file: self._gates.get(file, gate) for file, gate in found.items()}
         for file, gate in self._gates.items():
-            gate.holders = found[file].holders
+            gate.holders, gate.owner = found[file].holders, found[file].owner
+            gate.is_wrong = False
 
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
         """Watch for so long, and return what was seen, as ``--json`` prints it.
@@ -190,8 +234,12 @@ class Sampler:
                 sessions.append(self._session(gate, looks[file], took))
         pids = {rank["pid"] for session in sessions for rank in session["ranks"]}
         self._cpu = {pid: _cpu(pid) for pid in pids}
-        host = socket.gethostname()
-        return {"host": host, "seconds": round(took, 3), "sessions": sessions}
+        answer = {"host": socket.gethostname(), "seconds": round(took, 3), "sessions": sessions}
+        wrong = {min(gate.holders) for gate in self._gates.values() if gate.is_wrong}
+        if wrong:
+            said = "The table of process {} can't be read: it is none of this version."
+            answer["problems"] = {f"process {pid}": said.format(pid) for pid in sorted(wrong)}
+        return answer
 
     def _session(self, gate, looks, seconds):
         labels = gate.labels
@@ -256,17 +304,21 @@ def _resident(pid):
 
 def script_of(pid: int) -> str:
     """Return the command of a process, in short: its script and arguments, or its notebook."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        given = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:  # it has just ended
-        return f"process {pid}"
-    if _BEGUN.intersection(words[:4]):
-        return script_of(int(stat_of(pid, ["", "", "1"])[2]))
-    if "ipykernel_launcher" in words:  # Jupyter tells a kernel its notebook
-        name = dict(each.partition("=")[::2] for each in given).get("JPY_SESSION_NAME")
-        return os.path.basename(name or "a notebook")
-    return shown(words)
+    for _ in range(_MOST_BEGUN):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            given = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has just ended
+            break
+        fields = _BEGUN.intersection(words[:4]) and stat_of(pid)
+        if fields:
+            pid = int(fields[2])  # its parent
+            continue
+        if "ipykernel_launcher" in words:  # Jupyter tells a kernel its notebook
+            name = dict(each.partition("=")[::2] for each in given).get("JPY_SESSION_NAME")
+            return os.path.basename(name or "a notebook")
+        return shown(words[:-1])
+    return f"process {pid}"
 
 
 def shown(words: list[str]) -> str:
