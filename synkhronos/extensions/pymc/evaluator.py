@@ -38,6 +38,7 @@ from typing import Sequence
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
@@ -181,6 +182,8 @@ class Evaluator:
 
     def _open(self, number):
         self.number = number
+        # With a name of its own, by which nutpie knows it.
+        self.number_in_graphs = pytensor.shared(np.array(number), f"likelihood {number}")
         self.is_closed = False
         self.is_used = False  # whether this process has evaluated it, or another one may have
         self.unheard: BaseException | None = None  # raised where no code in Python could hear it
