@@ -13,7 +13,8 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as compile_function
 from pytensor.compile.mode import Mode, get_default_mode
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.link.numba.dispatch.basic import cache_key_for_constant
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -104,7 +105,11 @@ class _Linker(NumbaLinker):
 
     def fgraph_convert(self, fgraph, **kwargs):
         """Return numba's function of a graph."""
-        key = fgraph.freeze(), pytensor.config.numba__fastmath
+        inputs = [each for node in fgraph.toposort() for each in node.inputs]
+        constants = [each for each in [*inputs, *fgraph.outputs] if isinstance(each, Constant)]
+        # Graphs are equal where one has 0.0 and the other one -0.0.
+        values = [cache_key_for_constant(each.data) for each in constants]
+        key = fgraph.freeze(), *values, pytensor.config.numba__fastmath
         if key in _functions:
             return _functions[key]
         converted, key_on_disk = super().fgraph_convert(fgraph, **kwargs)
