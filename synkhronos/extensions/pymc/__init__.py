@@ -78,7 +78,8 @@ class ParallelLikelihood:
         self._model, self._evaluator = model, evaluator
         self._of_observed = None  # the evaluator of observed variables without potentials
         self.ranks = evaluator.layout.n_ranks if evaluator else 1
-        self.divided = [term.name for term in evaluator.terms] if evaluator else []
+        self._terms = evaluator.terms if evaluator else ()  # a closed evaluator has none
+        self.divided = [term.name for term in self._terms]
         self.left = left
 
     def __repr__(self):
@@ -98,19 +99,22 @@ class ParallelLikelihood:
         """That of all that is divided, and that of observed variables alone if one is needed."""
         return [each for each in (self._evaluator, self._of_observed) if each is not None]
 
-    def _evaluator_of(self, wanted):
-        """Return the evaluator of those of the variables that are divided, None if there is none.
+    def _terms_of(self, wanted):
+        """Return the terms of those of the variables that are divided.
 
         Tempered posteriors scale the likelihood of observed variables alone.
         """
-        if {self._model[name] for name in self.divided} <= wanted:
-            return self._evaluator
         observed = {each.name for each in self._model.observed_RVs}
-        terms = [term for term in self._evaluator.terms if term.name in observed]
-        if not terms or not {self._model[term.name] for term in terms} <= wanted:
-            return None
+        for terms in (self._terms, [each for each in self._terms if each.name in observed]):
+            if {self._model[term.name] for term in terms} <= wanted:
+                return terms
+        return []
+
+    def _evaluator_of(self, terms):
+        whole = self._evaluator
+        if len(terms) == len(self._terms):
+            return whole
         if self._of_observed is None:
-            whole = self._evaluator
             self._of_observed = Evaluator(terms, whole.layout, whole.check_bounds)
         return self._of_observed
 
@@ -123,12 +127,12 @@ class ParallelLikelihood:
         wanted = vars if isinstance(vars, list | tuple) else [vars]
         wanted = [model.values_to_rvs.get(each, each) for each in wanted]
         # The terms of single rows, for comparisons of models, are computed in the master.
-        evaluator = self._evaluator_of({*wanted}) if sum else None
-        if evaluator is None:
+        terms = self._terms_of({*wanted}) if sum else []
+        if not terms:
             return plain(vars)
-        divided = [model[term.name] for term in evaluator.terms]
-        frontier = [each for term in evaluator.terms for each in term.frontier]
-        total = Likelihood(evaluator)(*model.replace_rvs_by_values(frontier))[0]
+        divided = [model[term.name] for term in terms]
+        frontier = [each for term in terms for each in term.frontier]
+        total = Likelihood(self._evaluator_of(terms))(*model.replace_rvs_by_values(frontier))[0]
         rest = [each for each in wanted if each not in divided]
         if rest:
             total = plain(rest) + total
@@ -268,11 +272,11 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
         found["plain"] = seconds_of(compiled(model))
         with _divided(model, on_this_machine(1)) as ours:
             whole, [of_one] = seconds_of(compiled(model)), ours.evaluators
-            values = of_one.values
+            terms, values = of_one.terms, of_one.values
             found["likelihood"] = seconds_of(lambda: of_one.evaluate("gradients", values))
             found["rest"] = max(0.0, whole - found["likelihood"])
             found["reading"] = seconds_of(of_one.read)
-        of_all = Evaluator(of_one.terms, on_this_machine(cores), of_one.check_bounds)
+        of_all = Evaluator(terms, on_this_machine(cores), of_one.check_bounds)
         with contextlib.closing(of_all):
             of_all.evaluate("gradients", values)
             found["round"] = seconds_of(of_all.round)

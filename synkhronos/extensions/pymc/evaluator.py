@@ -25,6 +25,7 @@ up in the order of the machines:
 from __future__ import annotations
 
 import atexit
+import itertools
 import math
 import os
 import pickle
@@ -38,6 +39,7 @@ from typing import Sequence
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
@@ -181,6 +183,8 @@ class Evaluator:
 
     def _open(self, number):
         self.number = number
+        # With a name of its own, by which nutpie knows it.
+        self.number_in_graphs = pytensor.shared(np.array(number), f"likelihood {number}")
         self.is_closed = False
         self.is_used = False  # whether this process has evaluated it, or another one may have
         self.unheard: BaseException | None = None  # raised where no code in Python could hear it
@@ -217,7 +221,8 @@ class Evaluator:
     def __reduce__(self):
         self._check_machines(None)
         self.is_used = True
-        return _restored, (self.number, self.terms, self.layout, self.check_bounds)
+        content = self.terms, self.layout, self.check_bounds
+        return _restored, (self.number, *content, self.is_closed)
 
     def _check_machines(self, link):
         """Raise in, or for, another process than the script's, if ranks are on several machines."""
@@ -276,7 +281,7 @@ class Evaluator:
             finally:
                 if self.is_closed:  # in the middle of it
                     self._end()
-        if len(self.terms) == 1:
+        if len(self._begins) == 1:
             return total[:1] if kind == "value" else total
         first = total[self._begins].sum(keepdims=True)
         if kind == "value":
@@ -391,7 +396,14 @@ class Evaluator:
 
     def _end(self):
         self._stop()
-        self._functions.clear()  # their cells hold arrays in shared memory
+        # Functions refer to themselves: they, and what they hold, stay until Python looks for that.
+        for function in itertools.chain(*self._functions.values()):
+            for each in function.input_storage:
+                each.storage[0] = None
+        self._functions.clear()
+        # PyTensor keeps graphs that numba has compiled, and with the operation this evaluator.
+        self.terms, self._products, self._received = (), None, None
+        self._of_machines = self._sent = None
 
     def leave_in_child(self) -> None:
         """Leave the workers to the process that has forked this one."""
@@ -616,7 +628,7 @@ def _check_rows(term, parameter, value, axis, length):
         )
 
 
-def _restored(number, terms, layout, check_bounds):
+def _restored(number, terms, layout, check_bounds, is_closed=False):
     """Return the evaluator of that number, made anew in a process that lacks it."""
     found = _evaluators.get(number)
     if found is None:
@@ -624,6 +636,7 @@ def _restored(number, terms, layout, check_bounds):
         found.terms, found.layout, found.check_bounds = terms, layout, check_bounds
         found._of_machines = None
         found._open(number)
+        found.is_closed = is_closed
     return found
 
 

@@ -8,8 +8,8 @@ takes them apart. Where nothing uses them, a rewrite asks for the value alone. T
 gradients is the same operation of another kind, which takes a direction, too, and returns the
 Hessian times this direction.
 
-The evaluator's number is an input, not a part of the operation: numba's cache on disk keeps the
-machine code that calls `evaluate` for all processes, and finds it by the graph.
+The evaluator's number is an input, in a shared variable: numba's cache on disk keeps the machine
+code that calls `evaluate` for all blocks and processes. It finds it by the graph, with constants.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Likelihood(JAXOp):  # of which PyTensor knows a function of JAX; it import
 
     def __call__(self, *frontier, **kwargs):
         """Return the variables of the outputs; the last input of products is the direction."""
-        return super().__call__(self.evaluator.number, *frontier, **kwargs)
+        return super().__call__(self.evaluator.number_in_graphs, *frontier, **kwargs)
 
     def make_node(self, number, *frontier):
         """Return a node of the graph."""

@@ -6,14 +6,16 @@ A rank evaluates its rows in blocks that stay in its core's cache, each with a `
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as compile_function
-from pytensor.compile.mode import get_default_mode
-from pytensor.graph.basic import Variable
+from pytensor.compile.mode import Mode, get_default_mode
+from pytensor.graph.basic import Constant, Variable
+from pytensor.link.numba.dispatch.basic import cache_key_for_constant
+from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos.extensions.pymc import vectorized
@@ -21,6 +23,9 @@ from synkhronos.extensions.pymc.terms import Term, is_float
 
 _BLOCK_BYTES = 1 << 20  # of data that a rank evaluates at once: what a core has of a cache
 _BYTES_PER_RESULT = 128  # so many bytes of data take as long as adding up one more number
+_MOST_FUNCTIONS = 64  # that stay for later blocks
+
+_functions: dict[tuple, Callable] = {}  # numba's, by graph
 
 
 class Run:
@@ -87,7 +92,37 @@ def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
     inputs = [*term.parameters, *directions, *(rows.variable for rows in term.rows)]
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
     mode = vectorized.including(get_default_mode())
+    if type(mode.linker) is NumbaLinker:
+        mode = Mode(_Linker(), mode.provided_optimizer)
     return compile_function(inputs, [output], mode=mode, on_unused_input="ignore", trust_input=True)
+
+
+class _Linker(NumbaLinker):
+    """Takes the function that numba has compiled for an equal graph, such as that of a past block.
+
+    Numba and PyTensor keep what they make of a graph until the process ends.
+    """
+
+    def fgraph_convert(self, fgraph, **kwargs):
+        """Return numba's function of a graph."""
+        inputs = [each for node in fgraph.toposort() for each in node.inputs]
+        constants = [each for each in [*inputs, *fgraph.outputs] if isinstance(each, Constant)]
+        # Graphs are equal where one has 0.0 and the other one -0.0.
+        values = [cache_key_for_constant(each.data) for each in constants]
+        key = fgraph.freeze(), *values, pytensor.config.numba__fastmath
+        if key in _functions:
+            return _functions[key]
+        converted, key_on_disk = super().fgraph_convert(fgraph, **kwargs)
+        function = super().jit_compile((converted, key_on_disk))
+        if key_on_disk is not None:  # else equal graphs may have other code
+            if len(_functions) == _MOST_FUNCTIONS:
+                del _functions[next(iter(_functions))]
+            _functions[key] = function
+        return function
+
+    def jit_compile(self, function):
+        """Return the function, which its first call compiles."""
+        return function
 
 
 def along(array: np.ndarray, axis: int | None, chosen) -> np.ndarray:
