@@ -18,6 +18,10 @@ from synkhronos._wording import shown
 _MOST_LINKS = 40  # in one path, as Linux has it
 
 
+class PlantedLink(PermissionError):
+    """A link on the way to a file is another user's, in a folder to which all may write."""
+
+
 @contextlib.contextmanager
 def new_file(path, follow=True):
     """Give a file beside `path` to write to, which takes its place at the end of the block.
@@ -128,15 +132,17 @@ def followed(path):
     only with ``fs.protected_symlinks``.
     """
     found, left, n_links = "/", os.path.abspath(path).split("/")[::-1], 0
-    trusted = None
+    trusted = None  # the users whose links are followed, if not all are
     while left:
         name = left.pop()
         if name == "..":
             found = os.path.dirname(found)
         elif name not in ("", "."):
-            folder = os.stat(found)
-            if folder.st_mode & stat.S_IWOTH:
-                trusted = {os.geteuid(), folder.st_uid} & (trusted or {os.geteuid(), folder.st_uid})
+            with suppress(FileNotFoundError):
+                folder = os.stat(found)
+                if folder.st_mode & stat.S_IWOTH:
+                    users = {os.geteuid(), folder.st_uid}
+                    trusted = users if trusted is None else trusted & users
             there = os.path.join(found, name)
             if not os.path.islink(there):
                 found = there
@@ -145,7 +151,7 @@ def followed(path):
             if n_links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if trusted is not None and os.lstat(there).st_uid not in trusted:
-                raise PermissionError(errno.EACCES, "this link is another user's", there)
+                raise PlantedLink(errno.EACCES, "this link is another user's", there)
             target = os.readlink(there)
             if target.startswith("/"):
                 found, trusted = "/", None

@@ -12,6 +12,7 @@ by itself would fail again, so its end is the end of the run.
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import subprocess
 import time
@@ -28,6 +29,7 @@ COUNT = "SYNKHRONOS_RESTART"  # tells a script how many attempts there were befo
 WAIT_SECONDS = 600.0  # for hosts
 _LOOK_SECONDS = 5.0  # between two looks for hosts
 _DISCOVER_SECONDS = 60.0  # for the program that prints them
+_MOST_PRINTED = 1 << 20  # bytes of it
 
 
 @dataclass(frozen=True)
@@ -160,17 +162,35 @@ def discover(command: str) -> str:
         raise CannotLaunch(f"--discover must name a program, got {command!r}.")
     parent = os.getpid()
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            text=True,
-            timeout=_DISCOVER_SECONDS,
             preexec_fn=lambda: end_with_parent(parent),
         )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
+        with process:
+            try:
+                text = _printed(process).decode()
+            finally:
+                process.kill()
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CannotLaunch(f"--discover {command!r} can't tell the hosts: {reason}") from error
-    if done.returncode:
-        raise CannotLaunch(f"--discover {command!r} has ended with status {done.returncode}.")
-    return done.stdout
+    if process.returncode:
+        raise CannotLaunch(f"--discover {command!r} has ended with status {process.returncode}.")
+    return text
+
+
+def _printed(process):
+    """Return what a process prints until it ends, which has a limit, as has its time."""
+    end, parts = time.monotonic() + _DISCOVER_SECONDS, []
+    while sum(map(len, parts)) <= _MOST_PRINTED:
+        left = max(0.0, end - time.monotonic())
+        if not select.select([process.stdout], [], [], left)[0]:
+            raise subprocess.TimeoutExpired(process.args, _DISCOVER_SECONDS)
+        part = os.read(process.stdout.fileno(), _MOST_PRINTED)
+        if not part:
+            process.wait(max(0.0, end - time.monotonic()))
+            return b"".join(parts)
+        parts.append(part)
+    raise ValueError(f"it has printed more than {_MOST_PRINTED} bytes")

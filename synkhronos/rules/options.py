@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Collection
 
 from synkhronos import _wording
+from synkhronos._machine.files import PlantedLink, followed
 
 # Of each rule a sentence. Its ranks run the module of its name in small letters.
 SUMMARIES = {
@@ -315,6 +316,18 @@ def _plain(name, value):
         f"the setting {name} must be a number, a text, None, True or False, or lists and dicts of "
         f"them, got {_wording.shown(value)}."
     )
+
+
+def check_folder(name: str, path: str) -> None:
+    """Raise PermissionError if another user's link says where files of this folder would be."""
+    try:
+        followed(path)
+    except PlantedLink as error:
+        raise PermissionError(
+            f"{name}: {error.filename!r} is a link of another user, in a folder to which all users "
+            "may write: he would choose which files this run replaces. Give it a folder of your "
+            f"own, {flag(name)} FOLDER."
+        ) from None
 
 
 def flag(name: str) -> str:

@@ -438,7 +438,8 @@ def read(path: Any) -> dict[str, list[list[float]]]:
         for row in rows[name]:
             if len(row) != len(columns):
                 raise ValueError(
-                    f"{path}: rows of {name} must have {', '.join(columns)}, got {reprlib.repr(row)}."
+                    f"{path}: rows of {name} must have {', '.join(columns)}, got "
+                    f"{reprlib.repr(row)}."
                 )
     return rows
 

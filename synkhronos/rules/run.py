@@ -18,6 +18,7 @@ from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Job
+from synkhronos.rules.options import check_folder
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.variables import variables_of
 
@@ -238,6 +239,7 @@ def build(
     """
     own = SingleGroup() if is_alone else group
     for name in ("snapshot_path", "inforec_path"):
+        check_folder(name, job.options[name])
         folder = snapshots.folder_of(job.options[name])
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{name}: can't write into {folder!r}.")

@@ -282,6 +282,7 @@ def _hold_folders(asked, stack):
         names.pop()
     for name in names:
         path = asked.options[name]
+        _options.check_folder(name, path)
         try:
             os.makedirs(path, exist_ok=True)
             stack.enter_context(held(os.path.join(path, "run"), 0.0))
@@ -290,7 +291,7 @@ def _hold_folders(asked, stack):
                 f"{name}: another run writes into {path!r}, and each would replace the other's "
                 f"files. Give this one a folder of its own, {_options.flag(name)} FOLDER."
             ) from None
-        except OSError:  # it may be there on other machines only, whose ranks look
+        except OSError:  # ranks look: it may be there on other machines only
             continue
 
 

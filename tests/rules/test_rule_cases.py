@@ -4,6 +4,7 @@ Models of ``support.rule_cases`` have one weight, which a step with rate 1 sets 
 rows, so an average over ranks is right when it is the mean of the rows of all ranks.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -229,6 +230,19 @@ def test_a_cost_that_is_not_finite_is_told_once_by_each_rank(tmp_path, rule):
     ended = run(rule, 2, tmp_path, "Mean", rows=[[["nan"], [1.0], [2.0]]], n_epochs=2)
     n_workers = 2 if rule == "BSP" else 1
     assert ended.output.count("the cost of training batch 0 is nan") == n_workers
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the link of another user")
+@pytest.mark.slow("several processes")
+def test_a_link_of_another_user_in_place_of_a_folder_is_refused_at_the_start(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "snapshots").symlink_to("mine")
+    os.lchown(tmp_path / "snapshots", 65534, 65534)
+    tmp_path.chmod(0o777)
+    ended = run("BSP", 1, tmp_path, "Mean", status=2)
+    assert "snapshots' is a link of another user, in a folder to which all users" in ended.output
+    assert "Traceback" not in ended.output and "--snapshot-path FOLDER" in ended.output
+    assert not list((tmp_path / "mine").iterdir())
 
 
 @pytest.mark.slow("several processes")
