@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from synkhronos._wording import shown
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MOST_LINKS = 40  # in one path, as Linux has it
 
 
@@ -53,6 +54,10 @@ def new_file(path, follow=True):
                 file.flush()
                 os.fsync(file.fileno())
                 _give_name(folder, link, written, path)  # while the file has its lock
+        except OSError as error:
+            if error.errno in _NO_ROOM and error.filename is None:
+                error.filename = path
+            raise
         finally:
             with suppress(FileNotFoundError):  # it has its name
                 os.unlink(written)
@@ -209,9 +214,14 @@ def held(path, seconds):
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     process = os.getpid()
     while True:
-        locks = [os.open(name, flags, 0o666)]
         try:
-            if _is_locked(locks[0], name):
+            locks = [os.open(name, flags, 0o600)]
+        except PermissionError:
+            if not os.path.lexists(name):
+                raise
+            locks = []  # it is another user's
+        try:
+            if locks and _is_locked(locks[0], name):
                 os.register_at_fork(after_in_child=lambda own=locks: own and os.close(own.pop()))
                 try:
                     yield
@@ -225,18 +235,20 @@ def held(path, seconds):
             if locks:
                 os.close(locks.pop())
         if time.monotonic() >= end:
-            whose = _user(os.lstat(name).st_uid)
-            raise BlockingIOError(errno.EAGAIN, f"another process{whose} writes this file", path)
+            what = f"another process{_user_of(name)} writes this file"
+            raise BlockingIOError(errno.EAGAIN, what, path)
         time.sleep(0.05)
 
 
-def _user(number):
-    """Return " of the user ..." for another user than this process's."""
-    if number == os.geteuid():
-        return ""
-    with suppress(KeyError):
-        return f" of the user {pwd.getpwuid(number).pw_name}"
-    return f" of the user {number}"
+def _user_of(lock):
+    """Return the user whom a lock belongs to, in words; nothing for this process's own."""
+    with suppress(FileNotFoundError):
+        number = os.lstat(lock).st_uid
+        if number != os.geteuid():
+            with suppress(KeyError):
+                number = pwd.getpwuid(number).pw_name
+            return f" of the user {number} (who may have left {lock})"
+    return ""
 
 
 def _is_locked(lock, name):

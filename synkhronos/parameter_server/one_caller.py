@@ -210,7 +210,11 @@ class OneCaller:
             For a file that does not fit the updater or the keys; nothing is changed then.
         """
         backend = self._with_updater()
-        backend.restore_states(saving.load_states(path, max(1, self.num_servers)))
+        states = saving.load_states(path, max(1, self.num_servers))
+        try:
+            backend.restore_states(states)
+        except ValueError as error:
+            raise ValueError(f"{path!r} does not fit: {_wording.sentence(error)}") from error
 
     def _with_updater(self):
         """Return the backend, once all keys are where its updater is."""

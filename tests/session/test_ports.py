@@ -1,4 +1,4 @@
-"""What listens while each command runs, as docs/security.rst lists it, and who can connect."""
+"""What listens while each command runs, and what files are open, as docs/security.rst lists it."""
 
 import contextlib
 import os
@@ -56,6 +56,15 @@ def running(folder, line, text=WAITS, n=1, environment=None, status=0):
         process.wait()
 
 
+def check(command, variable, folder):
+    """Compare what listens, and what files are written, with the page; return what listens."""
+    listens = ports.listening(variable)
+    assert listens.keys() == ports.of_the_page()[command]
+    files = ports.written(variable, {str(folder / "printed")})
+    assert files == ports.of_the_page("Files that are open for writing")[command]
+    return listens
+
+
 def is_hung_up(name):
     """Return whether a carrier ends a connection to its socket without a word."""
     with socket.socket(socket.AF_UNIX) as end:
@@ -81,7 +90,7 @@ def test_a_session_on_one_machine(tmp_path):
         folder = tmp_path / "".join(words)
         folder.mkdir()
         with running(folder, [*SYNKHRONOS, *words]) as variable:
-            assert ports.listening(variable).keys() == ports.of_the_page()["run"] == set()
+            assert not check("run", variable, folder)
 
 
 @slow
@@ -89,8 +98,7 @@ def test_a_session_on_one_machine(tmp_path):
 def test_a_session_of_several_processes_on_one_machine(tmp_path):
     line = [rules.MPIRUN, "-n", "2", *SYNKHRONOS, "run", "-n", "1"]
     with running(tmp_path, line) as variable:
-        listens = ports.listening(variable)
-        assert listens.keys() == ports.of_the_page()["mpiexec ... run"]
+        listens = check("mpiexec ... run", variable, tmp_path)
         assert has_private_memory(variable)
         if os.geteuid() == 0:
             [names] = [where for (name, *_), where in listens.items() if name == "carrier"]
@@ -103,7 +111,7 @@ def test_a_session_of_several_processes_on_one_machine(tmp_path):
 def test_a_parameter_server_on_one_machine(tmp_path):
     line = [*LAUNCH, "--servers", "1", "--workers", "2"]
     with running(tmp_path, line, STORE, 2) as variable:
-        assert ports.listening(variable).keys() == ports.of_the_page()["launch --workers"] == set()
+        assert not check("launch --workers", variable, tmp_path)
 
 
 @slow
@@ -111,11 +119,10 @@ def test_a_rule_on_one_machine(tmp_path):
     launched = rules.Launched("BSP", 2, tmp_path, settings={"n_epochs": 10**6, "n_rows": 16})
     launched.wait_for("adjusts rank 0")
     try:
-        listens = ports.listening(launched.variable)
+        check("rule", launched.variable, tmp_path)
     finally:
         launched.interrupt()
         launched.wait()
-    assert listens.keys() == ports.of_the_page()["rule"]
 
 
 @slow
@@ -123,7 +130,7 @@ def test_a_rule_on_one_machine(tmp_path):
 def test_a_session_on_two_hosts(two_hosts, tmp_path):
     line = two_hosts.launch("-n", "1")
     with running(tmp_path, line, environment=two_hosts.environment()) as variable:
-        assert ports.listening(variable).keys() == ports.of_the_page()["launch --hosts"]
+        check("launch --hosts", variable, tmp_path)
 
 
 class Evil:

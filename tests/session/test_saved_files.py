@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import stat
 import tracemalloc
@@ -205,7 +206,7 @@ def test_a_full_disk_leaves_the_old_file(user, path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
     try:
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(OSError, match="too large: .*" + re.escape(repr(str(path)))):
             user.save(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,9 +1,10 @@
-"""The sockets on which processes of a run listen, and the table of them in docs/security.rst."""
+"""Sockets and files that processes of a run have open, and their tables in docs/security.rst."""
 
 import contextlib
 import ipaddress
 import os
 import re
+import stat
 import sys
 from pathlib import Path
 
@@ -32,16 +33,45 @@ def listening(variable):
     Of all processes that have a variable of the environment.
     """
     found = {}
-    for process in processes_with(variable):
+    for process, name in _named(variable):
         with contextlib.suppress(psutil.Error, OSError):
-            line = " ".join(process.cmdline())
-            name = next((_NAMES[part] for part in _NAMES if part in line), "script")
             sockets = _sockets(process.pid)
             for each in inodes(process.pid):
                 if each in sockets:
                     *key, where = sockets[each]
                     found.setdefault((name, *key), []).append(where)
     return found
+
+
+def _named(variable):
+    """Yield processes with a variable of the environment, and what the page calls them."""
+    for process in processes_with(variable):
+        with contextlib.suppress(psutil.Error, OSError):
+            line = " ".join(process.cmdline())
+            yield process, next((_NAMES[part] for part in _NAMES if part in line), "script")
+
+
+def written(variable, asked):
+    """Return (process, file, mode) of each file that is open for writing, but for those `asked`."""
+    found = set()
+    for process, name in _named(variable):
+        for number in os.listdir(f"/proc/{process.pid}/fd"):
+            with contextlib.suppress(OSError):
+                file = Path(f"/proc/{process.pid}/fd/{number}")
+                path, status = os.readlink(file), file.stat()
+                flags = Path(f"/proc/{process.pid}/fdinfo/{number}").read_text().split()
+                is_written = int(flags[flags.index("flags:") + 1], 8) & (os.O_WRONLY | os.O_RDWR)
+                if stat.S_ISREG(status.st_mode) and is_written and path not in asked:
+                    found.add((name, _without_numbers(path), f"{stat.S_IMODE(status.st_mode):04o}"))
+    return found
+
+
+def _without_numbers(path):
+    """Return a path as the page has it."""
+    path = path.replace(" (deleted)", "")
+    if not path.startswith(("/memfd:", "/dev/shm/#", "/dev/shm/open_mpi.")):
+        return os.path.basename(path)
+    return re.sub(r"\d+$", "N", path.replace("/memfd:", "memfd:"))
 
 
 def memory_of_mpi(variable):
@@ -94,19 +124,19 @@ def _address(text):
     return str(ipaddress.ip_address(b"".join(words)))
 
 
-def of_the_page():
-    """Return the page's table: command -> {(process, kind, address)}."""
+def of_the_page(title="Sockets that listen"):
+    """Return a table: command -> {(process, kind, address)}, or {(process, file, mode)}."""
     lines = PAGE.read_text().splitlines()
-    begin = lines.index("Sockets that listen")
+    begin = lines.index(title)
     edges = [at for at, line in enumerate(lines) if at > begin and line.strip().startswith("====")]
     spans = [match.span() for match in re.finditer("=+", lines[edges[0]])]
     found, command = {}, ""
     for line in lines[edges[1] + 1 : edges[2]]:
-        first, process, kind, address = (line[slice(*span)].strip() for span in spans[:4])
+        first, process, *words = (line[slice(*span)].strip(" `") for span in spans[:4])
         command = first.strip("`\\") or command
         found.setdefault(command, set())
         if process:
-            found[command].add((process, kind, address.strip("`")))
+            found[command].add((process, *words))
     return found
 
 

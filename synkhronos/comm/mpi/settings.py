@@ -3,7 +3,7 @@
 import contextlib
 import os
 
-# A port of btl/tcp takes a program that names the job for a process of the job, without a key.
+# A port of btl/tcp takes a program on a machine of the job for a process of it, without a key.
 _ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
 
