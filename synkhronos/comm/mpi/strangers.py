@@ -9,7 +9,8 @@ carrier. A thread of the carrier looks for that from outside:
     the ports                                         no new connection for some seconds after that
 
 A process of the job sends what Open MPI reads first at once, and in one piece; and the system asks
-again for a connection that is not answered.
+again for a connection that is not answered. Releases of Open MPI after 5.0 are to have limits of
+their own: https://github.com/open-mpi/ompi/pull/13591.
 """
 
 import contextlib
