@@ -3,12 +3,18 @@
 import operator
 import re
 import sys
+import unicodedata
 import warnings
 
 import numpy as np
 
 from synkhronos.errors import PortingWarning
 
+_COMMANDS = {"Cc", "Cs", "Zl", "Zp"}  # controls, halves of pairs, and separators of lines
+_TURNING = {
+    chr(number)
+    for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
 MAX_DIMENSIONS = 32  # NumPy's limit
 MOST_CHARACTERS = 80  # longer names are cut in tables and pictures
 
@@ -36,9 +42,17 @@ def printable(text, kept="\n\t"):
     >>> printable("\033[2J is no number")
     '\\x1b[2J is no number'
     """
+    if text.isprintable():
+        return text
     return "".join(
-        letter if letter.isprintable() or letter in kept else ascii(letter)[1:-1] for letter in text
+        ascii(letter)[1:-1] if _is_command(letter) and letter not in kept else letter
+        for letter in text
     )
+
+
+def _is_command(letter):
+    """Return whether a terminal obeys a letter, or it turns the direction of what follows."""
+    return unicodedata.category(letter) in _COMMANDS or letter in _TURNING
 
 
 def is_bool(value):

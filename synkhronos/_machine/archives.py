@@ -14,7 +14,6 @@ another program has compressed, arrays take a limited multiple of it.
 
 import contextlib
 import errno
-import io
 import json
 import math
 import os
@@ -29,7 +28,8 @@ from synkhronos._wording import one_line, printable, sentence
 
 _VERSION = 1
 _LARGE = 1 << 16  # bytes of an array
-_MOST_TIMES, _SMALL = 16, 1 << 26  # of a compressed file, and bytes that any memory has
+_MOST_TIMES = 16  # of the bytes of a compressed file
+_ALWAYS_READ = 1 << 26  # bytes, which any memory has
 _SUFFIX = ".npy"
 _MOST_OF_AN_ERROR = 300
 _TABLE, _OLD_TABLE = "about", "synkhronos"  # the array that holds the table, as JSON
@@ -81,7 +81,7 @@ def reading(file, what, name=None):
     name = repr(os.fspath(file)) if name is None else name
     opened = contextlib.nullcontext(file) if hasattr(file, "read") else open_file(file)
     with opened as opened, damage_told(name, what), zipfile.ZipFile(opened) as archive:
-        arrays = _Stored(archive, _n_bytes(opened))
+        arrays = _Stored(archive, opened.seek(0, os.SEEK_END))
         table = arrays.pop_table()
         if table["version"] != _VERSION:
             raise ValueError(f"it is of version {table['version']}, this is {_VERSION}")
@@ -90,14 +90,6 @@ def reading(file, what, name=None):
             yield table, arrays
             return
     raise ValueError(f"{name} holds {one_line(there)}, not {what}.")
-
-
-def _n_bytes(file):
-    """Return the number of bytes of an open file, on the disk if these are known."""
-    size = file.seek(0, os.SEEK_END)
-    if isinstance(file, io.BytesIO):
-        return size
-    return min(size, 512 * os.fstat(file.fileno()).st_blocks or size)
 
 
 class _Stored(Mapping):
@@ -109,10 +101,12 @@ class _Stored(Mapping):
         for info in archive.infolist():
             if not info.filename.endswith(_SUFFIX):
                 raise ValueError(f"{one_line(info.filename)} is no array")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{one_line(info.filename)} is compressed in an unusual way")
         if len(self._infos) < len(archive.infolist()):
             raise ValueError("two of its arrays have one name")
         total = sum(each.file_size for each in archive.infolist())
-        if total > _MOST_TIMES * n_bytes + _SMALL:
+        if total > _MOST_TIMES * n_bytes + _ALWAYS_READ:
             raise ValueError(
                 f"its arrays have {total} bytes, more than {_MOST_TIMES} times as many as the file "
                 f"({n_bytes}), which may fill the memory; without compression it is read"
@@ -147,14 +141,17 @@ class _Stored(Mapping):
 def load_npy(path):
     """Return the array of a file in NumPy's format; raise ValueError if it holds something else."""
     with open_file(path) as file:
-        return read_npy(file, os.fstat(file.fileno()).st_size)
+        try:
+            return read_npy(file, os.fstat(file.fileno()).st_size)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)!r} can't be read: {sentence(error)}") from error
 
 
 def read_npy(file, n_bytes, kinds="biufc"):
     """Read an array in NumPy's format, of some kinds of dtypes, from a file of so many bytes."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
-        raise ValueError(f"it is of NumPy's format {version}, and only {list(_HEADERS)} are read")
+        raise ValueError(f"NumPy's format {version} is not read, only {list(_HEADERS)}")
     shape, _, dtype = _HEADERS[version](file)
     if dtype.kind not in kinds:
         raise ValueError(f"an array has the dtype {one_line(str(dtype))}, and not one of numbers")

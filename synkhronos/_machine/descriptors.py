@@ -54,7 +54,7 @@ class TcpSocket(NamedTuple):
     n_received : int
         The bytes that have come.
     idle_seconds : float
-        The time since the last ones, or since the begin of the connection.
+        The time since the last ones, or since the connection began.
     """
 
     inode: int
@@ -65,7 +65,7 @@ class TcpSocket(NamedTuple):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it listens, or is of a connection through which something has come."""
+        """Whether it listens, or has received something."""
         return self.is_listening or self.n_received > 0
 
 
@@ -79,7 +79,8 @@ def tcp_sockets(numbers: Optional[Iterable[int]] = None) -> Dict[int, TcpSocket]
                 with as_socket(fd) as of_fd:
                     if of_fd.family in (socket.AF_INET, socket.AF_INET6):
                         info = of_fd.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-                        state, idle, n_received = _INFO.unpack(info)
+                        # Linux before 4.1 does not say how much has come: much, so that it counts.
+                        state, idle, n_received = _INFO.unpack(info.ljust(_INFO.size, b"\1"))
                         port, is_listening = of_fd.getsockname()[1], state == _LISTEN
                         found[fd] = TcpSocket(
                             file.st_ino, port, is_listening, n_received, idle / 1000

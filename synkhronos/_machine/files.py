@@ -16,6 +16,7 @@ from contextlib import suppress
 from synkhronos._wording import shown
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LEASE_SECONDS = 5.0
 _MOST_LINKS = 40  # in one path, as Linux has it
 
 
@@ -65,13 +66,13 @@ def new_file(path, follow=True):
 
 @contextlib.contextmanager
 def _kept(folder):
-    """Give another name of a folder, without links; nobody can put another folder in its place."""
+    """Give a path of a folder, which stays right if its name becomes that of another one."""
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     kept = f"/proc/self/fd/{directory}"
     try:
         if not os.path.exists(kept):  # a system without it
             kept = folder
-        elif os.readlink(kept).casefold() != folder.casefold():
+        elif os.readlink(kept).casefold() != folder.casefold():  # some file systems ignore case
             raise PermissionError(errno.EACCES, "another program has replaced this folder", folder)
         yield kept
     except OSError as error:
@@ -88,7 +89,15 @@ def open_file(path):
     """Open a file to read. Raise OSError for a pipe or a device, and wait for none."""
 
     def regular(path, flags):
-        file = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+        end = time.monotonic() + _LEASE_SECONDS
+        while True:
+            try:
+                file = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+                break
+            except BlockingIOError:  # another process has a lease, and is asked to give it back
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
         if stat.S_ISDIR(mode := os.fstat(file).st_mode) or stat.S_ISREG(mode):
             return file  # Python refuses folders by itself
         os.close(file)
@@ -130,24 +139,18 @@ def _give_name(folder, link, written, path):
 
 
 def followed(path):
-    """Return a path without links, as os.path.realpath does; refuse links of other users.
+    """Return a path without links, as os.path.realpath does; raise PlantedLink for others' links.
 
-    In a folder to which all users may write, and in what it contains, links are refused unless they
-    are of this user or of the owner of that folder. Linux does so for folders like /tmp only, and
-    only with ``fs.protected_symlinks``.
+    In a folder to which all users may write, and in what others have in it, links are refused
+    unless they are of this user, of root, or of the owner of that folder. Linux does so for folders
+    like /tmp only, and only with ``fs.protected_symlinks``.
     """
-    found, left, n_links = "/", os.path.abspath(path).split("/")[::-1], 0
-    trusted = None  # the users whose links are followed, if not all are
+    found, left, n_links = "/", os.path.join(os.getcwd(), path).split("/")[::-1], 0
     while left:
         name = left.pop()
         if name == "..":
             found = os.path.dirname(found)
         elif name not in ("", "."):
-            with suppress(FileNotFoundError):
-                folder = os.stat(found)
-                if folder.st_mode & stat.S_IWOTH:
-                    users = {os.geteuid(), folder.st_uid}
-                    trusted = users if trusted is None else trusted & users
             there = os.path.join(found, name)
             if not os.path.islink(there):
                 found = there
@@ -155,13 +158,26 @@ def followed(path):
             n_links += 1
             if n_links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if trusted is not None and os.lstat(there).st_uid not in trusted:
+            if not _is_trusted(os.lstat(there).st_uid, found):
                 raise PlantedLink(errno.EACCES, "this link is another user's", there)
             target = os.readlink(there)
-            if target.startswith("/"):
-                found, trusted = "/", None
+            found = "/" if target.startswith("/") else found
             left += target.split("/")[::-1]
     return found
+
+
+def _is_trusted(user, folder):
+    """Return whether links of a user in a folder are followed: see `followed`."""
+    ours = os.geteuid(), 0
+    while user not in ours and folder != "/":
+        status = os.stat(folder)
+        is_for_all = status.st_mode & stat.S_IWOTH
+        if is_for_all and user != status.st_uid:
+            return False
+        if not is_for_all and status.st_uid in ours:  # its owner says who may write
+            return True
+        folder = os.path.dirname(folder)
+    return True
 
 
 def remove_left(folder, names):
@@ -174,7 +190,7 @@ def remove_left(folder, names):
         if re.fullmatch(rf"\.{names}\.[0-9a-f]{{8}}", left):
             path = os.path.join(folder, left)
             with suppress(OSError):
-                # Another user's may make it wait: he has a lease, or it is a pipe.
+                # To open another user's may wait: it is a pipe, or he has a lease.
                 if os.lstat(path).st_uid != os.geteuid():
                     continue
                 with open(os.open(path, flags), "r+b") as file:

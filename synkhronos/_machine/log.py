@@ -25,7 +25,10 @@ class _Rank(logging.Filter):
 
 def _harmless(told):
     """Return what a message tells, without control characters where others may have written it."""
-    text = str(told) if isinstance(told, (str, BaseException, os.PathLike)) else ""
+    try:
+        text = str(told) if isinstance(told, (str, BaseException, os.PathLike)) else ""
+    except Exception:  # logging tells of it
+        return told
     if text.isprintable():
         return told
     from synkhronos._wording import printable  # which imports NumPy; a launcher begins without

@@ -183,10 +183,10 @@ def discover(command: str) -> str:
 
 def _printed(process):
     """Return what a process prints until it ends, which has a limit, as has its time."""
-    end, parts = time.monotonic() + _DISCOVER_SECONDS, []
+    end, parts, poll = time.monotonic() + _DISCOVER_SECONDS, [], select.poll()
+    poll.register(process.stdout, select.POLLIN)
     while sum(map(len, parts)) <= _MOST_PRINTED:
-        left = max(0.0, end - time.monotonic())
-        if not select.select([process.stdout], [], [], left)[0]:
+        if not poll.poll(1000 * max(0.0, end - time.monotonic())):
             raise subprocess.TimeoutExpired(process.args, _DISCOVER_SECONDS)
         part = os.read(process.stdout.fileno(), _MOST_PRINTED)
         if not part:

@@ -35,7 +35,7 @@ from synkhronos.launch.where import Host
 
 # A race in PRRTE, of no consequence.
 _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
-# For each connection that is none of the job, after a page about the first one.
+# Open MPI prints it for each foreign connection after the first, of which a page tells.
 _IGNORED = re.compile(
     rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
 )
@@ -325,7 +325,8 @@ class Script(Mpirun):
         return text.startswith(self._beginning) or self._beginning.startswith(text)
 
     def _pass(self, stream, data, is_end=False):
-        data = _IGNORED.sub(b"", data)
+        if stream == 2:
+            data = _IGNORED.sub(b"", data)
         data = _PAGE_OF_LOSS.sub(self._note_page, self._pages[stream] + data)
         begun = None if is_end else _BEGUN_PAGE.search(data)
         at = begun.start() if begun else len(data)

@@ -324,9 +324,9 @@ def check_folder(name: str, path: str) -> None:
         followed(path)
     except PlantedLink as error:
         raise PermissionError(
-            f"{name}: {error.filename!r} is a link of another user, in a folder to which all users "
-            "may write: he would choose which files this run replaces. Give it a folder of your "
-            f"own, {flag(name)} FOLDER."
+            f"{name}: the link {error.filename!r} belongs to another user, in a folder to which "
+            "all users may write: its owner could choose which files this run replaces. Give it a "
+            f"folder of your own, {flag(name)} FOLDER."
         ) from None
 
 

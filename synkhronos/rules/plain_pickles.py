@@ -21,8 +21,12 @@ import numpy as np
 from synkhronos._wording import one_line, shown
 
 KINDS = "biufSU"  # of the items of arrays: numbers and text, never objects
-_NUMBERS_AN_OBJECT = {"PUT", "BINPUT", "LONG_BINPUT"}
-_MOST_TUPLES, _MOST_OF_A_DTYPE = 10_000, 64
+_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
+_GETS = {"GET", "BINGET", "LONG_BINGET"}
+_MOST_TUPLES = 100_000
+_MOST_OF_A_DTYPE = 64  # characters
+_AN_OBJECT = 64  # bytes
+_MOST_TIMES, _ALWAYS_MADE = 16, 1 << 26  # of the bytes of a pickle, and bytes
 _INSIDE = object()  # what becomes of an object while its items are converted
 
 
@@ -63,16 +67,28 @@ def load(data: bytes, name: str, lists: bool = False) -> Any:
 
 
 def _check(data):
-    """Raise ValueError for what Python's unpickler does not bear.
+    """Raise ValueError for a pickle that would exhaust the memory or the stack of the unpickler.
 
     It makes room at once for the largest number by which a pickle refers to an object, and computes
-    the hash of a tuple in a tuple in a tuple, and so on, in as many calls of a function.
+    the hash of a tuple in a tuple in a tuple, and so on, in as many calls of a function. Tuples of
+    arguments, which each number of NumPy has, don't count.
     """
-    n_tuples = 0
+    n_tuples, numbers, of_arguments, new = 0, set(), set(), None
     for count, (operation, argument, _) in enumerate(pickletools.genops(data), 1):
-        if operation.name in _NUMBERS_AN_OBJECT and argument > count:
-            raise ValueError(f"it has an object with the number {argument}")
-        n_tuples += operation.name.startswith("TUPLE")
+        name = operation.name
+        if name in _PUTS or name == "MEMOIZE":
+            number = len(numbers) if name == "MEMOIZE" else argument
+            if number > count:
+                raise ValueError(f"it refers to object {number}, but has fewer objects")
+            numbers.add(number)
+            if new is not None:
+                new.append(number)
+            continue
+        if name in ("REDUCE", "BUILD") and new is not None:
+            n_tuples -= 1
+            of_arguments.update(new)
+        new = [] if name.startswith("TUPLE") else None
+        n_tuples += new is not None or (name in _GETS and argument in of_arguments)
         if n_tuples > _MOST_TUPLES:
             raise ValueError(f"it has more than {_MOST_TUPLES} tuples")
 
@@ -85,23 +101,31 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file, kinds):
         super().__init__(file, encoding="latin1")
         self._kinds = kinds
+        self._left = [_MOST_TIMES * len(file.getbuffer()) + _ALWAYS_MADE]
 
     def find_class(self, module, name):
         made = _MAKERS.get((module.replace("numpy._core", "numpy.core"), name))
         if made is None:
             raise _Refused(one_line(f"{module}.{name}"))
-        return _Maker(functools.partial(_Dtype, self._kinds) if made is _Dtype else made)
+        made = functools.partial(_Dtype, self._kinds) if made is _Dtype else made
+        return _Maker(made, self._left)
 
 
 class _Maker:
-    """Calls a function that makes an object. A pickle can't set its attributes."""
+    """Calls a function that makes an object. A pickle can't set its attributes.
 
-    __slots__ = ("_make",)
+    `left` has the bytes that all of them may still make: the arguments may be the same each time.
+    """
 
-    def __init__(self, make):
-        self._make = make
+    __slots__ = ("_left", "_make")
+
+    def __init__(self, make, left):
+        self._make, self._left = make, left
 
     def __call__(self, *args):
+        self._left[0] -= _AN_OBJECT + sum(map(_size, args))
+        if self._left[0] < 0:
+            raise ValueError("it makes objects of many times its size")
         return self._make(*args)
 
     def __setstate__(self, state):
@@ -134,6 +158,13 @@ class _Array:
 
 def _scalar(kind, item):
     return np.frombuffer(_bytes(item), kind.dtype)[0].item()
+
+
+def _size(argument):
+    """Return about how many bytes are made of an argument."""
+    if isinstance(argument, (str, bytes, bytearray)):
+        return len(argument)
+    return _AN_OBJECT * len(argument) if isinstance(argument, (dict, list, tuple)) else 0
 
 
 def _bytes(text):
@@ -187,13 +218,15 @@ class _Converter:
             return {self.converted(key): self.converted(each) for key, each in pairs}
         if isinstance(value, (list, tuple)):
             return type(value)(self.converted(each) for each in value)
-        return value.dtype if isinstance(value, _Dtype) else value
+        return value.dtype
 
     def _array(self, shape, dtype, is_fortran, items):
         if dtype.kind == "O":
-            return [self.converted(each) for each in items]
-        # Items of two arrays may be one object.
-        if id(items) not in self._known:
-            self._known[id(items)] = bytearray(_bytes(items))
-        items = np.frombuffer(self._known[id(items)], dtype)
-        return items.reshape(shape, order="F" if is_fortran else "C")
+            return self.converted(items)
+        # Arrays that share their items in the pickle share them here. A single byte is no item that
+        # is shared: Python has one object for each.
+        known = self._known if len(items) > 1 else {}
+        if id(items) not in known:
+            known[id(items)] = bytearray(_bytes(items))
+        array = np.frombuffer(known[id(items)], dtype)
+        return array.reshape(shape, order="F" if is_fortran else "C")

@@ -420,16 +420,7 @@ def read(path: Any) -> dict[str, list[list[float]]]:
     found = plain_pickles.load(path.read_bytes(), str(path))
     if not isinstance(found, dict) or not set(COLUMNS) & set(found):
         raise ValueError(f"{path} is no recorder's file: it has none of {', '.join(COLUMNS)}.")
-    rows = {name: found.get(name, []) for name in COLUMNS}
-    for name, all_rows in rows.items():
-        for row in all_rows if isinstance(all_rows, (list, tuple)) else [all_rows]:
-            if not isinstance(row, (list, tuple)) or not all(
-                isinstance(n, (int, float, type(None))) for n in row
-            ):
-                raise ValueError(
-                    f"{path}: {name} must have rows of numbers, got {reprlib.repr(row)}."
-                )
-    rows = {name: [list(row) for row in all_rows] for name, all_rows in rows.items()}
+    rows = {name: _rows(path, name, found.get(name, [])) for name in COLUMNS}
     rows["all_time"] = [
         [*row[:3], 0.0, *row[3:]] if len(row) == 2 + len(MODES) - 1 else row
         for row in rows["all_time"]
@@ -441,6 +432,20 @@ def read(path: Any) -> dict[str, list[list[float]]]:
                     f"{path}: rows of {name} must have {', '.join(columns)}, got "
                     f"{reprlib.repr(row)}."
                 )
+    return rows
+
+
+def _rows(path, name, found):
+    """Return the rows of a table as lists of numbers; raise ValueError for anything else."""
+    rows = []
+    for row in found if isinstance(found, list) else [found]:
+        numbers = row.tolist() if isinstance(row, np.ndarray) else row
+        if isinstance(numbers, (list, tuple)):
+            numbers = [each.tolist() if isinstance(each, np.ndarray) else each for each in numbers]
+        kinds = (int, float, type(None))
+        if not isinstance(numbers, list) or not all(isinstance(each, kinds) for each in numbers):
+            raise ValueError(f"{path}: {name} must have rows of numbers, got {reprlib.repr(row)}.")
+        rows.append(numbers)
     return rows
 
 

@@ -35,8 +35,13 @@ STRANGER = """
 import encodings.idna, os, socket, sys, time
 os.setgid(65534), os.setuid(65534)
 held, address, end = [], (sys.argv[1], int(sys.argv[2])), time.monotonic() + 10
+trickle = socket.create_connection(address)
 while time.monotonic() < end:
     with_room = len(held) < 900
+    try:
+        trickle.send(b"O")
+    except OSError:
+        pass
     try:
         held.append(socket.create_connection(address, 1))
         held[-1].send(b"OP")
@@ -94,7 +99,7 @@ def served(monkeypatch, n_bytes):
     A thread of `strangers.Strangers` watches it, as that of a carrier.
     """
     monkeypatch.setattr(strangers, "_SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(strangers, "_REST_SECONDS", 1.0)
+    monkeypatch.setattr(strangers, "_REST_SECONDS", 3.0)
     read = []
 
     def serve():
@@ -107,7 +112,7 @@ def served(monkeypatch, n_bytes):
                 read.append(connection.recv(n_bytes, socket.MSG_WAITALL))
 
     with socket.create_server(("127.0.0.1", 0), backlog=200) as server:
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield server.getsockname(), read
         with socket.create_connection(server.getsockname()) as last:

@@ -337,8 +337,29 @@ def test_a_pickle_takes_memory_in_proportion(tmp_path):
     shared.append(shared)
     with pytest.raises(ValueError, match="an object contains itself"):
         plain_pickles.load(pickle.dumps(shared), "a.pkl")
-    with pytest.raises(ValueError, match="an object with the number 2147483647"):
+    with pytest.raises(ValueError, match="refers to object 2147483647"):
         plain_pickles.load(b"\x80\x02Nr\xff\xff\xff\x7f.", "a.pkl")
+
+
+def test_a_pickle_makes_no_more_than_many_times_its_size():
+    text = b"X\x40\x42\x0f\x00" + b"a" * 1_000_000 + b"q\x00"  # a text with the number 0
+    encoded = b"c_codecs\nencode\nq\x01" + b"h\x00h\x01h\x00\x85R" * 1000
+    with pytest.raises(ValueError, match="many times its size"):
+        plain_pickles.load(b"\x80\x02(" + text + encoded + b"l.", "a.pkl")
+    nested = b"\x80\x02}(" + b")" + b"\x85" * 200_000 + b"Nu."  # its hash overflows the stack
+    with pytest.raises(ValueError, match="more than 100000 tuples"):
+        plain_pickles.load(nested, "a.pkl")
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_long_run_with_numbers_of_numpy_is_read(tmp_path, protocol):
+    rows = [[i, np.float32(1), np.array(0.5)] for i in range(30_000)]
+    (tmp_path / "inforec.pkl").write_bytes(pickle.dumps({"train_info": rows}, protocol))
+    assert recorder.read(tmp_path / "inforec.pkl")["train_info"][-1] == [29_999, 1.0, 0.5]
+    one, other = np.ones(1, "i1"), np.ones(1, "i1")
+    found = plain_pickles.load(pickle.dumps([one, other], protocol), "a.pkl")
+    found[0][0] = 7
+    assert found[1][0] == 1
 
 
 @pytest.mark.parametrize("protocol", range(5))

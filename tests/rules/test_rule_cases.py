@@ -240,7 +240,7 @@ def test_a_link_of_another_user_in_place_of_a_folder_is_refused_at_the_start(tmp
     os.lchown(tmp_path / "snapshots", 65534, 65534)
     tmp_path.chmod(0o777)
     ended = run("BSP", 1, tmp_path, "Mean", status=2)
-    assert "snapshots' is a link of another user, in a folder to which all users" in ended.output
+    assert "snapshots' belongs to another user, in a folder to which all users" in ended.output
     assert "Traceback" not in ended.output and "--snapshot-path FOLDER" in ended.output
     assert not list((tmp_path / "mine").iterdir())
 

@@ -108,6 +108,22 @@ def test_no_link_of_another_user_is_followed_in_a_folder_for_all(tmp_path, plant
     assert (victim / "a.npz").read_bytes() == b"kept"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
+def test_links_of_those_who_may_write_are_followed(tmp_path):
+    scratch, team, data = (tmp_path / name for name in ("scratch", "scratch/team", "data"))
+    for folder, mode in (scratch, 0o1777), (team, 0o2775), (data, 0o755):
+        folder.mkdir()
+        folder.chmod(mode)
+    os.chown(scratch, 1, 1)
+    (team / "current").symlink_to(data)  # of a colleague, in a folder of this user
+    os.lchown(team / "current", 65534, 65534)
+    (scratch / "own").symlink_to("../data")
+    (data / "in").symlink_to(data)
+    os.lchown(data / "in", 65534, 65534)
+    for path in (team / "current", scratch / "own" / "in", team / "current" / ".." / "data"):
+        assert files.followed(str(path)) == str(data)
+
+
 def test_no_folder_that_takes_the_place_of_another_is_written_to(tmp_path, monkeypatch):
     folder, victim = tmp_path / "folder", tmp_path / "home"
     folder.mkdir(), victim.mkdir()

@@ -32,9 +32,9 @@ _SEARCH_SECONDS = 1.0
 _PART_SECONDS = 0.1  # for the rest of what comes in one piece
 _REST_SECONDS = 5.0  # of the ports
 _MOST_BYTES = 512  # of a line of /proc
-_MOST_AT_FIRST = (
-    64  # bytes; Open MPI reads 24 first. Later it reads more at a time, and never waits
-)
+_ARGUMENTS = 6  # of a system call, there
+# Open MPI reads 24 bytes first. Later it reads more at a time, and never waits.
+_MOST_AT_FIRST = 64
 _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER and SO_DETACH_FILTER, which Python does not name
 _TAKES_NOTHING = struct.pack("HBBI", 6, 0, 0, 0)  # a filter of packets: BPF_RET with 0 bytes
 
@@ -50,13 +50,14 @@ class Strangers(threading.Thread):
         self._silence_seconds = max(lost_seconds(), 8.0)
         self._ports = set()  # on which this process listens
         self._read_from = None  # the socket that the thread was reading from at the last look
-        self._alert_until = self._rests_until = 0.0
+        self._alert_until = 0.0
+        self._rests_until = 0.0  # 0 while the ports take connections
         self._has_told = False
 
     def run(self):
         """Look again and again, until the thread has ended."""
         next_search = 0.0
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             while True:
                 is_alert = time.monotonic() < self._alert_until
                 time.sleep(_LOOKS_SECONDS_AFTER_ONE if is_alert else _LOOKS_SECONDS)
@@ -71,8 +72,10 @@ class Strangers(threading.Thread):
     def _look_at_call(self):
         """Close the connection that the thread reads from, if it did at the last look, too."""
         before, self._read_from = self._read_from, None
-        _, *arguments = os.pread(self._call, _MOST_BYTES, 0).split()  # "running" has none
-        fd, _, left, *_ = [int(argument, 16) for argument in arguments or ["-1", "0", "0"]]
+        _, *arguments = os.pread(self._call, _MOST_BYTES, 0).split()
+        if len(arguments) < _ARGUMENTS:  # it runs, or waits for a page of memory
+            return
+        fd, _, left = (int(argument, 16) for argument in arguments[:3])
         for each in tcp_sockets([fd]).values():
             whole = each.n_received + left
             if each.port in self._ports and not each.is_listening and whole <= _MOST_AT_FIRST:
@@ -82,13 +85,15 @@ class Strangers(threading.Thread):
                     self._close_those_with_less(whole, _PART_SECONDS, what)
 
     def _close_those_with_less(self, n_bytes, seconds, what):
-        """Close connections of others through which less has come, and nothing for some seconds."""
+        """Close connections of others through which less has come, or nothing for some seconds."""
         found = tcp_sockets()
         self._ports = {each.port for each in found.values() if each.is_listening}
         for fd, each in found.items():
             is_accepted = each.port in self._ports and not each.is_listening
-            if is_accepted and each.n_received < n_bytes and each.idle_seconds > seconds:
-                self._close(fd, what)
+            is_short = is_accepted and each.n_received < n_bytes
+            # Bytes that come one after another are no better than none.
+            if is_short and (each.n_received or each.idle_seconds > seconds):
+                self._close(fd, each.inode, what)
 
     def _filter(self, option, value):
         """Set an option of the sockets that listen."""
@@ -97,13 +102,15 @@ class Strangers(threading.Thread):
                 with contextlib.suppress(OSError), as_socket(fd) as listening:
                     listening.setsockopt(socket.SOL_SOCKET, option, value)
 
-    def _close(self, fd, what):
+    def _close(self, fd, inode, what):
         self._alert_until = time.monotonic() + _ALERT_SECONDS
         if not self._rests_until:
             code = ctypes.create_string_buffer(_TAKES_NOTHING)
             self._filter(_ATTACH, struct.pack("HP", 1, ctypes.addressof(code)))
         self._rests_until = time.monotonic() + _REST_SECONDS
         with contextlib.suppress(OSError), as_socket(fd) as connection:  # it has ended by itself
+            if os.fstat(fd).st_ino != inode:
+                return  # ..., and another one has its number
             peer, port = connection.getpeername()[0], connection.getsockname()[1]
             connection.shutdown(socket.SHUT_RDWR)  # MPI has the descriptor, and closes it
             if not self._has_told:

@@ -100,7 +100,7 @@ class ParallelLikelihood:
         return [each for each in (self._evaluator, self._of_observed) if each is not None]
 
     def _terms_of(self, wanted):
-        """Return the terms of those of the variables that are divided.
+        """Return the divided terms that `wanted` covers: all, those of observed variables, or none.
 
         Tempered posteriors scale the likelihood of observed variables alone.
         """
@@ -111,6 +111,7 @@ class ParallelLikelihood:
         return []
 
     def _evaluator_of(self, terms):
+        """Return the evaluator of these terms, made when it is first needed."""
         whole = self._evaluator
         if len(terms) == len(self._terms):
             return whole

@@ -183,7 +183,7 @@ class Evaluator:
 
     def _open(self, number):
         self.number = number
-        # With a name of its own, by which nutpie knows it.
+        # nutpie finds shared variables by their names.
         self.number_in_graphs = pytensor.shared(np.array(number), f"likelihood {number}")
         self.is_closed = False
         self.is_used = False  # whether this process has evaluated it, or another one may have
@@ -221,8 +221,8 @@ class Evaluator:
     def __reduce__(self):
         self._check_machines(None)
         self.is_used = True
-        content = self.terms, self.layout, self.check_bounds
-        return _restored, (self.number, *content, self.is_closed)
+        content = self.number, self.terms, self.layout, self.check_bounds, self.is_closed
+        return _restored, content
 
     def _check_machines(self, link):
         """Raise in, or for, another process than the script's, if ranks are on several machines."""
@@ -396,7 +396,7 @@ class Evaluator:
 
     def _end(self):
         self._stop()
-        # Functions refer to themselves: they, and what they hold, stay until Python looks for that.
+        # Functions are in cycles of references: their arrays would stay until the next collection.
         for function in itertools.chain(*self._functions.values()):
             for each in function.input_storage:
                 each.storage[0] = None

@@ -98,30 +98,30 @@ def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
 
 
 class _Linker(NumbaLinker):
-    """Takes the function that numba has compiled for an equal graph, such as that of a past block.
+    """Reuses the function that numba compiled for an equal graph, such as that of an earlier block.
 
-    Numba and PyTensor keep what they make of a graph until the process ends.
+    Numba and PyTensor never free what they compile.
     """
 
     def fgraph_convert(self, fgraph, **kwargs):
         """Return numba's function of a graph."""
         inputs = [each for node in fgraph.toposort() for each in node.inputs]
         constants = [each for each in [*inputs, *fgraph.outputs] if isinstance(each, Constant)]
-        # Graphs are equal where one has 0.0 and the other one -0.0.
+        # Frozen graphs count 0.0 and -0.0 as equal. In inner graphs PyTensor itself merges them.
         values = [cache_key_for_constant(each.data) for each in constants]
         key = fgraph.freeze(), *values, pytensor.config.numba__fastmath
         if key in _functions:
             return _functions[key]
         converted, key_on_disk = super().fgraph_convert(fgraph, **kwargs)
         function = super().jit_compile((converted, key_on_disk))
-        if key_on_disk is not None:  # else equal graphs may have other code
+        if key_on_disk is not None:  # PyTensor knows all that the code depends on
             if len(_functions) == _MOST_FUNCTIONS:
                 del _functions[next(iter(_functions))]
             _functions[key] = function
         return function
 
     def jit_compile(self, function):
-        """Return the function, which its first call compiles."""
+        """Return the function as it is: `fgraph_convert` has made it."""
         return function
 
 

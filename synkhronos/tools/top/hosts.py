@@ -93,7 +93,7 @@ class Hosts:
                 found = json.loads(line)
             except (ValueError, RecursionError):
                 found = None
-            if isinstance(found, dict) and "sessions" in found:
+            if isinstance(found, dict) and isinstance(found.get("sessions"), list):
                 self._last[host.name] = found
             else:
                 self._said[host.name].append(line)

@@ -19,7 +19,6 @@ import socket
 import stat
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 from synkhronos._machine.processes import cpu_seconds_of, life_of, stat_of
@@ -43,6 +42,7 @@ COMPUTES, WAITS, NO_CALL = "computes", "waits", "no_call"
 # What a command or a script of the user starts, as which it is shown.
 _BEGUN = {"synkhronos.rules.worker", "synkhronos.parameter_server.remote.node"}
 _MOST_BEGUN = 8  # each by the one before
+_MOST_BYTES = 1 << 16  # of the command of a process
 _LINK = f"/memfd:{NAME} (deleted)"
 
 
@@ -237,7 +237,7 @@ class Sampler:
         answer = {"host": socket.gethostname(), "seconds": round(took, 3), "sessions": sessions}
         wrong = {min(gate.holders) for gate in self._gates.values() if gate.is_wrong}
         if wrong:
-            said = "The table of process {} can't be read: it is none of this version."
+            said = "The table of process {} can't be read: no Synkhronos of this version made it."
             answer["problems"] = {f"process {pid}": said.format(pid) for pid in sorted(wrong)}
         return answer
 
@@ -302,12 +302,17 @@ def _resident(pid):
     return int(fields[22]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
+def _strings(pid, name):
+    """Return the strings of a file of a process, of which it chooses the length."""
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read(_MOST_BYTES).decode(errors="replace").split("\0")
+
+
 def script_of(pid: int) -> str:
     """Return the command of a process, in short: its script and arguments, or its notebook."""
     for _ in range(_MOST_BEGUN):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            given = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            words, given = _strings(pid, "cmdline"), _strings(pid, "environ")
         except OSError:  # it has just ended
             break
         fields = _BEGUN.intersection(words[:4]) and stat_of(pid)
