@@ -212,7 +212,9 @@ def test_a_rank_without_a_batch_does_not_count_its_first_statistics(tmp_path):
 def test_a_center_is_validated_with_the_mean_statistics_of_all_workers(tmp_path):
     rows, settings = [[], [[2.0]], [[6.0]]], {"how": 2, "n_epochs": 20}
     ended = run("EASGD", 3, tmp_path, "Normalizes", rows=rows, **settings)
-    assert ended.result(1)["seen"][-1] == 4.0
+    # The worker that came first validates.
+    seen = [ended.result(rank)["seen"] for rank in (1, 2)]
+    assert [each[-1] for each in seen if each.size] == [4.0]
 
 
 # And what else was silent
