@@ -17,6 +17,7 @@ import theano
 from support.layouts import Layout
 
 import synkhronos as synk
+from synkhronos._wording import printable
 from synkhronos.extensions import update_rules
 from synkhronos.parameter_server import saving
 from synkhronos.parameter_server.updaters import rule_updater
@@ -111,7 +112,7 @@ def loads(user, path):
         user.load(path)
     except ValueError as error:
         assert np.array_equal(user.get(), OTHER)
-        assert str(path) in str(error) and str(error).isprintable()
+        assert str(path) in str(error) and str(error) == printable(str(error), kept="")
         return str(error)
     assert np.array_equal(user.get(), START)
     return ""
