@@ -147,12 +147,18 @@ def load_npy(path):
             raise ValueError(f"{os.fspath(path)!r} can't be read: {sentence(error)}") from error
 
 
-def read_npy(file, n_bytes, kinds="biufc"):
-    """Read an array in NumPy's format, of some kinds of dtypes, from a file of so many bytes."""
+def read_header(file):
+    """Return the shape and dtype of an array in NumPy's format, of which the bytes follow."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"NumPy's format {version} is not read, only {list(_HEADERS)}")
     shape, _, dtype = _HEADERS[version](file)
+    return shape, dtype
+
+
+def read_npy(file, n_bytes, kinds="biufc"):
+    """Read an array in NumPy's format, of some kinds of dtypes, from a file of so many bytes."""
+    shape, dtype = read_header(file)
     if dtype.kind not in kinds:
         raise ValueError(f"an array has the dtype {one_line(str(dtype))}, and not one of numbers")
     if math.prod(shape) * dtype.itemsize > n_bytes:

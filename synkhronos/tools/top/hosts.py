@@ -93,7 +93,8 @@ class Hosts:
                 found = json.loads(line)
             except (ValueError, RecursionError):
                 found = None
-            if isinstance(found, dict) and isinstance(found.get("sessions"), list):
+            is_answer = isinstance(found, dict) and isinstance(found.get("sessions"), list)
+            if is_answer and isinstance(found.get("problems", {}), dict):
                 self._last[host.name] = found
             else:
                 self._said[host.name].append(line)

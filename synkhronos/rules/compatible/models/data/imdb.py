@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 
+from synkhronos._machine.archives import read_header
 from synkhronos.rules import plain_pickles
 from synkhronos.rules.compatible.models.data import sources
 from synkhronos.rules.compatible.models.data.batches import Batches
@@ -144,12 +145,7 @@ def read_sentences(file):
 def _read_array(archive, name):
     """Return an array of an npz file; one of lists is a pickle, which must have plain data only."""
     with archive.open(f"{name}.npy") as stream:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, _, dtype = read_header(stream)
+        shape, dtype = read_header(stream)
         if dtype.hasobject:
             return plain_pickles.load(stream.read(), f"{archive.filename}: {name}", lists=True)
         return np.frombuffer(stream.read(), dtype).reshape(shape)
