@@ -15,6 +15,7 @@ from support.waiting import wait_until
 from synkhronos._machine.log import log
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import RankLost, WaitedTooLong
+from synkhronos.comm.mpi.group_carrier import GroupCarrier
 from synkhronos.comm.shared import group as shared_group
 
 ON_MACHINES = [
@@ -196,6 +197,39 @@ def test_a_rank_that_leaves_is_told_and_not_lost(size):
     found = run(size, leave)
     if size > 1:
         assert found[0] == ({*range(1, size)}, {})
+
+
+@pytest.mark.parametrize("size", ON_MACHINES[-1:], ids=repr)
+def test_a_rank_may_leave_before_others_have_the_last_answer(size):
+    def gather(group):
+        return group.all_gather(group.rank)
+
+    class Carrier(GroupCarrier):
+        """On machine 1 it gets the question of machine 2 after the end of rank 0."""
+
+        late = None
+
+        def from_machine_asked(self, machine, number, question):
+            if (self.machine, machine) == (1, 2):
+                self.late = machine, number, question
+            else:
+                super().from_machine_asked(machine, number, question)
+
+        def from_machine_gone(self, machine, rank, why):
+            if machine == 2:  # a question comes before the end of its rank
+                self.take_late()
+            super().from_machine_gone(machine, rank, why)
+            if rank == 0:
+                time.sleep(0.2)  # rank 1 has read of it
+                self.take_late()
+
+        def take_late(self):
+            if self.late:
+                super().from_machine_asked(*self.late)
+                self.late = None
+
+    gather.carrier = Carrier
+    assert run(size, gather) == [[0, 1, 2]] * 3
 
 
 @several

@@ -21,8 +21,8 @@ def machine(folder):
 
     library.begin()
     with open(f"{folder}/work", "rb") as file:
-        ranks, _ = cloudpickle.load(file)
-    carrier = GroupCarrier(library.MPI.COMM_WORLD, ranks)
+        ranks, function = cloudpickle.load(file)
+    carrier = getattr(function, "carrier", GroupCarrier)(library.MPI.COMM_WORLD, ranks)
     for number in range(len(ranks[carrier.machine])):
         value, descriptors = carrier.place(number)
         subprocess.Popen(

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -52,7 +53,15 @@ def _named(variable):
 
 
 def written(variable, asked):
-    """Return (process, file, mode) of each file that is open for writing, but for those `asked`."""
+    """Return (process, file, mode) of each file that stays open for writing, but those `asked`."""
+    stays = _written_now(variable)
+    for _ in range(3):
+        time.sleep(0.1)  # by now a file that was open for a moment is closed
+        stays &= _written_now(variable)
+    return {(name, _without_numbers(path), mode) for name, path, mode in stays if path not in asked}
+
+
+def _written_now(variable):
     found = set()
     for process, name in _named(variable):
         for number in os.listdir(f"/proc/{process.pid}/fd"):
@@ -61,8 +70,8 @@ def written(variable, asked):
                 path, status = os.readlink(file), file.stat()
                 flags = Path(f"/proc/{process.pid}/fdinfo/{number}").read_text().split()
                 is_written = int(flags[flags.index("flags:") + 1], 8) & (os.O_WRONLY | os.O_RDWR)
-                if stat.S_ISREG(status.st_mode) and is_written and path not in asked:
-                    found.add((name, _without_numbers(path), f"{stat.S_IMODE(status.st_mode):04o}"))
+                if stat.S_ISREG(status.st_mode) and is_written:
+                    found.add((name, path, f"{stat.S_IMODE(status.st_mode):04o}"))
     return found
 
 

@@ -122,7 +122,8 @@ class MachinesGroup(Group):
         self._others = named(rank for rank in self._order if rank not in self._number_here)
         self.losses = {}
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
-        self._left: dict[int, None] = {}  # ranks elsewhere, in the order in which they left
+        # Ranks elsewhere, in the order in which they left -> the last question of their machine.
+        self._left: dict[int, int] = {}
         self._told: set[int] = set()  # those of whose end `receive` has told
         self._untold: collections.deque[int] = collections.deque()  # when the carrier has ended
         self._n_asked = 0
@@ -147,10 +148,10 @@ class MachinesGroup(Group):
         elif name == "taken":
             self._under_way[rest[0]] -= 1
         elif name == "ended":
-            rank, why = rest
+            rank, why, last_question = rest
             del self._under_way[rank]
             if why is None:
-                self._left[rank] = None
+                self._left[rank] = last_question
             else:
                 self.losses[rank] = why
         elif name == "abort":
@@ -184,12 +185,19 @@ class MachinesGroup(Group):
 
     def _answer_to(self, question, place=None):
         """Return the carriers' answer, when the first ranks of all machines have asked."""
+        number = self._n_asked + 1
+        try:
+            if self._local.rank == 0:
+                self._local.tell(self._carrier, "ask", number, question, place)
+            self._wait_for_answer(number)
+            return self._answers.pop(number)
+        finally:
+            self._n_asked = number
+
+    def _wait_for_answer(self, number):
         local = self._local
-        self._n_asked += 1
-        if local.rank == 0:
-            local.tell(self._carrier, "ask", self._n_asked, question, place)
         begun, warnings = time.monotonic(), Patience(shared.WARN_SECONDS, 0.0)
-        while self._n_asked not in self._answers:
+        while number not in self._answers:
             if local.is_aborted:
                 raise Aborted
             self._raise_loss()
@@ -198,17 +206,18 @@ class MachinesGroup(Group):
             warnings.wait_for_others(self._others)
             local.look(min(HEARTBEAT_MS / 1000, self.patience))
         warnings.end()
-        return self._answers.pop(self._n_asked)
 
     def _raise_loss(self):
         super()._raise_loss()
-        if not self._left:
+        # One that has left after its machine's part of this question is not missed.
+        missed = [rank for rank, last in self._left.items() if last <= self._n_asked]
+        if not missed:
             return
         self._local.look(0)  # one may have left because of an end that can be seen here by now
         super()._raise_loss()
         if self._local.is_aborted:
             raise Aborted
-        raise _left(next(iter(self._left)))
+        raise _left(missed[0])
 
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
         """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks."""

@@ -53,6 +53,7 @@ class GroupCarrier(BaseCarrier):
         self._gone: set[int] = set()
         # question -> machine -> what it has asked
         self._asked: dict[int, dict[int, Question]] = collections.defaultdict(dict)
+        self._last_asked: collections.Counter[int] = collections.Counter()  # by machine
         self._places: dict[int, Any] = {}  # question -> what lies where, here
         self._reductions: list[tuple[int, AllReduce, Any]] = []
         self._given_up: list[tuple] = []  # those that a lost machine was to take part in
@@ -146,7 +147,7 @@ class GroupCarrier(BaseCarrier):
         if rank in self._gone:
             return
         self._gone.add(rank)
-        self._tell_ranks("ended", rank, why)
+        self._tell_ranks("ended", rank, why, self._last_asked[self._machine_of[rank]])
         for local in range(len(self._here)):
             self._mail.send(local, ("gone", rank))  # after the messages of this rank
 
@@ -169,6 +170,7 @@ class GroupCarrier(BaseCarrier):
 
     def from_machine_asked(self, machine, number, question):
         """Take note of what a machine asks; answer when all have asked."""
+        self._last_asked[machine] = number
         asked = self._asked[number]
         asked[machine] = question
         if len(asked) < self.n_machines:
