@@ -19,10 +19,10 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
-from synkhronos._calls.advice import Advice
 from synkhronos._calls.arguments import selected
 from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
+from synkhronos._calls.function_warnings import Advice
 from synkhronos._calls.proof import Proof
 from synkhronos._calls.recipe import Definition, Recipe, Source
 from synkhronos._calls.request import Requests

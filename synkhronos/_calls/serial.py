@@ -14,9 +14,8 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
-from synkhronos._arithmetic.operations import OPS, TITLES
+from synkhronos._arithmetic.reduce_operations import OPS, TITLES
 from synkhronos._arithmetic.selection import select_each
-from synkhronos._calls.advice import about_idle_ranks
 from synkhronos._calls.arguments import selected
 from synkhronos._calls.differences import (
     any_differ,
@@ -26,6 +25,7 @@ from synkhronos._calls.differences import (
     nudged,
     scale_items,
 )
+from synkhronos._calls.function_warnings import about_idle_ranks
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
 

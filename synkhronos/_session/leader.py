@@ -16,8 +16,8 @@ from synkhronos._machine.log import log
 from synkhronos._machine.processes import join_all, kill_all
 from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._session import commands
-from synkhronos._session.outputs import outputs_of_machine
-from synkhronos._session.worker import Worker, start_workers
+from synkhronos._session.rank import Worker, start_workers
+from synkhronos._session.results import outputs_of_machine
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
 from synkhronos.comm.mpi.leader_gate import SessionOver

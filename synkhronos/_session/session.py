@@ -17,10 +17,10 @@ from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import join_all, kill_all
 from synkhronos._session import commands
 from synkhronos._session.changes import Changes
+from synkhronos._session.rank import Worker, start_workers
 from synkhronos._session.registry import Garbage, Registry
 from synkhronos._session.repeated import Repeated
 from synkhronos._session.staging import StagedArrays
-from synkhronos._session.worker import Worker, start_workers
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 

@@ -6,8 +6,8 @@
               ├─ exchange(arrays)                             Arrays     reductions in a function
               └─ deposit(parts) ──▶ collect                   Outputs    outputs of a function
 
-A transport has a `Gate` and a `Memory`. `variables`, `arrays` and `outputs` are written once, on
-these two; `storage` says where the values of shared variables are.
+A transport has a `Gate` and a `Memory`. `variable_collectives`, `arrays` and `outputs` are
+written once, on these two; `variable_memory` says where the values of shared variables are.
 
 ===========  =====================  ==========================================================
 transport    ranks                  what it is

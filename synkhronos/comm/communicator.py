@@ -6,7 +6,7 @@ from synkhronos.comm import Memory
 from synkhronos.comm.arrays import Arrays
 from synkhronos.comm.nccl import Nccl
 from synkhronos.comm.outputs import Outputs
-from synkhronos.comm.variables import Variables
+from synkhronos.comm.variable_collectives import Variables
 
 
 class Communicator:

@@ -42,7 +42,7 @@ def join() -> Group:
     """Return the group of this process, which `launch` has started for it."""
     told = json.loads(os.environ.pop(VARIABLE))  # not for what this process starts
     if "machines" in told:
-        from synkhronos.comm.mpi import group as over_machines
+        from synkhronos.comm.mpi import machines_group as over_machines
 
         return over_machines.join(told)
     from synkhronos.comm.shared import group

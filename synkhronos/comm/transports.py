@@ -15,8 +15,8 @@ from synkhronos.comm.outputs import Outputs
 from synkhronos.comm.shared.gate import SharedGate
 from synkhronos.comm.shared.memory import SharedMemory
 from synkhronos.comm.single import SingleGate, SingleMemory
-from synkhronos.comm.storage import Storage
-from synkhronos.comm.variables import Variables
+from synkhronos.comm.variable_collectives import Variables
+from synkhronos.comm.variable_memory import Storage
 
 
 def make_gate(n_ranks: int, master_rank: int) -> Gate:

@@ -36,7 +36,7 @@ from synkhronos._host import CannotDivide, compiling, float_dtype, library, set_
 from synkhronos._host import tensor as T
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._wording import advise, sentence, shown, whole_number
-from synkhronos.extensions import _dividing, _stored
+from synkhronos.extensions import _dividing, _server_steps
 from synkhronos.extensions._gradients import (
     check_loss,
     check_max_norm,
@@ -49,7 +49,7 @@ from synkhronos.extensions._gradients import (
     gradients,
     rule_updates,
 )
-from synkhronos.extensions._stored import StoredStep
+from synkhronos.extensions._server_steps import StoredStep
 
 __all__ = [
     "StoredStep",
@@ -223,7 +223,7 @@ def make_train_step(
         )
     if store is not None:
         with compiling:  # Theano's rules, random numbers and compiler are for one thread at a time
-            return _stored.make(
+            return _server_steps.make(
                 inputs, loss, params, update_rule, args, kwargs, max_norm=max_norm, outputs=outputs,
                 averages=averages, options=options, store=store, devid=devid, keys=keys,
                 batch_rows=batch_rows,

@@ -85,11 +85,11 @@ class _Carrying(threading.Thread):
         from synkhronos.comm.mpi import secret
 
         given = secret.take()  # not for what this process starts
-        from synkhronos.comm.mpi import library
+        from synkhronos.comm.mpi import mpi_library
         from synkhronos.comm.mpi.group_carrier import GroupCarrier
 
-        MPI = library.MPI
-        library.begin(MPI.THREAD_FUNNELED)
+        MPI = mpi_library.MPI
+        mpi_library.begin(MPI.THREAD_FUNNELED)
         try:
             comm = secret.checked(MPI.COMM_WORLD, given)
         except secret.NoSecret as error:
@@ -100,7 +100,7 @@ class _Carrying(threading.Thread):
         self._has_begun.set()
         self.carrier.run()
         if not self.carrier.has_lost:
-            library.end()
+            mpi_library.end()
 
     def end(self) -> None:
         """End this process when all ranks have ended, also on other machines."""

@@ -16,7 +16,7 @@ from typing import Any, Iterable
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos.parameter_server import saving, updaters
+from synkhronos.parameter_server import updaters, weight_files
 from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
 from synkhronos.parameter_server.hyper import HyperChanges
 from synkhronos.parameter_server.pulls import Pull
@@ -168,12 +168,12 @@ class UpdatingBackend(Backend):
     def dump_states(self) -> list[bytes]:
         """Return the state of the updater, between two updates."""
         with self._alone():
-            return [saving.dump(self.updater)]
+            return [weight_files.dump(self.updater)]
 
     def restore_states(self, states: list[bytes]) -> None:
         """Set the state of the updater, between two updates."""
         with self._alone():
-            saving.restore(self.updater, states[0])
+            weight_files.restore(self.updater, states[0])
 
     def weight(self, key: Key) -> np.ndarray:
         """Return a copy of the weight of a key, between two updates."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from synkhronos import _wording
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import weight_files
+from synkhronos.parameter_server.argument_checks import by_key, fitting, names_of
 from synkhronos.parameter_server.backends import Backend, LocalBackend, UpdatingBackend
-from synkhronos.parameter_server.checks import by_key, fitting, names_of
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.parameter_server.hyper import is_same
 from synkhronos.parameter_server.operands import operand_of
@@ -170,7 +170,9 @@ class OneCaller:
             For keys without a value: none was given, and no round was closed.
         """
         self._refuse_closed()
-        saving.save_weights(path, {name: self._value(key) for name, key in self._keys.items()})
+        weight_files.save_weights(
+            path, {name: self._value(key) for name, key in self._keys.items()}
+        )
 
     def _value(self, key):
         """Return the newest value of a key, after all rounds that are closed."""
@@ -194,12 +196,12 @@ class OneCaller:
         ValueError
             For a file that is none of these, and keys that are there already.
         """
-        values = saving.load_weights(path)
+        values = weight_files.load_weights(path)
         self.init(list(values), list(values.values()))
 
     def save_optimizer_states(self, path: Any) -> None:
         """Write the state of the updater, such as velocities, to a file."""
-        saving.save_states(path, self._with_updater().dump_states())
+        weight_files.save_states(path, self._with_updater().dump_states())
 
     def load_optimizer_states(self, path: Any) -> None:
         """Read the state of the updater from a file; its keys must have been made.
@@ -210,7 +212,7 @@ class OneCaller:
             For a file that does not fit the updater or the keys; nothing is changed then.
         """
         backend = self._with_updater()
-        states = saving.load_states(path, max(1, self.num_servers))
+        states = weight_files.load_states(path, max(1, self.num_servers))
         try:
             backend.restore_states(states)
         except ValueError as error:

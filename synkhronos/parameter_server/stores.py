@@ -19,19 +19,19 @@ import numpy as np
 
 from synkhronos import _wording
 from synkhronos._machine.log import log
-from synkhronos.parameter_server.backends import (
-    Backend,
-    LocalBackend,
-    RemoteBackend,
-    UpdatingBackend,
-)
-from synkhronos.parameter_server.checks import (
+from synkhronos.parameter_server.argument_checks import (
     by_key,
     callback_of,
     devices_of,
     dtype_of,
     name_of,
     refuse_array,
+)
+from synkhronos.parameter_server.backends import (
+    Backend,
+    LocalBackend,
+    RemoteBackend,
+    UpdatingBackend,
 )
 from synkhronos.parameter_server.engine import Engine
 from synkhronos.parameter_server.errors import (

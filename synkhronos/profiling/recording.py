@@ -18,8 +18,8 @@ from synkhronos._machine.log import log
 from synkhronos._session.session import State
 from synkhronos._wording import one_line, without_folder
 from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
-from synkhronos.profiling import recorder
-from synkhronos.profiling.recorder import StartRecording, StopRecording, TellTime, clock
+from synkhronos.profiling import span_recorder
+from synkhronos.profiling.span_recorder import StartRecording, StopRecording, TellTime, clock
 from synkhronos.profiling.timeline import SPAN, Part
 
 _COMPARISONS = 5  # calls
@@ -189,7 +189,7 @@ class Recording:
         memory = self._memory  # keeps it alive here, also if another thread ends the recording
         if memory is None:
             return self._kept
-        found = [recorder.read(self._rows(memory, rank)) for rank in range(len(memory))]
+        found = [span_recorder.read(self._rows(memory, rank)) for rank in range(len(memory))]
         for (spans, _), ahead in zip(found, self._ahead):
             spans["begin"] -= ahead
             spans["end"] -= ahead

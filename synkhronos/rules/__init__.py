@@ -11,12 +11,12 @@ A run ends with the script that has called ``init``, so call ``wait``.
 
 from types import ModuleType
 
-from synkhronos.rules.session import ASGD as ASGD
-from synkhronos.rules.session import BSP as BSP
-from synkhronos.rules.session import EASGD as EASGD
-from synkhronos.rules.session import GOSGD as GOSGD
-from synkhronos.rules.session import Rule as Rule
-from synkhronos.rules.session import RuleFailed as RuleFailed
+from synkhronos.rules.rule_classes import ASGD as ASGD
+from synkhronos.rules.rule_classes import BSP as BSP
+from synkhronos.rules.rule_classes import EASGD as EASGD
+from synkhronos.rules.rule_classes import GOSGD as GOSGD
+from synkhronos.rules.rule_classes import Rule as Rule
+from synkhronos.rules.rule_classes import RuleFailed as RuleFailed
 
 __all__ = ["ASGD", "BSP", "EASGD", "GOSGD", "Rule", "RuleFailed", "theanompi"]
 

@@ -14,8 +14,8 @@ from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
 from synkhronos.rules import contract
 from synkhronos.rules.job import Job
+from synkhronos.rules.model_variables import Flat, described
 from synkhronos.rules.run import Run, build
-from synkhronos.rules.variables import Flat, described
 
 
 class Worker(ABC):

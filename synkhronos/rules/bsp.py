@@ -36,9 +36,9 @@ from synkhronos.comm.group import Group
 from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, row_weights, warmed_up
 from synkhronos.rules.job import Job
+from synkhronos.rules.model_variables import Flat, described, difference
 from synkhronos.rules.run import Interrupted, Run, build
 from synkhronos.rules.step_rows import StepRows
-from synkhronos.rules.variables import Flat, described, difference
 
 
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:

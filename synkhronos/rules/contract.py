@@ -18,7 +18,7 @@ from synkhronos import _host
 from synkhronos._machine.deep_recursion import LEVELS, recurses_deep
 from synkhronos._wording import advise
 from synkhronos.rules.compatible import import_model
-from synkhronos.rules.variables import variables_of
+from synkhronos.rules.model_variables import variables_of
 
 ATTRIBUTES = {
     "params": "a list of Theano shared variables, the parameters to train",

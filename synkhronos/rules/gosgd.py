@@ -18,7 +18,7 @@ from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.rules import asynchronous
 from synkhronos.rules.arithmetic import gossip_merge
 from synkhronos.rules.job import Job
-from synkhronos.rules.variables import difference
+from synkhronos.rules.model_variables import difference
 
 _MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
 _TELL_EVERY = 10  # batches

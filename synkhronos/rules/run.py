@@ -18,9 +18,9 @@ from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Job
+from synkhronos.rules.model_variables import variables_of
 from synkhronos.rules.options import check_folder
 from synkhronos.rules.recorder import Recorder
-from synkhronos.rules.variables import variables_of
 
 _NONE = object()  # differs from all settings
 _TUNED = ("learning_rate", "warm_up_epochs", "alpha", "tau", "gamma", "p")

@@ -29,12 +29,12 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._arithmetic.operations import wide
+from synkhronos._arithmetic.reduce_operations import wide
 from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous
 from synkhronos.rules.job import Job
-from synkhronos.rules.variables import Flat, difference
+from synkhronos.rules.model_variables import Flat, difference
 
 _REPORT_EVERY = 40  # batches of all workers
 _DIED, _FAILED = "death", "error"  # why a worker is there no more

@@ -32,8 +32,8 @@ from synkhronos._machine.files import new_file, remove_left
 from synkhronos._machine.plain_values import decode, encode
 from synkhronos._wording import sentence
 from synkhronos.comm.group import Group
+from synkhronos.rules.model_variables import described, updated_variables, variables_of
 from synkhronos.rules.recorder import Recorder
-from synkhronos.rules.variables import described, updated_variables, variables_of
 
 _WHAT = "a snapshot"
 _LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed

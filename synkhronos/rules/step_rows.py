@@ -16,7 +16,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._machine.log import log
-from synkhronos.rules.variables import updated_variables, variables_of
+from synkhronos.rules.model_variables import updated_variables, variables_of
 
 
 class StepRows:

@@ -28,7 +28,14 @@ import numpy as np
 
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import heartbeats, reports
-from synkhronos.comm.mpi import all_reduce, base_carrier, carrier, sealed, variables, waiting
+from synkhronos.comm.mpi import (
+    all_reduce,
+    base_carrier,
+    carrier,
+    sealed,
+    variable_collectives,
+    waiting,
+)
 from synkhronos.comm.mpi.job import Plan, Wish
 from synkhronos.tools.bench import frame
 
@@ -418,7 +425,8 @@ class Leader:
             self.send("reduce", id, [place], ("sum",), 1, layout, False)
         elif self.machine.rank == 0:
             values = cluster.arrays[0]
-            is_small = values.nbytes <= variables._SMALL // max(cluster.n_machines - 1, 1)
+            limit = variable_collectives._SMALL // max(cluster.n_machines - 1, 1)
+            is_small = values.nbytes <= limit
             offered = [[(place, values.copy() if is_small else None)]]
             self.tell(None, ("exchanged", (1, cluster.sequence, 1), offered))
             self.finish()

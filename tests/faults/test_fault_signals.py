@@ -25,7 +25,7 @@ from synkhronos._session.session import Session
 from synkhronos.comm import reports
 from synkhronos.comm.shared import gate, meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
-from synkhronos.comm.variables import Variables
+from synkhronos.comm.variable_collectives import Variables
 
 pytestmark = pytest.mark.faults
 

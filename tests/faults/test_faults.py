@@ -37,8 +37,8 @@ from synkhronos.comm import arrays
 from synkhronos.comm.arrays import Arrays
 from synkhronos.comm.outputs import Outputs
 from synkhronos.comm.shared.gate import SharedGate as Gate
-from synkhronos.comm.storage import Storage
-from synkhronos.comm.variables import Variables
+from synkhronos.comm.variable_collectives import Variables
+from synkhronos.comm.variable_memory import Storage
 
 pytestmark = pytest.mark.faults
 

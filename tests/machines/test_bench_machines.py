@@ -27,7 +27,7 @@ from synkhronos.extensions import update_rules
 from synkhronos.launch import mpirun, where
 from synkhronos.launch.where import Host
 from synkhronos.tools.bench import frame, machines, networks, programs
-from synkhronos.tools.bench.machines import session
+from synkhronos.tools.bench.machines import measured_session
 from synkhronos.tools.bench.programs import Program
 
 
@@ -291,7 +291,7 @@ def ranks():
     floatx = theano.config.floatX
     theano.config.floatX = "float32"
     try:
-        yield session.Ranks()
+        yield measured_session.Ranks()
     finally:
         theano.config.floatX = floatx
         synk.close()
@@ -321,7 +321,7 @@ def test_the_ranks_train_as_serial_theano(no_session, monkeypatch, quickly_compi
         losses = measured.losses("mlp", 8, 3)
         model = networks.Mlp()
         x, y = model.rows(8)
-        updates = update_rules.momentum(model.loss, model.params, session.RATE)
+        updates = update_rules.momentum(model.loss, model.params, measured_session.RATE)
         serial = theano.function([model.x, model.y], model.loss, updates=updates)
         np.testing.assert_allclose(losses, [serial(x, y) for _ in range(3)], rtol=1e-5)
         for part in ("compute", "communication", "step"):

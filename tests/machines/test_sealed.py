@@ -136,7 +136,7 @@ def test_the_secret_leaves_the_environment_of_the_script():
 PROCESSES = """
 import numpy as np
 from synkhronos.comm.mpi import folders
-from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.mpi_library import MPI
 with folders.of_segment():
     MPI.Init()
 from synkhronos.comm.mpi.sealed import Sealed
@@ -195,7 +195,7 @@ def test_forged_messages_between_processes_are_dropped_and_told_of_once(tmp_path
 CHECKED = """
 import os
 from synkhronos.comm.mpi import folders, secret
-from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.mpi_library import MPI
 with folders.of_segment():
     MPI.Init()
 try:

@@ -14,7 +14,7 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel
 from synkhronos.parameter_server import errors
 from synkhronos.parameter_server.remote import link as links
-from synkhronos.parameter_server.remote.memory import Buffers
+from synkhronos.parameter_server.remote.buffers import Buffers
 
 
 class Mover:

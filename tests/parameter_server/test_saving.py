@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from synkhronos.extensions import update_rules
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import weight_files
 from synkhronos.parameter_server.updaters import Updater, rule_updater
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -24,8 +24,8 @@ WEIGHTS = {
 def test_weights_come_back_with_their_keys(tmp_path, as_int):
     weights = dict(enumerate(WEIGHTS.values())) if as_int else WEIGHTS
     path = tmp_path / "weights.npz"
-    saving.save_weights(path, weights)
-    found = saving.load_weights(path)
+    weight_files.save_weights(path, weights)
+    found = weight_files.load_weights(path)
     assert list(found) == list(weights)
     for key, value in weights.items():
         assert found[key].dtype == value.dtype and found[key].flags.writeable
@@ -40,25 +40,25 @@ def test_names_of_files_are_checked():
         ("weights.npy", ValueError, "path must end with .npz, got 'weights.npy'"),
     ]:
         with pytest.raises(error, match=said):
-            saving.save_weights(path, {})
+            weight_files.save_weights(path, {})
         with pytest.raises(error, match=said):
-            saving.load_weights(path)
+            weight_files.load_weights(path)
         with pytest.raises(error, match=said):
-            saving.save_states(path, [])
+            weight_files.save_states(path, [])
         with pytest.raises(error, match=said):
-            saving.load_states(path)
+            weight_files.load_states(path)
 
 
 def test_files_of_before_there_was_one_format_are_read():
-    found = saving.load_weights(OLD / "weights.npz")
+    found = weight_files.load_weights(OLD / "weights.npz")
     weights = [np.arange(6, dtype="f4").reshape(2, 3).T, np.array(3, "f2"), np.zeros((0, 2))]
     assert list(found) == ["layer/W\0ä", 7, ""]
     for one, other in zip(found.values(), weights):
         assert one.dtype == other.dtype and np.array_equal(one, other)
-    for size, data in zip((3, 5), saving.load_states(OLD / "states.npz", 2)):
+    for size, data in zip((3, 5), weight_files.load_states(OLD / "states.npz", 2)):
         updater = rule_updater(update_rules.momentum, learning_rate=0.5)
         updater.init_model("w", np.zeros(size))
-        saving.restore(updater, data)
+        weight_files.restore(updater, data)
         [velocity] = updater.states()["w"].values()
         assert np.array_equal(velocity, -0.5 * np.arange(size))
 
@@ -76,14 +76,14 @@ def test_states_of_each_server_come_back(tmp_path, servers):
     path, sizes = tmp_path / "states.npz", [3, 5][:servers]
     whole = [stepped(update_rules.adam, 4, size) for size in sizes]
     halves = [stepped(update_rules.adam, 2, size) for size in sizes]
-    saving.save_states(path, [saving.dump(updater) for updater, _ in halves])
+    weight_files.save_states(path, [weight_files.dump(updater) for updater, _ in halves])
     for (_, half), (_, final), size, data in zip(
-        halves, whole, sizes, saving.load_states(path, servers)
+        halves, whole, sizes, weight_files.load_states(path, servers)
     ):
         # A process that has made another step, from the same weights.
         updater, weight = stepped(update_rules.adam, 1, size)
         weight[...] = half
-        saving.restore(updater, data)
+        weight_files.restore(updater, data)
         for number in (2, 3):
             updater.update("w", np.arange(float(size)) + number)
         np.testing.assert_array_equal(weight, final)
@@ -94,28 +94,28 @@ def test_states_of_each_server_come_back(tmp_path, servers):
 def test_states_that_do_not_fit_are_refused(tmp_path):
     path, hyper = tmp_path / "states.npz", {"learning_rate": 1.0}
     updater, _ = stepped(update_rules.momentum, 1, **hyper)
-    saving.save_states(path, [saving.dump(updater)])
-    [data] = saving.load_states(path)
+    weight_files.save_states(path, [weight_files.dump(updater)])
+    [data] = weight_files.load_states(path)
     with pytest.raises(ValueError, match="has the states of 1 server, but there are 2"):
-        saving.load_states(path, 2)
+        weight_files.load_states(path, 2)
     with pytest.raises(ValueError, match=r"those of 'rule momentum', .* is 'rule adam'"):
-        saving.restore(stepped(update_rules.adam, 1)[0], data)
+        weight_files.restore(stepped(update_rules.adam, 1)[0], data)
     with pytest.raises(ValueError, match=r"has shape \(3,\) .* must have \(4,\)"):
-        saving.restore(stepped(update_rules.momentum, 1, 4, **hyper)[0], data)
+        weight_files.restore(stepped(update_rules.momentum, 1, 4, **hyper)[0], data)
     with pytest.raises(ValueError, match="of the keys 'w', but this updater has none"):
-        saving.restore(rule_updater(update_rules.momentum, **hyper), data)
+        weight_files.restore(rule_updater(update_rules.momentum, **hyper), data)
     with pytest.raises(ValueError, match="the data of a server can't be read: it is damaged, or"):
-        saving.restore(updater, data[:99])
+        weight_files.restore(updater, data[:99])
     with pytest.raises(ValueError, match="data of a server holds states of updaters, not states"):
-        saving.save_states(path, [path.read_bytes()])
+        weight_files.save_states(path, [path.read_bytes()])
 
 
 def test_an_updater_without_states_has_a_file_too(tmp_path):
     path = tmp_path / "states.npz"
     updater, _ = stepped(update_rules.sgd, 1, learning_rate=1.0)
-    saving.save_states(path, [saving.dump(updater), saving.dump(Updater())])
-    one, other = saving.load_states(path, 2)
-    saving.restore(updater, one)
-    saving.restore(Updater(), other)
+    weight_files.save_states(path, [weight_files.dump(updater), weight_files.dump(Updater())])
+    one, other = weight_files.load_states(path, 2)
+    weight_files.restore(updater, one)
+    weight_files.restore(Updater(), other)
     with pytest.raises(ValueError, match="those of 'Updater'"):
-        saving.restore(updater, other)
+        weight_files.restore(updater, other)

@@ -18,10 +18,10 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos import SessionError, functions, profiling
 from synkhronos._machine import processes
-from synkhronos._session import current, replica, worker
+from synkhronos._session import current, rank, replica
 from synkhronos._session import session as session_module
 from synkhronos.comm.shared import gate
-from synkhronos.profiling import recorder, recording
+from synkhronos.profiling import recording, span_recorder
 
 pytestmark = pytest.mark.faults
 
@@ -37,7 +37,7 @@ def is_in_finalizer(frame):
     return False
 
 
-PROFILES = (profiling, recording, recorder, worker, processes)
+PROFILES = (profiling, recording, span_recorder, rank, processes)
 RECORDED = (functions, current, session_module, gate, replica)  # some of what takes time
 
 

@@ -112,12 +112,12 @@ def test_one_that_is_imported_already_is_refused(folder):
 
 
 def test_rules_are_attributes_of_the_package():
-    pytest.importorskip("synkhronos.rules.session", reason="needs the launcher's session API")
+    pytest.importorskip("synkhronos.rules.rule_classes", reason="needs the launcher's session API")
     compatible.install()
-    from synkhronos.rules import session
+    from synkhronos.rules import rule_classes
 
     for name in compatible.RULES:
-        assert getattr(importlib.import_module("theanompi"), name) is getattr(session, name)
+        assert getattr(importlib.import_module("theanompi"), name) is getattr(rule_classes, name)
 
 
 # Model files.

@@ -11,13 +11,13 @@ from support.groups import run
 
 from synkhronos import _host
 from synkhronos.comm import nccl
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import weight_files
 from synkhronos.parameter_server.remote.keeping import Keeper
 from synkhronos.rules import served
 from synkhronos.rules.asgd import Downpour
 from synkhronos.rules.bsp import Sums, swap
 from synkhronos.rules.easgd import Center
-from synkhronos.rules.variables import Flat
+from synkhronos.rules.model_variables import Flat
 
 
 def halves(group):
@@ -113,7 +113,7 @@ def test_updaters_of_rules_work_on_a_server_of_a_store(updater):
                 center += np.float32(0.1) * pushed / np.sqrt(np.maximum(squares, tiny))
     again = cloudpickle.loads(cloudpickle.dumps(updater))
     again.init_model(name, np.zeros(3, "f4"))
-    saving.restore(again, keeper.states())
+    weight_files.restore(again, keeper.states())
     expected = {name: {"squares": squares.tolist()}} if squares.any() else {}
     found = {key: {k: v.tolist() for k, v in each.items()} for key, each in again.states().items()}
     assert found == expected

@@ -13,7 +13,7 @@ from support.launching import allow_root
 from support.waiting import wait_until
 
 from synkhronos import rules
-from synkhronos.rules import ASGD, BSP, EASGD, GOSGD, Rule, RuleFailed, options, session
+from synkhronos.rules import ASGD, BSP, EASGD, GOSGD, Rule, RuleFailed, options, rule_classes
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     allow_root(monkeypatch)
     own = [sys.executable, stand_in_rank.__file__, "rule"]
-    monkeypatch.setattr(session, "_LAUNCHER", own)
+    monkeypatch.setattr(rule_classes, "_LAUNCHER", own)
     return tmp_path
 
 

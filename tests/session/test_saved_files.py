@@ -19,7 +19,7 @@ from support.layouts import Layout
 import synkhronos as synk
 from synkhronos._wording import printable
 from synkhronos.extensions import update_rules
-from synkhronos.parameter_server import saving
+from synkhronos.parameter_server import weight_files
 from synkhronos.parameter_server.updaters import rule_updater
 from synkhronos.rules import snapshots
 from synkhronos.rules.recorder import Recorder
@@ -66,8 +66,8 @@ def weights():
     return SimpleNamespace(
         file="weights.npz",
         what="weights",
-        save=lambda path: saving.save_weights(path, values),
-        load=lambda path: values.update(saving.load_weights(path)),
+        save=lambda path: weight_files.save_weights(path, values),
+        load=lambda path: values.update(weight_files.load_weights(path)),
         get=lambda: values["w"],
         set=lambda value: values.update(w=value),
     )
@@ -81,8 +81,8 @@ def states():
     return SimpleNamespace(
         file="states.npz",
         what="states of updaters",
-        save=lambda path: saving.save_states(path, [saving.dump(updater)]),
-        load=lambda path: saving.restore(updater, saving.load_states(path)[0]),
+        save=lambda path: weight_files.save_states(path, [weight_files.dump(updater)]),
+        load=lambda path: weight_files.restore(updater, weight_files.load_states(path)[0]),
         get=lambda: updater.states()["w"][name],
         set=lambda value: updater.set_states({"w": {name: value}}),
     )

@@ -34,7 +34,7 @@ from synkhronos._machine import devices, shared_memory
 from synkhronos.launch import machine, watch
 from synkhronos.launch.where import Place
 from synkhronos.profiling import status, summary
-from synkhronos.rules import loading, plain_pickles, request, session
+from synkhronos.rules import loading, plain_pickles, request, rule_classes
 from synkhronos.tools import info, launch, rule
 from synkhronos.tools.bench import frame, scaling
 from synkhronos.tools.info import cuda_libraries, machines
@@ -272,13 +272,13 @@ UNPICKLED = {
     ("comm.channel", "receive"): "messages on a socket",
     ("comm.mpi.sealed", "allgather"): "messages of another machine",
     ("comm.mpi.base_carrier", "_unframed"): "messages of another machine",
-    ("comm.mpi.group", "_of_carrier"): "messages of a group",
+    ("comm.mpi.machines_group", "_of_carrier"): "messages of a group",
     ("comm.shared.group", "_read"): "messages of a group",
     ("comm.shared.parcels", "unpack"): "messages of a group",
     ("_session.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",
     ("extensions.pymc.evaluator", "_unpickled"): "likelihoods",
-    ("comm.storage", "_read"): "places",
+    ("comm.variable_memory", "_read"): "places",
     ("values", "get_value"): "random states",
     ("checkpoints", "_values"): "random states",
     ("_session.changes", "_differs"): "sparse values",
@@ -530,7 +530,7 @@ def _commands():
     nothing = [sys.executable, "-I", "-c", ""]
     return {
         "loader": loading.COMMAND,
-        "rule": [*session._LAUNCHER, "--help"],
+        "rule": [*rule_classes._LAUNCHER, "--help"],
         "rank of a rule": [*rule.worker_command(asked, [])[:-1], "{"],
         "run": launch.run_line(options.parse_args(["none.py"])),
         "machine": machine.command("token", [1], nothing),
@@ -579,7 +579,7 @@ def test_a_ucx_conf_in_the_working_folder_is_not_read(tmp_path, load):
     kept.write_text("kept")
     (tmp_path / "ucx.conf").write_text(UCX.format(kept))
     code = {
-        "library": "import os\nbefore = os.getcwd()\nimport synkhronos.comm.mpi.library\n"
+        "library": "import os\nbefore = os.getcwd()\nimport synkhronos.comm.mpi.mpi_library\n"
         "assert os.getcwd() == before",
         "check": "from synkhronos.launch import mpirun\nmpirun.check()",
     }

@@ -16,13 +16,13 @@ from synkhronos.comm import membership
 
 def machine(folder):
     """Start the ranks of this machine, and carry their messages."""
-    from synkhronos.comm.mpi import library
+    from synkhronos.comm.mpi import mpi_library
     from synkhronos.comm.mpi.group_carrier import GroupCarrier
 
-    library.begin()
+    mpi_library.begin()
     with open(f"{folder}/work", "rb") as file:
         ranks, function = cloudpickle.load(file)
-    carrier = getattr(function, "carrier", GroupCarrier)(library.MPI.COMM_WORLD, ranks)
+    carrier = getattr(function, "carrier", GroupCarrier)(mpi_library.MPI.COMM_WORLD, ranks)
     for number in range(len(ranks[carrier.machine])):
         value, descriptors = carrier.place(number)
         subprocess.Popen(
@@ -32,7 +32,7 @@ def machine(folder):
         )
     carrier.close()
     carrier.run()
-    library.MPI.Finalize()
+    mpi_library.MPI.Finalize()
 
 
 def rank(folder):

@@ -48,7 +48,7 @@ def on_ranks(do, **kwargs):
 def worker():
     """Return the Worker of the rank that calls this."""
     from synkhronos import session
-    from synkhronos._session.worker import Worker
+    from synkhronos._session.rank import Worker
 
     if session._Current.session is not None:
         return session._Current.session.worker

@@ -14,7 +14,7 @@ from synkhronos._calls import request
 from synkhronos._machine import interrupts, processes, shared_memory
 from synkhronos._session import current, registry
 from synkhronos._session import session as session_module
-from synkhronos.comm import storage, variables
+from synkhronos.comm import variable_collectives, variable_memory
 from synkhronos.comm.shared import gate, meetings
 
 
@@ -48,8 +48,8 @@ FILES = {
         request,
         shared_memory,
         collectives,
-        storage,
-        variables,
+        variable_memory,
+        variable_collectives,
     )
 }
 

@@ -9,7 +9,7 @@ import pytest
 from synkhronos.comm import nccl
 from synkhronos.comm.arrays import Arrays
 from synkhronos.comm.outputs import Outputs
-from synkhronos.comm.variables import Variables
+from synkhronos.comm.variable_collectives import Variables
 
 
 class OnDevice(np.ndarray):

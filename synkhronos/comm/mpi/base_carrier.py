@@ -26,7 +26,7 @@ import numpy as np
 
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.heartbeats import Heartbeats
-from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.mpi_library import MPI
 from synkhronos.comm.mpi.sealed import Sealed
 from synkhronos.comm.mpi.transfers import PART, bytes_of
 from synkhronos.comm.mpi.waiting import Waiting

@@ -38,7 +38,7 @@ from synkhronos.comm.heartbeats import lost_seconds, silent
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
-from synkhronos.comm.mpi.library import MPI, begin, end
+from synkhronos.comm.mpi.mpi_library import MPI, begin, end
 from synkhronos.comm.mpi.reductions import Reductions
 
 _LEADER = 0  # the number of the first process of the machine; those that connect have others

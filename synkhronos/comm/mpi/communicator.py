@@ -4,8 +4,8 @@ from synkhronos.comm.communicator import Communicator
 from synkhronos.comm.mpi.arrays import MachinesArrays
 from synkhronos.comm.mpi.memory import MachinesMemory
 from synkhronos.comm.mpi.outputs import MachinesOutputs
-from synkhronos.comm.mpi.variables import MachinesVariables
-from synkhronos.comm.storage import Storage
+from synkhronos.comm.mpi.variable_collectives import MachinesVariables
+from synkhronos.comm.variable_memory import Storage
 
 
 class _OfThisMachine:

@@ -25,7 +25,7 @@ import numpy as np
 from synkhronos.comm.heartbeats import silent
 from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
-from synkhronos.comm.mpi.group import Question
+from synkhronos.comm.mpi.machines_group import Question
 from synkhronos.comm.mpi.transfers import small_for_all
 from synkhronos.comm.shared.group import Founding
 from synkhronos.errors import SharedMemoryFull

@@ -31,7 +31,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos.comm.mpi.library import MPI
+from synkhronos.comm.mpi.mpi_library import MPI
 from synkhronos.comm.mpi.transfers import bytes_of
 from synkhronos.comm.reports import Patience
 

@@ -6,7 +6,7 @@
 `keeping`       the keys that a server keeps: rounds, updates and answers, without messages
 `mover`         the process beside a worker's script: it speaks MPI, the script does not
 `link`          the script's end of it
-`memory`        the arrays that script and mover share
+`buffers`       the arrays that script and mover share
 `protocol`      messages and transfers between movers and servers
 `queues`        the order of transfers: by priority, then first come, first served
 `placement`     the parts of a key, and the server that keeps each

@@ -31,9 +31,9 @@ from typing import Any, Callable
 import cloudpickle
 import numpy as np
 
-from synkhronos._arithmetic.operations import OPERATIONS, divide, wide
+from synkhronos._arithmetic.reduce_operations import OPERATIONS, divide, wide
 from synkhronos._machine.log import log
-from synkhronos.parameter_server import saving, updaters
+from synkhronos.parameter_server import updaters, weight_files
 from synkhronos.parameter_server.hyper import HyperChanges
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.rounds import plane
@@ -288,16 +288,16 @@ class Keeper:
             self._apply(key)
 
     def states(self) -> bytes:
-        """Return the state of the updater, as `saving.dump` does."""
+        """Return the state of the updater, as `weight_files.dump` does."""
         if self._updater is None:
             raise RuntimeError("there is no updater, and so no state of one.")
-        return saving.dump(self._updater)
+        return weight_files.dump(self._updater)
 
     def set_states(self, states: bytes) -> None:
         """Set the state of the updater to that of `states`."""
         if self._updater is None:
             raise RuntimeError("there is no updater of which the state could be set.")
-        saving.restore(self._updater, states)
+        weight_files.restore(self._updater, states)
 
     def _initialize(self, key):
         """Give a key its first value, if it is known."""

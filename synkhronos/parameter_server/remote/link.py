@@ -39,7 +39,7 @@ from synkhronos.parameter_server.errors import (
     StoreClosed,
     WorkerLost,
 )
-from synkhronos.parameter_server.remote.memory import Buffers
+from synkhronos.parameter_server.remote.buffers import Buffers
 
 VARIABLE = "SYNKHRONOS_PARAMETER_SERVER"
 _ERRORS: dict[str, type[Exception]] = {

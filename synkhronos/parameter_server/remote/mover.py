@@ -23,7 +23,7 @@ from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
 from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.remote import placement
-from synkhronos.parameter_server.remote.memory import Buffers
+from synkhronos.parameter_server.remote.buffers import Buffers
 from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer
 from synkhronos.parameter_server.remote.server import LOOK_SECONDS

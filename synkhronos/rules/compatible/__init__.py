@@ -116,5 +116,5 @@ def _from_path(path):
 
 def __getattr__(name: str) -> Any:
     if name in RULES:
-        return getattr(importlib.import_module("synkhronos.rules.session"), name)
+        return getattr(importlib.import_module("synkhronos.rules.rule_classes"), name)
     raise AttributeError(f"module 'theanompi' (of Synkhronos) has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``theanompi.rules``: those of `synkhronos.rules.session`, imported when they are asked for."""
+"""``theanompi.rules``: `synkhronos.rules.rule_classes`, imported when one is asked for."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ START_INFO = "%d workers update %s parameters and exchange them with %s: see the
 
 def __getattr__(name: str) -> Any:
     # Not at the top: the modules of the rules import this package.
-    return getattr(importlib.import_module("synkhronos.rules.session"), name)
+    return getattr(importlib.import_module("synkhronos.rules.rule_classes"), name)

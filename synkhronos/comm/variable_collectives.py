@@ -4,7 +4,7 @@
     every rank      where    the rank's own share
     its own values  they are of every rank's array
 
-No value is sent: each rank reads it in the region of the rank that has it. See `storage`.
+No value is sent: each rank reads it in the region of the rank that has it. See `variable_memory`.
 
 A rank writes only its own share of other ranks' values, and only between the meeting and the finish
 barrier. So a view of another rank's value is valid from the meeting until the finish barrier; the

@@ -16,7 +16,7 @@ from synkhronos._machine.devices import kind, limit_threads
 from synkhronos._machine.files import new_file
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import ForkedProcess, leave_signals_to_parent
-from synkhronos._session.outputs import Results
+from synkhronos._session.results import Results
 from synkhronos._wording import count, sentence
 from synkhronos.comm import Aborted
 from synkhronos.comm.transports import connect

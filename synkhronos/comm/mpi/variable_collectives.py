@@ -1,7 +1,7 @@
 """Collectives on the values of shared variables of several machines.
 
-On each machine they go through its shared memory (`synkhronos.comm.variables`). Leaders tell one
-another the places of values, and each has its carrier copy what its machine needs.
+On each machine they go through its shared memory (`synkhronos.comm.variable_collectives`).
+Leaders tell one another the places of values, and each has its carrier copy what its machine needs.
 """
 
 import itertools
@@ -9,10 +9,10 @@ import itertools
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.operations import wide
+from synkhronos._arithmetic.reduce_operations import wide
 from synkhronos.comm.arrays import reduce_whole
 from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
-from synkhronos.comm.variables import Variables, first_unequal, first_unequal_rows
+from synkhronos.comm.variable_collectives import Variables, first_unequal, first_unequal_rows
 
 _SMALL = 1 << 17  # bytes of values that a leader sends with their places
 
