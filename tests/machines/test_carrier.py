@@ -14,12 +14,12 @@ import socket
 os.environ["OMPI_MCA_btl"] = "self"  # a process that no mpirun has started leaves its segment
 import numpy as np
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.comm.mpi import library
+from synkhronos.comm.mpi import mpi_library
 from synkhronos.comm.mpi.carrier import _LEADER as leader, Carrier
 from synkhronos.comm.mpi.transfers import PART
 from synkhronos.comm.channel import Channel
 
-library.begin()
+mpi_library.begin()
 ours, theirs = socket.socketpair()
 rank = Channel(ours)
 carrier = Carrier(theirs, socket.socket(socket.AF_UNIX))

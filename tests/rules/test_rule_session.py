@@ -150,8 +150,8 @@ def others(folder):
 
 SCRIPT = """
 import sys
-from synkhronos.rules import BSP, session
-session._LAUNCHER = [sys.executable, sys.argv[1], "rule"]
+from synkhronos.rules import BSP, rule_classes
+rule_classes._LAUNCHER = [sys.executable, sys.argv[1], "rule"]
 rule = BSP()
 rule.init(["cpu", "cpu"], "models.small", "Model", settings={"does": "waits", "saves": True})
 print("initialized", flush=True)
