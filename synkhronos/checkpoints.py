@@ -41,7 +41,7 @@ ALONE, EQUAL, OF_EACH_RANK = "alone", "equal", "of each rank"
 Saved = Union[Function, SharedVariable]
 
 
-class Entry(NamedTuple):
+class CheckpointEntry(NamedTuple):
     """A variable of a checkpoint, as the file describes it."""
 
     name: str | None
@@ -174,9 +174,9 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
         path = npz_path(path)
         variables = variables_of("load", functions_or_variables)
         with reading(path, WHAT) as (table, arrays):
-            entries = [Entry.read(**each) for each in table["variables"]]
+            entries = [CheckpointEntry.read(**each) for each in table["variables"]]
             arrays = {name: arrays[name] for name in names_of([each.values for each in entries])}
-        Plan(session, path, entries, variables, arrays).carry_out()
+        LoadPlan(session, path, entries, variables, arrays).carry_out()
 
 
 def variables_of(name, given):
@@ -269,7 +269,7 @@ def _written(arrays, position, variable, values):
     if _host.is_array_variable(variable):
         values = map(np.asarray, values)
     encoded = [encode(value, arrays, name) for name, value in zip(names, values)]
-    return Entry.of(variable)._replace(relation=relation, values=encoded)
+    return CheckpointEntry.of(variable)._replace(relation=relation, values=encoded)
 
 
 def _is_same(one, other):
@@ -315,7 +315,7 @@ def _tell(session, variable, entry):
 
 def _compare(path, entries, variables):
     """Raise ValueError unless the variables are those of the file, in the same order."""
-    given = [Entry.of(variable) for variable in variables]
+    given = [CheckpointEntry.of(variable) for variable in variables]
     for position, (entry, own) in enumerate(itertools.zip_longest(entries, given)):
         if entry is None or own is None:
             raise ValueError(
@@ -351,7 +351,7 @@ def _values_of(path, entry, variable, arrays):
         raise ValueError(f"{path!r} does not fit: {sentence(error)}") from error
 
 
-class Plan:
+class LoadPlan:
     """The values that each rank gets from a file; nothing is set until `carry_out`.
 
     Raises ValueError for a file that does not fit the variables. `unequal` says what becomes of a

@@ -20,9 +20,9 @@ from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
 from synkhronos._calls.arguments import selected
-from synkhronos._calls.check import FIRST, Check, FirstCall, number_of_calls
+from synkhronos._calls.check import FIRST, FirstCall, SerialComparison, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
-from synkhronos._calls.function_warnings import Advice
+from synkhronos._calls.function_warnings import FunctionWarnings
 from synkhronos._calls.proof import Proof
 from synkhronos._calls.recipe import Definition, Recipe, Source
 from synkhronos._calls.request import Requests
@@ -30,7 +30,7 @@ from synkhronos._calls.row_numbers import make_inputs, take_out
 from synkhronos._hints import ArrayLike, Input, Output, Rows, SharedVariable, Update, Variable
 from synkhronos._session.current import Current, current
 from synkhronos._session.replica import SLICED, Description
-from synkhronos._session.session import State
+from synkhronos._session.session import SessionState
 from synkhronos._wording import count, line_of_user, truth
 from synkhronos.inputs import Data, data
 
@@ -112,7 +112,7 @@ class Function:
         if check and session.n_ranks > 1 and not source.is_proved:
             self._proof = Proof(self._definition)
         if check:
-            self._check = (FirstCall if check == FIRST else Check)(
+            self._check = (FirstCall if check == FIRST else SerialComparison)(
                 self._definition, check, self._proof
             )
         self._join(session)
@@ -137,7 +137,7 @@ class Function:
         if self._sliced is not None:
             registry.add_variant(key, SLICED, self._sliced)
         self._inputs.join(session)
-        self._advice = Advice(session, self._definition)
+        self._advice = FunctionWarnings(session, self._definition)
         self._keys_apart = None  # of the variables that ranks update differently
         self._requests = Requests(session, key, self._definition, description, self._advice)
         if self._check is not None:
@@ -149,7 +149,7 @@ class Function:
         """Join the current session, if it adopts functions of closed ones; else raise if closed."""
         with Current.lock:
             session = Current.session
-            is_over = self._session.state in (State.CLOSED, State.LEFT)
+            is_over = self._session.state in (SessionState.CLOSED, SessionState.LEFT)
             if not is_over or session is None or not session.adopts:
                 self._session.require_open()  # another thread may have been here before
             else:
@@ -238,16 +238,16 @@ class Function:
 
     def _run(self, args, kwargs, output_subset, batch, batch_s, num_slices):
         session = self._session
-        if session.state is not State.OPEN:
+        if session.state is not SessionState.OPEN:
             return self._join_and_call(args, kwargs, output_subset, batch, batch_s, num_slices)
         with session.lock:
             if session.inside.locked():
                 session.refuse_nesting()
             with session.inside:
                 if session.gate.is_open:
-                    session.settle()
+                    session.drain()
                 if session.changes.pending:
-                    session.changes.settle(self._recipe, self._compiled)
+                    session.changes.broadcast_or_warn(self._recipe, self._compiled)
                 if session.changes.unreduced and self._tells:
                     session.changes.unreduced.tell(self._recipe, self._compiled, str(self))
                 command = self._compute(
@@ -279,7 +279,7 @@ class Function:
                 self._note_unreduced(session)
             return command
         except BaseException:
-            session.let_go()
+            session.release_data()
             raise
 
     def _note_unreduced(self, session):
@@ -290,7 +290,7 @@ class Function:
 
     def _run_checked(self, args, kwargs, *options):
         session = self._session
-        if session.state is not State.OPEN:
+        if session.state is not SessionState.OPEN:
             return self._join_and_call(args, kwargs, *options)
         with session.lock:
             if self._check.left <= 0 or self._check.leaves_out():
@@ -639,7 +639,7 @@ def checked(
     downcast = kwargs.get("allow_input_downcast")
     given = parameters.check_inputs("inputs", inputs, downcast, scattered=True)
     given += parameters.check_inputs("bcast_inputs", bcast_inputs, downcast, scattered=False)
-    chosen = signature.Outputs(outputs)
+    chosen = signature.OutputSignature(outputs)
     pairs, update_modes = signature.check_updates(updates)
     givens = signature.check_givens(givens)
     signature.check_mode(kwargs.get("mode"))

@@ -18,7 +18,7 @@ from synkhronos._arithmetic.conversion import as_array, check_dtype, check_kind,
 from synkhronos._hints import ArrayLike, Variable
 from synkhronos._host.choice import advice
 from synkhronos._session.current import current
-from synkhronos._session.session import State
+from synkhronos._session.session import SessionState
 from synkhronos._session.staging import GrowingArray
 from synkhronos._wording import (
     MAX_DIMENSIONS,
@@ -259,7 +259,7 @@ class Data(Operators):
         self._store.free()
 
     def _resize(self, shape, oversize, keep=True, value=None):
-        if self._session.state is not State.OPEN:
+        if self._session.state is not SessionState.OPEN:
             self._session.require_open()
         self._store.resize(shape, oversize, keep, value)
 

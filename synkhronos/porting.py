@@ -23,11 +23,11 @@ from synkhronos._machine.log import log
 from synkhronos._session import commands
 from synkhronos._session.current import Current as _Current
 from synkhronos._session.current import current
-from synkhronos._session.session import State
+from synkhronos._session.session import SessionState
 from synkhronos._wording import count, line_of_user, one_line, sentence, whole_number
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.errors import SharedMemoryFull, WorkerError
-from synkhronos.profiling.parallel import ParallelReport, Recorder
+from synkhronos.profiling.parallel import BlockCounter, ParallelReport
 from synkhronos.session import close, fork
 
 __all__ = ["ParallelFunction", "parallel", "parallel_report"]
@@ -158,7 +158,7 @@ def _recorder_of(session):
     """Return what counts the calls in blocks of a session, which is made in the first of them."""
     pids = [pid if session.host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
     if _Current.report is None or not _Current.report.is_of(session, pids):
-        _Current.report = Recorder(session, pids)
+        _Current.report = BlockCounter(session, pids)
     return _Current.report
 
 
@@ -322,7 +322,7 @@ class ParallelFunction:
         """Give all ranks the values of one that raised: others may have applied updates."""
         arrays = [each for each in self._updated if _host.is_array_variable(each)]
         # Without settling: the master's values, which it would send, may be updated ones.
-        with self._session.call("broadcast", settles=False) as session:
+        with self._session.call("broadcast", broadcasts=False) as session:
             keys = session.registry.keys_of(arrays)
             if keys:
                 session.run(commands.Broadcast(keys, rank))
@@ -343,7 +343,7 @@ class ParallelFunction:
             return _OTHER_ARGUMENTS
         if self._is_serial:
             return _SET_INPUTS
-        if self._session.state is not State.OPEN and not self._joins_current():
+        if self._session.state is not SessionState.OPEN and not self._joins_current():
             return _CLOSED
         try:
             lengths = {
@@ -366,7 +366,7 @@ class ParallelFunction:
     def _joins_current(self):
         """Return whether the current session adopts functions of closed ones; if so, join it."""
         session = _Current.session
-        if session is None or session.state is not State.OPEN or not session.adopts:
+        if session is None or session.state is not SessionState.OPEN or not session.adopts:
             return False
         session.changes.follow_from_now()
         self._session = session

@@ -30,9 +30,17 @@ from synkhronos._machine.plain_values import decode, encode, names_of
 from synkhronos._machine.shared_memory import is_in_a_segment
 from synkhronos._session import commands
 from synkhronos._session.current import Current, call, current
-from synkhronos._session.session import State
+from synkhronos._session.session import SessionState
 from synkhronos._wording import advise, count, seconds, sentence, shown, truth, whole_number
-from synkhronos.checkpoints import WHAT, Entry, Plan, Saved, are_unequal, describe, refusal
+from synkhronos.checkpoints import (
+    WHAT,
+    CheckpointEntry,
+    LoadPlan,
+    Saved,
+    are_unequal,
+    describe,
+    refusal,
+)
 from synkhronos.checkpoints import variables_of as _variables_of
 from synkhronos.errors import WorkerDied
 from synkhronos.session import restart_count
@@ -258,7 +266,7 @@ class RunState(UserDict):
             )
         self.step += 1
         self._done = self._batch
-        self._settle()
+        self._save_if_due()
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to `number` - 1.
@@ -279,7 +287,7 @@ class RunState(UserDict):
             self.epoch += 1
             self._batch = self._done = 0
             self._division, self._is_divided = None, False
-            self._settle()
+            self._save_if_due()
 
     def batches(self, rows: int, size: int, seed: int | None = None) -> Iterator[Any]:
         """Yield the rows of the minibatches that are left of this epoch, for the argument `batch`.
@@ -349,7 +357,7 @@ class RunState(UserDict):
             part = slice(number * size, min((number + 1) * size, rows))
             yield part if order is None else order[part]
 
-    def _settle(self):
+    def _save_if_due(self):
         """Note that the state may be saved; save it when it is time."""
         if self._block is None:
             raise RuntimeError("tick() and epochs() are for the block of `with synk.resume(...)`.")
@@ -451,7 +459,7 @@ class RunState(UserDict):
                 _tell_of_restart(self._path)
             else:
                 path, entries, arrays, progress = found
-                plan = Plan(session, path, entries, self._variables, arrays, self._unequal)
+                plan = LoadPlan(session, path, entries, self._variables, arrays, self._unequal)
                 self._restore(path, progress, arrays, plan)
 
     def _read(self):
@@ -460,7 +468,7 @@ class RunState(UserDict):
         for path in [self._path, *self._older]:
             try:
                 with reading(path, WHAT) as (table, arrays):
-                    entries = [Entry.read(**each) for each in table["variables"]]
+                    entries = [CheckpointEntry.read(**each) for each in table["variables"]]
                     named = [each.values for each in entries]
                     named += [table.get("progress", {}).get(key) for key in ("random", "values")]
                     arrays = {name: arrays[name] for name in names_of(named)}
@@ -525,7 +533,7 @@ class RunState(UserDict):
         """Answer a SIGTERM as before the block; let workers end by it if they did so."""
         signal.signal(signal.SIGTERM, before)
         session = Current.session
-        is_idle = session and session.state is State.OPEN and not session.gate.is_open
+        is_idle = session and session.state is SessionState.OPEN and not session.gate.is_open
         if is_idle and before is signal.SIG_DFL and not self._is_ending:
             with contextlib.suppress(WorkerDied), call("resume()") as session:
                 session.run(commands.Ignore(int(signal.SIGTERM), False))

@@ -194,7 +194,7 @@ def fork(
 
 
 @contextlib.contextmanager
-def session_of_leaders() -> Iterator[job.Layout]:
+def session_of_leaders() -> Iterator[job.MachineLayout]:
     """Begin a session with one rank on each machine, in place of that of ``synkhronos run``.
 
     For extensions, whose ranks each of these starts on its machine. Yield how many fork() would

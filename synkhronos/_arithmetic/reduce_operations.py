@@ -30,7 +30,7 @@ HALF = "e"  # the `char` of float16: NumPy compares dtypes with a class three ti
 _SINGLE = np.dtype(np.float32)
 
 
-class Operation(NamedTuple):
+class ReduceOperation(NamedTuple):
     """A way to reduce arrays of one shape to one array."""
 
     combine: Callable[..., Any]  # of two arrays; ``combine(one, other, out)`` writes into the third
@@ -63,12 +63,12 @@ def _limit(dtype, of_integers, infinity):
     return complex(infinity, infinity) if dtype.kind == "c" else infinity
 
 
-OPERATIONS: dict[str, Operation] = _Table(
-    avg=Operation(np.add, lambda dtype: 0, divides=True, kinds="fc"),
-    sum=Operation(np.add, lambda dtype: 0),
-    prod=Operation(np.multiply, lambda dtype: 1),
-    min=Operation(_minimum, lambda dtype: _limit(dtype, "max", np.inf), kinds="iuf"),
-    max=Operation(_maximum, lambda dtype: _limit(dtype, "min", -np.inf), kinds="iuf"),
+OPERATIONS: dict[str, ReduceOperation] = _Table(
+    avg=ReduceOperation(np.add, lambda dtype: 0, divides=True, kinds="fc"),
+    sum=ReduceOperation(np.add, lambda dtype: 0),
+    prod=ReduceOperation(np.multiply, lambda dtype: 1),
+    min=ReduceOperation(_minimum, lambda dtype: _limit(dtype, "max", np.inf), kinds="iuf"),
+    max=ReduceOperation(_maximum, lambda dtype: _limit(dtype, "min", -np.inf), kinds="iuf"),
 )
 OPS = tuple(OPERATIONS)
 # Names of what they make, for messages.

@@ -4,8 +4,9 @@
     the call     ──▶ all ranks                                                ──▶ found
                               each output and update that differs ──▶ a PortingWarning
 
-`Check` compares as many calls as the user asks for. `FirstCall` is the default: it compares what no
-rule is known for (see `proof`), in calls that are cheap, and tells only what the division changes.
+`SerialComparison` compares as many calls as the user asks for. `FirstCall` is the default: it
+compares what no rule is known for (see `proof`), in calls that are cheap, and tells only what the
+division changes.
 """
 
 import os
@@ -52,7 +53,7 @@ def of_environment():
     return {FIRST: FIRST, "1": CALLS}.get(value) or int(value)
 
 
-class Check:
+class SerialComparison:
     """The comparison of one function's first calls with serial Theano; `left` are to come."""
 
     def __init__(self, definition, left, proof=None):
@@ -181,7 +182,7 @@ class Check:
         )
 
 
-class FirstCall(Check):
+class FirstCall(SerialComparison):
     """The comparison of calls of one function that are cheap, of what no rule is known for.
 
     The call itself comes first, and its time bounds that of serial Theano. Three calls are

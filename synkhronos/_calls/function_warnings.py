@@ -7,7 +7,7 @@ from synkhronos import _host
 from synkhronos._wording import advise, count
 
 
-class Advice:
+class FunctionWarnings:
     """The warnings of one function, each told once."""
 
     def __init__(self, session, definition):

@@ -5,7 +5,7 @@ from typing import Any, List, NamedTuple
 from synkhronos import _host
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.parameters import Input
-from synkhronos._calls.signature import Outputs
+from synkhronos._calls.signature import OutputSignature
 from synkhronos._session.replica import PLAIN, SLICED
 
 
@@ -14,7 +14,7 @@ class Source(NamedTuple):
 
     inputs: List[Input]
     has_whole: bool  # whether there are bcast_inputs
-    outputs: Outputs
+    outputs: OutputSignature
     updates: list  # pairs (shared variable, expression)
     update_modes: list
     sliceables: Any
@@ -183,6 +183,6 @@ class Definition(NamedTuple):
 
     compiled: Any  # the plain variant, in the master: as serial Theano would compile it
     inputs: Inputs
-    outputs: Outputs
+    outputs: OutputSignature
     recipe: Recipe
     owner: str  # the function's name, for messages

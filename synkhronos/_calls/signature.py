@@ -12,7 +12,7 @@ from synkhronos._host.choice import advice
 from synkhronos._wording import MAX_DIMENSIONS, count, is_bool, line_of_user, shown, whole_number
 
 
-class Outputs:
+class OutputSignature:
     """The outputs of a function: variables, their reduce modes, and how they were given.
 
     Those of a dict are in the order of its keys, sorted as Theano sorts them.

@@ -39,7 +39,7 @@ class Load(NamedTuple):
         return f"{text}: {', '.join(named) or 'none of them is in the /proc of this machine'}"
 
 
-class Watch:
+class LoadWatch:
     """Adds up what other programs use from now on."""
 
     def __init__(self):
@@ -73,7 +73,7 @@ class Watch:
 def look(seconds: int = LOOK_SECONDS) -> Load:
     """Return the load of a quiet second, or, if there is none for so many, of the last one."""
     for _ in range(seconds):
-        watch = Watch()
+        watch = LoadWatch()
         time.sleep(1)
         load = watch.others()
         if not load.is_high:
@@ -81,7 +81,7 @@ def look(seconds: int = LOOK_SECONDS) -> Load:
     return load
 
 
-class _Process(NamedTuple):
+class _ProcessLoad(NamedTuple):
     name: str
     parent: int
     is_kernel: bool
@@ -98,7 +98,7 @@ def _ticks_of_all():
     return user + nice + system + steal
 
 
-def _processes() -> Dict[Tuple[int, str], _Process]:
+def _processes() -> Dict[Tuple[int, str], _ProcessLoad]:
     """Return all processes by their number and start: numbers are used again."""
     found = {}
     for entry in os.listdir("/proc"):
@@ -108,7 +108,7 @@ def _processes() -> Dict[Tuple[int, str], _Process]:
         if not fields:  # it has ended
             continue
         user, system, children_user, children_system = map(int, fields[12:16])
-        found[int(entry), fields[20]] = _Process(
+        found[int(entry), fields[20]] = _ProcessLoad(
             fields[0],
             int(fields[2]),
             bool(int(fields[7]) & _KERNEL_THREAD),

@@ -4,7 +4,7 @@
                                                  ──▶ else: a warning, if other ranks differ
 
 A call without such a change before it only looks whether `Changes.pending` is empty, or whether the
-function was found to use nothing of it. Collectives that set a variable on all ranks settle its
+function was found to use nothing of it. Collectives that set a variable on all ranks drop its
 change. A variable that ``scatter`` or ``set_value`` has given each rank a value of its own is left
 alone. Other threads may set variables at any moment.
 
@@ -146,7 +146,7 @@ class Changes:
             self.pending.setdefault(key, False)
 
     def _snapshot(self, variable, value):
-        return None if self._is_updated(variable) else Snapshot(value)
+        return None if self._is_updated(variable) else ArraySnapshot(value)
 
     def _is_written(self, key):
         """Return whether the script may have written to an array that it shares with a variable."""
@@ -174,7 +174,7 @@ class Changes:
             )
         return is_changed
 
-    def settle(self, function=None, compiled=None) -> None:
+    def broadcast_or_warn(self, function=None, compiled=None) -> None:
         """Broadcast the pending changes, or warn of those that a call would compute with.
 
         Parameters
@@ -329,7 +329,7 @@ def _forget(key, kept):
         each.pop(key, None)
 
 
-class Snapshot:
+class ArraySnapshot:
     """The bytes of an array at one moment; those of a large one in parts, which take turns.
 
     Each part has items from everywhere. Of an array beyond KEPT_BYTES there is only the first part.

@@ -38,7 +38,7 @@ class Worker:
         self.variables = {}
         self.at_end = contextlib.ExitStack()  # of the session, in the leaders of other machines
         self.running = True
-        self.recorder = None  # a Recorder while a profile is on
+        self.recorder = None  # a SpanRecorder while a profile is on
         self._restore_threads = None
         name_rank(rank, self._is_in_a_call)
 

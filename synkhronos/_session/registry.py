@@ -162,8 +162,8 @@ class Registry:
             ) from error
         memory = self._session.comm.memory
         # This frame alone holds the blocks: their memory is freed on return.
-        parcels = [memory.wrap(data) for data in (pickled, portable) if data]
-        self._session.run(commands.LoadFunctions(*[reference for _, reference in parcels]))
+        blocks = [memory.wrap(data) for data in (pickled, portable) if data]
+        self._session.run(commands.LoadFunctions(*[reference for _, reference in blocks]))
         # Only now is it certain that the workers have them. After a Ctrl-C before this line, the
         # next call sends the variables again, with new keys.
         with interrupts_held():

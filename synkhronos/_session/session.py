@@ -27,7 +27,7 @@ from synkhronos.errors import SessionError, WorkerDied
 QUIT_SECONDS = 5.0  # an idle worker that has not ended by itself after this time is killed
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """The state of a session; each value says what the session still does."""
 
     OPEN = "every call"
@@ -50,7 +50,7 @@ class Session:
         adopts=False,
         gate=None,
     ):
-        self.state = State.OPEN
+        self.state = SessionState.OPEN
         self.adopts = adopts  # whether functions of closed sessions join it when they are called
         self.devices = devices
         self.n_ranks = len(devices)
@@ -134,15 +134,15 @@ class Session:
 
     def require_open(self) -> None:
         """Raise unless the session is open."""
-        if self.state is State.BROKEN:
+        if self.state is SessionState.BROKEN:
             raise WorkerDied(*self._death)
-        if self.state is State.LEFT:
+        if self.state is SessionState.LEFT:
             raise SessionError(
                 f"This object belongs to a Synkhronos session of process {self._parent}, from "
                 "which this one was forked. Use it there; or call synkhronos.fork() here, and make "
                 "it again."
             )
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             raise SessionError(
                 "This object belongs to a Synkhronos session that was closed. Make it again after "
                 "the next synkhronos.fork()."
@@ -162,45 +162,45 @@ class Session:
                 "handler or a finalizer. Call it after that call has returned."
             )
 
-    def call(self, name: str, settles: bool = True):
+    def call(self, name: str, broadcasts: bool = True):
         """Return a context for a call of that name, which other threads wait for: this session.
 
-        Without `settles` what the script has set in the master is not sent to the ranks before.
+        Without `broadcasts` what the script has set in the master is not sent to the ranks before.
         """
         recording = self.recording
         if recording is None:
-            return _Steps(self, self._enter(settles))
-        return _RecordedSteps(self, self._enter_recorded(recording, name, settles))
+            return _Steps(self, self._enter(broadcasts))
+        return _RecordedSteps(self, self._enter_recorded(recording, name, broadcasts))
 
-    def _enter(self, settles):
-        if self.state is not State.OPEN:
+    def _enter(self, broadcasts):
+        if self.state is not SessionState.OPEN:
             self.require_open()  # before the lock: a call of a closed session may hold it
         with self.lock:
-            if self.state is not State.OPEN:
+            if self.state is not SessionState.OPEN:
                 self.require_open()
             if self.inside.locked():
                 self.refuse_nesting()
             with self.inside:
                 if self.gate.is_open:
-                    self.settle()
-                if settles and self.changes.pending:
-                    self.changes.settle()
+                    self.drain()
+                if broadcasts and self.changes.pending:
+                    self.changes.broadcast_or_warn()
                 yield self
                 if self.held:
-                    self.let_go()
+                    self.release_data()
                 if self.changes.borrowed:
                     self.changes.put_back()
 
-    def _enter_recorded(self, recording, name, settles):
+    def _enter_recorded(self, recording, name, broadcasts):
         with self.lock, recording.call(name):
-            yield from self._enter(settles)
+            yield from self._enter(broadcasts)
 
-    def let_go(self) -> None:
-        """Let the contents of Data go that the call has read, unless workers may still read."""
+    def release_data(self) -> None:
+        """Release the contents of Data that the call has read, unless workers may still read."""
         if not self.gate.is_open:  # it is after a Ctrl-C
             self.held.clear()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until the workers are out of a call that was interrupted.
 
         Call it before inputs are staged: a worker may still be reading the inputs of that call.
@@ -214,7 +214,7 @@ class Session:
 
     def run(self, command):
         """Run one command on every rank, between the barriers; return the master's own answer."""
-        if self.state is not State.OPEN:
+        if self.state is not SessionState.OPEN:
             self.require_open()
         try:
             if self.garbage.released:
@@ -241,10 +241,10 @@ class Session:
 
     def _break(self, death):
         self.worker.results.drop()
-        if self.state is not State.OPEN:
+        if self.state is not SessionState.OPEN:
             self.require_open()  # raises: another thread has closed it, and so ended the workers
         # Neither here nor in the log the exception itself: its frames would keep the user's arrays.
-        self.state, self._death = State.BROKEN, (str(death), death.rank, death.exitcode)
+        self.state, self._death = SessionState.BROKEN, (str(death), death.rank, death.exitcode)
         log.info("%s", self._death[0])  # the exception tells the user
         self.on_loss(self._death[0])
         self.gate.dismiss()
@@ -254,7 +254,7 @@ class Session:
     def _on_release(self, ref, give_back):
         # A finalizer, when the master's last view of a block has gone. Between calls no worker
         # reads the block, so it is freed at once; workers drop their maps with the next command.
-        if self.state is State.OPEN and self.gate.is_open:
+        if self.state is SessionState.OPEN and self.gate.is_open:
             self.garbage.add("give_back", give_back)  # workers may still be reading the block
         else:
             give_back()
@@ -281,10 +281,10 @@ class Session:
         Workers in a call are killed; then the thread in that call gets time to leave it.
         """
         with self.free() as is_free:
-            is_idle = is_free and self.state is State.OPEN and not self.gate.is_open
+            is_idle = is_free and self.state is SessionState.OPEN and not self.gate.is_open
             if is_idle and self.recording is not None:
                 self.recording.fetch()
-            self.state = State.CLOSED
+            self.state = SessionState.CLOSED
             if is_idle:
                 with contextlib.suppress(WorkerDied):
                     self.gate.start(commands.Quit())
@@ -297,7 +297,7 @@ class Session:
 
     def end(self) -> None:
         """Kill the workers that are left, and restore this process. Safe to call in any state."""
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         self.gate.dismiss()
         kill_all(self._processes.values(), QUIT_SECONDS)
         if self.gate.is_open:
@@ -325,7 +325,7 @@ class Session:
     def leave_in_child(self, parent) -> None:
         """Abandon the session in a process that the user forked from the master, which keeps it."""
         # First: the connection with other machines is the master's.
-        self.state, self._parent = State.LEFT, parent
+        self.state, self._parent = SessionState.LEFT, parent
         if self.recording is not None:
             self.recording.leave()
         name_rank(None)

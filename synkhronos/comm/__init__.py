@@ -73,7 +73,7 @@ class Gate(ABC):
         Takes each answer of a worker: ``on_answer(rank, answer)``. Set by the master.
     errors : dict
         Rank -> report on the error that it raised in the last call, until it is raised here.
-    recorder : Recorder or None
+    recorder : SpanRecorder or None
         Records how long barriers and meetings take, while a profile is on.
     posts_bounds : bool
         Whether the master can post the bounds of a call's rows, so that commands need not have
@@ -97,13 +97,13 @@ class Gate(ABC):
         self.errors = {}
         self._finished = 0  # the number of the last call that all workers have finished
 
-    def call(self, command: Any) -> "Crossing":
+    def call(self, command: Any) -> "CallContext":
         """Return a context for one call: on entry the workers begin to run `command`.
 
         The master runs its part inside of the context. The exit is the finish barrier, also if
         the master raises; it raises the errors of all ranks as one WorkerError.
         """
-        return Crossing(self, command)
+        return CallContext(self, command)
 
     @abstractmethod
     def start(self, command: Any) -> None:
@@ -203,7 +203,7 @@ class Gate(ABC):
         """Close every descriptor; it ends the workers that are left."""
 
 
-class Crossing:
+class CallContext:
     """One call from the start barrier to the finish barrier, as a context manager."""
 
     __slots__ = ("_command", "_gate")

@@ -89,7 +89,7 @@ class Nccl:
         arrays = self._values(keys)
         targets = arrays if root is None else [_host.empty_like(array) for array in arrays]
         rounds = [
-            _Round(array, op, target, 1, self._worker.n_ranks)
+            _NCCLRound(array, op, target, 1, self._worker.n_ranks)
             for array, target in zip(arrays, targets)
         ]
         is_done = self._run(rounds, "all_reduce" if root is None else "reduce")
@@ -132,7 +132,7 @@ class Nccl:
             chosen = [i for i, (a, op) in enumerate(zip(arrays, ops)) if _fits(a) and op in known]
         _, factor, divisor = weigh(weights, self._worker.rank)
         factor = factor if weights[self._worker.rank] else 0
-        rounds = [_Round(arrays[i], ops[i], targets[i], factor, divisor) for i in chosen]
+        rounds = [_NCCLRound(arrays[i], ops[i], targets[i], factor, divisor) for i in chosen]
         return chosen if self._run(rounds, f"exchange {chosen}") else []
 
     def reduces(self, dtype, ndim, mode):
@@ -158,7 +158,7 @@ class Nccl:
         ]
         targets = [_host.empty_like(outputs[position]) for position in chosen]
         rounds = [
-            _Round(outputs[i], modes[i], target, rows[self._worker.rank], sum(rows))
+            _NCCLRound(outputs[i], modes[i], target, rows[self._worker.rank], sum(rows))
             for i, target in zip(chosen, targets)
         ]
         if not self._run(rounds, f"outputs {chosen}"):
@@ -250,7 +250,7 @@ def _handle(comm, context):
     return handle if of_context == context.ptr else None
 
 
-class _Round:
+class _NCCLRound:
     """One array to be reduced. All memory for it is allocated here, before the ranks vote.
 
     Temporary arrays may go as soon as `finish` has returned, though the device may still work on

@@ -20,7 +20,7 @@ from synkhronos.errors import SessionError
 _ALIGN = 64
 
 
-class Layout(NamedTuple):
+class OutputLayout(NamedTuple):
     """The places of the parts of one function's outputs in a worker's buffer."""
 
     key: int
@@ -95,12 +95,12 @@ class Outputs:
             # Room to grow: outputs of the next calls may be a little larger, and a new segment
             # takes time. No rank reads the old one now: the master has ended the call before.
             segment = self._memory.create(offset + offset // 4)
-        layout = Layout(key, segment.ref, tuple(places))
+        layout = OutputLayout(key, segment.ref, tuple(places))
         return layout, segment, _views(segment, layout)
 
     def hear(self, rank, answer):
         """Take a worker's answer, on the master; return whether it came from `deposit`."""
-        if not isinstance(answer, Layout):
+        if not isinstance(answer, OutputLayout):
             return False
         old = self._received.get((answer.key, rank))
         if old is not None and old[0] != answer.segment:

@@ -73,7 +73,7 @@ class _Reference:
         return np.ndarray(self.shape, self.dtype, self._memory(), self.offset)
 
 
-class _Block:
+class _ProcessMemory:
     """Memory of this process."""
 
     def __init__(self, nbytes):
@@ -94,7 +94,7 @@ class SingleMemory(Memory):
 
     def create(self, nbytes):
         """Make a zero-filled block."""
-        return _Block(nbytes)
+        return _ProcessMemory(nbytes)
 
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows."""

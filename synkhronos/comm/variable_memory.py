@@ -38,7 +38,7 @@ _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
 _HEADER = 8  # bytes before each entry of a log, with its length
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """The place of arrays in a segment: the dtype, shape and offset of each.
 
     `spare` is the segment of the place that these arrays had before, if they turn: see `turn`.
@@ -71,7 +71,7 @@ class _Region:
         for dtype, shape, begin in places:
             end = begin + _nbytes(dtype, shape)
             self.segment.array(np.uint8, (_round_up(end) - end,), end).fill(0)
-        self.place, self.arrays = Place(self.segment.ref, tuple(places)), arrays
+        self.place, self.arrays = ArrayPlace(self.segment.ref, tuple(places)), arrays
         # A second array: NumPy's views of a view refer to the array that owns or maps the memory,
         # here to `value`, so its references are not mixed up with those to `arrays`.
         self.value = self.segment.array(*places[0])
@@ -103,7 +103,7 @@ class Storage:
         self._retired = []  # regions that this command has replaced
         self._spares = {}  # key -> the region before the present one, see `turn`
         self._written = 0, 0  # the generation of this rank's log, and its length
-        # rank -> key -> (segment, arrays, place), or the Place until they are first asked for
+        # rank -> key -> (segment, arrays, place), or the ArrayPlace until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
         # rank -> key -> {segment, spare: their memory, as far as it is mapped}, of what turns. Each
@@ -175,7 +175,7 @@ class Storage:
         for key, layout in layouts.items():
             region = self._own[key]
             if region.layout != layout:
-                self._settle(key, layout)
+                self._use_layout(key, layout)
             # In this order: after a Ctrl-C in between, the variable still has its old array.
             region.arrays[0][...] = _host.peek(variables[key])
             _host.replace(variables[key], region.value)
@@ -268,7 +268,7 @@ class Storage:
         region = self._own.get(key)
         if region is None or region.layout != layout:
             self._build({key: layout})
-            self._settle(key, layout)
+            self._use_layout(key, layout)
         return self._own[key].arrays
 
     def _build(self, layouts):
@@ -288,7 +288,7 @@ class Storage:
                 self._own[key] = _Region(segment, begin, nbytes)
                 begin += nbytes
 
-    def _settle(self, key, layout):
+    def _use_layout(self, key, layout):
         self._unposted.add(key)  # first: after a Ctrl-C below, the next command posts the place
         self.version += 1
         self._own[key].lay_out(layout)
@@ -393,7 +393,7 @@ class Storage:
         if rank == self._worker.rank:
             return self._own[key].arrays
         found = self._others[rank][key]
-        if isinstance(found, Place):
+        if isinstance(found, ArrayPlace):
             found = self._others[rank][key] = self._attach(found)
             segment, _, place = found
             kept = self._turning[rank].pop(key, {})
@@ -405,7 +405,7 @@ class Storage:
     def places(self, rank, key) -> list:
         """Return the places of a key's arrays on one rank: (segment, dtype, shape, offset) each."""
         place = self._own[key].place if rank == self._worker.rank else self._others[rank][key]
-        if not isinstance(place, Place):
+        if not isinstance(place, ArrayPlace):
             place = place[2]
         return [(place.segment, *array) for array in place.arrays]
 

@@ -187,7 +187,7 @@ def _equal(source, target, value):
     """Return an update that is equal on all ranks, in place of one that differs between them."""
     added = _host.added_to(target, value)
     if added is not None:
-        asked = source._replace(outputs=signature.Outputs([added]))
+        asked = source._replace(outputs=signature.OutputSignature([added]))
         mode = _examined(asked, own_statistics=True).outputs[0].right_mode
         if mode in ("sum", "avg"):
             return target + ops.all_reduce(added, mode)

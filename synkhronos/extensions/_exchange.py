@@ -35,7 +35,7 @@ class Port:
         self._future = self._store.pull_req(array, self.key, self._devid, -self.position)
         self._array = array
 
-    def settle(self):
+    def complete(self):
         """Wait; the next `wait` returns at once."""
         if self._future is not None:
             self._future.wait()
@@ -44,7 +44,7 @@ class Port:
     def wait(self):
         self.is_used = True
         try:
-            self.settle()
+            self.complete()
         except BaseException as error:
             self.failure = error
             raise

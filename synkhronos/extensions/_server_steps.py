@@ -201,7 +201,7 @@ class StoredStep:
         self._check_usable()
         written = self._written()
         try:
-            self._settle()
+            self._complete_exchanges()
             self._run(self._end, [])
             self.is_pending = False
         finally:
@@ -209,12 +209,12 @@ class StoredStep:
                 for variable, value in written.items():
                     _host.put(variable, value)
 
-    def _settle(self):
+    def _complete_exchanges(self):
         """Wait for all arrays before the first parameter is changed."""
         with self._busy():
             try:
                 for port in self._exchange.ports:
-                    port.settle()
+                    port.complete()
             except raised_here(Exception) as error:  # an interrupted wait may be made again
                 self._put_back()
                 self.failure, self.is_pending = error, False

@@ -36,10 +36,10 @@ class Children(Watch):
 
     @contextlib.contextmanager
     def _begun(self):
-        founding = self._founding()
+        setup = self._group_setup()
         try:
             for rank, command in enumerate(self._commands):
-                value, descriptors = founding.place(rank)
+                value, descriptors = setup.place(rank)
                 process = subprocess.Popen(
                     command,
                     env={**membership.without_mpi(self._environment), membership.VARIABLE: value},
@@ -58,12 +58,12 @@ class Children(Watch):
             self._end_all()
             raise
         finally:
-            founding.close()
+            setup.close()
         yield
 
-    def _founding(self):
+    def _group_setup(self):
         """Return what the ranks inherit of their group."""
-        return group.Founding(len(self._commands))
+        return group.GroupSetup(len(self._commands))
 
     def _take(self, stream, data, is_end=False):
         rank, number, lines = stream

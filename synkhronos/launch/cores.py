@@ -9,7 +9,7 @@ from typing import Any, Sequence
 
 from synkhronos._machine.devices import kind, module_command
 from synkhronos.launch import mpirun
-from synkhronos.launch.where import NO_DEVICE, Host, Place, by_host, is_here
+from synkhronos.launch.where import NO_DEVICE, Host, RankPlace, by_host, is_here
 
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/sys/devices/system/node")
@@ -17,7 +17,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 _PCI = Path("/sys/bus/pci/devices")
 
 
-def of_ranks(places: Sequence[Place], options: Any) -> list[list[int] | None]:
+def of_ranks(places: Sequence[RankPlace], options: Any) -> list[list[int] | None]:
     """Return the CPUs for each rank of all hosts; None for a server without a device.
 
     `options` say how other hosts are reached, as for `mpirun.line`.

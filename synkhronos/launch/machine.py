@@ -124,7 +124,7 @@ class _Machine(Children):
         self._carrier, self._numbers, self._token = carrying.carrier, numbers, token
         self._daemon = os.getppid()
 
-    def _founding(self):
+    def _group_setup(self):
         return self._carrier
 
     @contextlib.contextmanager

@@ -10,8 +10,8 @@
     stdout         ◀──────────────────────────────────────────────────────────────── stdout
     stderr         ◀── without marks ── stderr with marks ◀── start, more, status ── stderr
 
-`Ranks` are all alike, and their output is taken apart into lines. A `Script` runs once, as the
-first of its processes, and its streams are those of the command.
+`MpirunRanks` are all alike, and their output is taken apart into lines. A `Script` runs once, as
+the first of its processes, and its streams are those of the command.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Mpirun(Watch):
         return said
 
 
-class Ranks(Mpirun):
+class MpirunRanks(Mpirun):
     """All ranks of a run, of which mpirun tags each line of output."""
 
     def __init__(self, *args: Any, **more: Any) -> None:

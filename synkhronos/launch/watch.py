@@ -6,7 +6,7 @@
     stderr      ◀───── stderr
     rank_0.log  ◀───── the lines of rank 0: of both streams, in the order in which they came
 
-Derived classes say how the processes are started: `children.Children`, `through.Ranks`.
+Derived classes say how the processes are started: `children.Children`, `through.MpirunRanks`.
 """
 
 from __future__ import annotations

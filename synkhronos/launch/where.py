@@ -46,7 +46,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The device of one rank, and its host: None for this one."""
 
     host: str | None
@@ -103,14 +103,14 @@ def find_places(
     environment: Mapping[str, str] = os.environ,
     hosts: str | None = None,
     hostfile: str | None = None,
-) -> list[Place]:
+) -> list[RankPlace]:
     """Return the place of each rank: `find_hosts`, where each host must have devices.
 
     >>> find_places("cpu", environment={"SLURM_JOB_NODELIST": "node[1-2]"})
     [Place(host='node1', device='cpu'), Place(host='node2', device='cpu')]
     """
     found = find_hosts(hosts, hostfile, devices, source, environment)
-    places = [Place(host.name, device) for host in found for device in host.devices]
+    places = [RankPlace(host.name, device) for host in found for device in host.devices]
     if not places:
         raise ValueError(_NO_DEVICE_GIVEN.format(source))
     return places
@@ -325,7 +325,7 @@ def is_here(name: str | None) -> bool:
     return name.partition(".")[0] in ("localhost", socket.gethostname().partition(".")[0])
 
 
-def by_host(places: Sequence[Place]) -> dict[str | None, list[str]]:
+def by_host(places: Sequence[RankPlace]) -> dict[str | None, list[str]]:
     """Return the devices of each host, in the order of the ranks.
 
     >>> by_host(find_places("node0:cpu,cpu;node1:cpu"))

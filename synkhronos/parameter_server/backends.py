@@ -21,7 +21,7 @@ from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
 from synkhronos.parameter_server.hyper import HyperChanges
 from synkhronos.parameter_server.pulls import Pull
 from synkhronos.parameter_server.remote import placement
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, PushRound
 
 _QUESTION_SECONDS = 1.0
 _COPIED = (-1, 0)  # in the place of a request whose result is being copied
@@ -38,7 +38,7 @@ class Backend:
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
         """Take a new key, with its initial weight if the caller has one."""
 
-    def memory_for(self, closed: Round) -> Buffer | None:
+    def memory_for(self, closed: PushRound) -> Buffer | None:
         """Return the memory into which a round is reduced; None for a buffer of the key."""
         return None
 
@@ -46,7 +46,7 @@ class Backend:
         """Return whether a caller may reduce a round and call `accept` without a long wait."""
         return not self.runs_users_code
 
-    def accept(self, closed: Round) -> Buffer | None:
+    def accept(self, closed: PushRound) -> Buffer | None:
         """Take the reduction of a round; return the result, or None if it is published later."""
         return closed.buffer
 
@@ -134,7 +134,7 @@ class UpdatingBackend(Backend):
             finally:
                 self._owner.is_at_work = False
 
-    def memory_for(self, closed: Round) -> Buffer | None:
+    def memory_for(self, closed: PushRound) -> Buffer | None:
         """Return memory for the gradient, which no pull reads."""
         key = closed.key
         if self._is_test:
@@ -145,7 +145,7 @@ class UpdatingBackend(Backend):
             self._sums[key.name] = Buffer(np.empty(key.size, key.dtype), key.shape)
         return self._sums[key.name]
 
-    def accept(self, closed: Round) -> Buffer | None:
+    def accept(self, closed: PushRound) -> Buffer | None:
         """Update the weight."""
         key, target = closed.key, closed.buffer
         assert target is not None
@@ -239,12 +239,12 @@ class RemoteBackend(Backend):
         """Return whether the memory of a round is free: the last push but one has been sent."""
         return self._link.is_free(key.number, version)
 
-    def memory_for(self, closed: Round) -> Buffer | None:
+    def memory_for(self, closed: PushRound) -> Buffer | None:
         """Return memory that the process beside this one sends from."""
         key = closed.key
         return Buffer(self._link.outgoing(key.number, closed.version), key.shape)
 
-    def accept(self, closed: Round) -> Buffer | None:
+    def accept(self, closed: PushRound) -> Buffer | None:
         """Send the reduction."""
         key = closed.key
         self._link.push(key.number, closed.version, closed.priority)

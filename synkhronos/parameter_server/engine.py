@@ -35,7 +35,7 @@ from synkhronos.parameter_server.errors import CallbackFailed, OutOfTurn, RoundT
 from synkhronos.parameter_server.parameters import Parameters
 from synkhronos.parameter_server.pulls import Pull
 from synkhronos.parameter_server.reductions import Reduction
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, Round, Slot, devices_have
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, PushRound, Slot, devices_have
 from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueues
 
 WARN_AFTER = 10.0  # seconds of a wait
@@ -61,7 +61,7 @@ class Engine:
         cores = len(os.sched_getaffinity(0))
         self._n_threads = max(1, min(parameters["reduce_thread"], cores))
 
-    def push(self, slot: Slot, array: Any, priority: int, now: bool = False) -> Round:
+    def push(self, slot: Slot, array: Any, priority: int, now: bool = False) -> PushRound:
         """Add a device's array to the open round of a key.
 
         With `now` the last device of a round reduces it in this call, however large it is.
@@ -71,7 +71,7 @@ class Engine:
             self._check(key)
             opened = key.round
             if opened is None:
-                opened = key.round = Round(self, key, key.n_devices)
+                opened = key.round = PushRound(self, key, key.n_devices)
             elif opened.parts[slot.position] is not None:
                 raise OutOfTurn(
                     f"device {slot.device} has pushed key {key.name!r} already in round "
@@ -97,7 +97,9 @@ class Engine:
                 with contextlib.suppress(IndexError):  # another thread has ended it
                     self.wait(key.closed[0])
 
-    def push_all(self, pairs: Sequence[tuple[Key, Sequence[Any]]], priority: int) -> list[Round]:
+    def push_all(
+        self, pairs: Sequence[tuple[Key, Sequence[Any]]], priority: int
+    ) -> list[PushRound]:
         """Make a whole round of each key from arrays of one caller, or of none.
 
         The arrays have been read when this returns.
@@ -162,7 +164,7 @@ class Engine:
         if reduced is not None:
             n_parts = len(key.slots) if key.op == "gather" else 1
             arrays = list(reduced.flat.reshape(n_parts, -1))
-        made, pull = Round(self, key, len(arrays)), None
+        made, pull = PushRound(self, key, len(arrays)), None
         made.parts, made.priority, made.reduced = list(arrays), priority, reduced
         for slot in key.slots:
             slot.rounds += 1

@@ -78,7 +78,7 @@ def _array(value, name, writes):
             f"{name} is read-only, but results are written into it: give a copy, or an array "
             "that owns its memory."
         )
-    return _Array(np.asarray(value))
+    return _ArrayOperand(np.asarray(value))
 
 
 def _numbers(value, name):
@@ -111,7 +111,7 @@ def _shared_variable(variable, name, writes):
     return operand
 
 
-class _Array(Operand):
+class _ArrayOperand(Operand):
     __slots__ = ("_array",)
 
     def __init__(self, array):
@@ -132,7 +132,7 @@ class _Array(Operand):
         self._array[...] = array
 
 
-class _OnDevice(_Array):
+class _OnDevice(_ArrayOperand):
     __slots__ = ()
 
     def read(self):

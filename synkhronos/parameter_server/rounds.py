@@ -175,10 +175,10 @@ class Key:
             self.result_shape = (self.n_devices * self.plane[0], self.plane[1])
         self.is_small = self.size <= SMALL and op != "gather"
         self.slots = [Slot(self, at, device) for at, device in enumerate(devices)]
-        self.round: Round | None = None  # the one that is open
+        self.round: PushRound | None = None  # the one that is open
         self.error: BaseException | None = None  # why it can't be used
         self.n_closed = 0  # rounds
-        self.closed: collections.deque[Round] = collections.deque()  # closed, not yet reduced
+        self.closed: collections.deque[PushRound] = collections.deque()  # closed, not yet reduced
         self.is_reducing = False  # the first of them
         self.set_aside: list[tuple[Any, Any]] = []  # queues, and entries of their heaps
         self.version = -1  # the round of `source`; 0 is the initial weight
@@ -235,7 +235,7 @@ class Key:
             self.round.finish(error)
 
 
-class Round(Future):
+class PushRound(Future):
     """One push of each device; the future of all of them."""
 
     __slots__ = ("buffer", "key", "n_missing", "parts", "priority", "reduced", "version")
@@ -278,7 +278,7 @@ class Round(Future):
                 arrays += own
         return found, arrays
 
-    def start(self, queue: Any, entry: Any) -> Round | None:
+    def start(self, queue: Any, entry: Any) -> PushRound | None:
         """Return the round of the key that is next, which may be another one.
 
         Rounds of a key are reduced in order, and one at a time: meanwhile the entry is set aside.

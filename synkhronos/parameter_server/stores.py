@@ -142,9 +142,9 @@ class Store(OneCaller):
         self._process = os.getpid()
         self._link = None
         if kind != "local":
-            from synkhronos.parameter_server.remote.link import Link
+            from synkhronos.parameter_server.remote.link import MoverLink
 
-            self._link = Link.connect(kind)
+            self._link = MoverLink.connect(kind)
 
     def set_param(self, name: str, value: Any) -> None:
         """Set a parameter, before :meth:`init`.

@@ -204,7 +204,7 @@ class CallsOfOne:
         self._all.note_alone(seconds, why, instead)
 
 
-class Recorder:
+class BlockCounter:
     """Counts calls and CPU time in the blocks of `parallel` of one session.
 
     `pids` has None for ranks on other machines.

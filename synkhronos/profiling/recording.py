@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
-from synkhronos._session.session import State
+from synkhronos._session.session import SessionState
 from synkhronos._wording import one_line, without_folder
 from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
 from synkhronos.profiling import span_recorder
@@ -56,7 +56,7 @@ class Recording:
         with session.lock:
             session.refuse_nesting()
             with session.inside:
-                session.settle()
+                session.drain()
                 if session.recording is not None:
                     session.recording._end_interrupted()
                 self._begin()
@@ -109,13 +109,13 @@ class Recording:
         self.session.run(StopRecording())
         self._keep_and_free()
 
-    def call(self, name, key=None) -> "_Call":
+    def call(self, name, key=None) -> "_RecordedCall":
         """Return a context that is recorded as a call of a function or collective.
 
         The caller enters it with the session's lock held: so the wait for another thread's call is
         not recorded as a part of this one. Functions of the same name differ in their `key`.
         """
-        return _Call(self._write, name, name if key is None else key)
+        return _RecordedCall(self._write, name, name if key is None else key)
 
     def _write(self, part, begin, name, key):
         """Record a call that ends now."""
@@ -142,10 +142,10 @@ class Recording:
                 return
             session.refuse_nesting()
             self.give_up()
-            if session.state is State.OPEN:
+            if session.state is SessionState.OPEN:
                 # If a Ctrl-C comes here, workers still write to the memory, so it is kept.
                 with session.inside, contextlib.suppress(WorkerDied):
-                    session.settle()
+                    session.drain()
                     session.run(StopRecording())
             self._keep_and_free()
 
@@ -201,10 +201,10 @@ class Recording:
         if reference is None:
             return memory[rank]
         session = self.session
-        if session.state is State.OPEN:
+        if session.state is SessionState.OPEN:
             with session.lock:  # a call, in another thread, uses the same connection
                 # In a signal handler in the middle of a call, what was fetched last is returned.
-                if session.state is State.OPEN and not session.inside.locked():
+                if session.state is SessionState.OPEN and not session.inside.locked():
                     self._fetched[rank] = session.comm.memory.fetch_from(rank, reference)
         return self._fetched.get(rank, np.zeros((1, len(SPAN.names)), np.int64))
 
@@ -215,7 +215,7 @@ class Recording:
                 self.read()
 
 
-class _Call:
+class _RecordedCall:
     """The context manager of one call: record it at its end, also if it raises."""
 
     __slots__ = ("_begin", "_key", "_name", "_write")

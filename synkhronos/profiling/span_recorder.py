@@ -27,7 +27,7 @@ _ROW = struct.Struct(f"{len(SPAN.names)}q")
 clock = time.monotonic_ns
 
 
-class Recorder:
+class SpanRecorder:
     """Writes the spans of one rank; `span(part)` returns a context for a part of a call.
 
     `memory` has this rank's rows, shape (1 + spans of a rank, 5), int64, all zero. The first row
@@ -114,13 +114,13 @@ class StartRecording:
         """Give this rank a recorder, which keeps the memory alive until `StopRecording`."""
         memory = worker.comm.memory
         if memory.is_near:
-            worker.record(Recorder(worker.gate, memory.fetch(self.memory)[worker.rank]))
+            worker.record(SpanRecorder(worker.gate, memory.fetch(self.memory)[worker.rank]))
             return None
         # On another machine than the master's: memory of this rank, from which the master fetches.
         shape = self.memory.shape[1:]
         # It is kept until the next profile, because the master reads it after the end of this one.
         block = memory.lent = memory.create(math.prod(shape) * 8)
-        worker.record(Recorder(worker.gate, block.array(np.int64, shape)))
+        worker.record(SpanRecorder(worker.gate, block.array(np.int64, shape)))
         return block.reference(np.int64, shape)
 
 

@@ -10,7 +10,7 @@ from synkhronos import _host
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.processes import life_of, proc_has_our_numbers
 from synkhronos._session.current import Current, current
-from synkhronos._session.session import State
+from synkhronos._session.session import SessionState
 from synkhronos._wording import one_line, truth
 from synkhronos.profiling.live import LiveStatus
 from synkhronos.profiling.tables import Tables
@@ -243,7 +243,7 @@ def _count_alone():
 
 def state_of(session):
     """Return the state of a session, in words."""
-    if session.state is State.BROKEN:
+    if session.state is SessionState.BROKEN:
         return "broken"
     if session.inside.locked():
         return "in a call"

@@ -40,7 +40,7 @@ NAMES = (*NUMBERS, REST)
 SPAN = np.dtype([(name, np.int64) for name in ("part", "begin", "end", "value", "command")])
 
 
-class _Call(NamedTuple):
+class _CallSpan(NamedTuple):
     name: int
     begin: int
     end: int
@@ -60,7 +60,9 @@ class Timeline:
         self.bars = [[] for _ in recorded]
         spans = recorded[master_rank].tolist()
         calls = sorted((s for s in spans if s[0] <= Part.RAISED), key=lambda s: (s[1], -s[2]))
-        self._calls = [_Call(value, *when, part == Part.RAISED) for part, *when, value, _ in calls]
+        self._calls = [
+            _CallSpan(value, *when, part == Part.RAISED) for part, *when, value, _ in calls
+        ]
         parts = [span for span in spans if span[0] > Part.RAISED]
         whole = {number: call[1:3] for number, call in enumerate(self._calls)}
         sent = {}  # number of a command -> number of the call that sent it

@@ -91,14 +91,14 @@ class Downpour(Updater):
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
     if group.rank:
-        return _Worker(job, group, interrupt).work()
+        return _ASGDWorker(job, group, interrupt).work()
     rule = job.options["learning_rate_rule"]
     updater = Downpour(job.options["gamma"] if rule == "adagrad" else None)
     divides_stale = rule == "staleness"
     return served.Server(job, group, updater, interrupt, divides_stale=divides_stale).serve()
 
 
-class _Worker(served.Worker):
+class _ASGDWorker(served.ServedWorker):
     """A worker that goes on from the server's parameters."""
 
     def begin(self, kept: dict[str, Any]) -> None:

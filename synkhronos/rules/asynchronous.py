@@ -18,7 +18,7 @@ from synkhronos.rules.model_variables import Flat, described
 from synkhronos.rules.run import Run, build
 
 
-class Worker(ABC):
+class AsynchronousWorker(ABC):
     """One rank's part of a run; a rule says with whom it exchanges what.
 
     Parameters

@@ -55,7 +55,7 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     if note and group.size > 1:
         made.say(note)
     try:
-        BSP(made, strategy).train()
+        SynchronousWorker(made, strategy).train()
     except Interrupted:
         made.model.cleanup()
         raise
@@ -63,7 +63,7 @@ def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     return 0
 
 
-class BSP:
+class SynchronousWorker:
     """One rank's part of a run."""
 
     def __init__(self, run: Run, strategy: str) -> None:

@@ -63,5 +63,5 @@ class BSP_Worker(MPI_GPU_Process):
         job = Job("BSP", "", type(model).__name__, [self.device] * self.size, options=chosen)
         run = Run(job, self.group, model, self.recorder, lambda: False)
         strategy, _ = bsp.strategy_for(self.exch_strategy, job.devices, self.group.hosts)
-        bsp.BSP(run, strategy).train()
+        bsp.SynchronousWorker(run, strategy).train()
         model.cleanup()

@@ -81,7 +81,7 @@ def parse(text: str, name: str = "the file") -> dict[str, Entry]:
     Entry(value=['node0:cuda0', 'node1:cuda0,cuda1'], line=2)
     """
     found = {}
-    for key, entry in _Parser(text, name).assignments():
+    for key, entry in _CfgParser(text, name).assignments():
         if key in _RUNS:
             raise ValueError(
                 f"{name}, line {entry.line}: {key} is refused in a file, because it starts "
@@ -98,7 +98,7 @@ def parse(text: str, name: str = "the file") -> dict[str, Entry]:
     return found
 
 
-class _Parser:
+class _CfgParser:
     """Reads a text from its begin to its end."""
 
     def __init__(self, text, name):

@@ -61,12 +61,12 @@ class Center(Updater):
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Serve or train, as the rank says; return the exit status."""
     if group.rank:
-        return _Worker(job, group, interrupt).work()
+        return _EASGDWorker(job, group, interrupt).work()
     center = Center(job.options["alpha"])
     return served.Server(job, group, center, interrupt, answers_first=True).serve()
 
 
-class _Worker(served.Worker):
+class _EASGDWorker(served.ServedWorker):
     """A worker whose parameters stay its own."""
 
     def meet(self) -> None:

@@ -26,7 +26,7 @@ _TELL_EVERY = 10  # batches
 
 def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
     """Train the model of this rank; return the exit status."""
-    return _Worker(job, group, interrupt).work()
+    return _GOSGDWorker(job, group, interrupt).work()
 
 
 class Gossip:
@@ -189,7 +189,7 @@ class Gossip:
         self._on_death(rank)
 
 
-class _Worker(asynchronous.Worker):
+class _GOSGDWorker(asynchronous.AsynchronousWorker):
     """One rank's part of a run."""
 
     _own = 0  # batches of this worker

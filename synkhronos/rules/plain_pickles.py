@@ -145,7 +145,7 @@ class _Dtype:
             self.dtype = self.dtype.newbyteorder(state[1])
 
 
-class _Array:
+class _UnreadArray:
     """Stands for an array until all of the pickle has been read."""
 
     def __init__(self, *_):
@@ -184,8 +184,8 @@ def _ordered(pairs=()):
 
 _MAKERS = {
     ("numpy", "dtype"): _Dtype,
-    ("numpy", "ndarray"): _Array,
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _UnreadArray,
+    ("numpy.core.multiarray", "_reconstruct"): _UnreadArray,
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("_codecs", "encode"): _encoded,
     ("collections", "OrderedDict"): _ordered,
@@ -200,7 +200,7 @@ class _Converter:
 
     def converted(self, value):
         """Return what becomes of a value."""
-        if not isinstance(value, (_Array, _Dtype, dict, list, tuple)):
+        if not isinstance(value, (_UnreadArray, _Dtype, dict, list, tuple)):
             return value
         if id(value) not in self._known:
             self._known[id(value)] = _INSIDE
@@ -211,7 +211,7 @@ class _Converter:
         return found
 
     def _new(self, value):
-        if isinstance(value, _Array):
+        if isinstance(value, _UnreadArray):
             return np.zeros(0) if value.parts is None else self._array(*value.parts)
         if isinstance(value, dict):
             pairs = value.items()

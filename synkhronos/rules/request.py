@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from synkhronos import _wording
-from synkhronos.launch.where import NO_DEVICE, Place, by_host, find_places, is_here
+from synkhronos.launch.where import NO_DEVICE, RankPlace, by_host, find_places, is_here
 from synkhronos.rules import modelfile as _modelfile
 from synkhronos.rules import options as _options
 from synkhronos.rules.job import Job
@@ -31,7 +31,7 @@ class Request:
     """All that the launcher needs, as scripts, commands and files ask for it."""
 
     rule: str
-    places: list[Place]  # of the devices that were named: not of the extra process of a server
+    places: list[RankPlace]  # of the devices that were named: not of the extra process of a server
     modelfile: str
     modelclass: str
     options: dict[str, Any] = field(default_factory=dict)  # all options of the rule
@@ -44,10 +44,10 @@ class Request:
     lost_after: str | None = None  # seconds after which a machine is lost
 
     @property
-    def ranks(self) -> list[Place]:
+    def ranks(self) -> list[RankPlace]:
         """The place of each rank; a server without a device is on the first host."""
         extra = self.options.get("server") == "extra"
-        return [Place(self.places[0].host, NO_DEVICE)] * extra + self.places
+        return [RankPlace(self.places[0].host, NO_DEVICE)] * extra + self.places
 
     @property
     def is_served(self) -> bool:

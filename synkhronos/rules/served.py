@@ -246,7 +246,7 @@ def _in_order(states):
     return [array for of_key in states.values() for array in of_key.values()]
 
 
-class Worker(asynchronous.Worker):
+class ServedWorker(asynchronous.AsynchronousWorker):
     """A worker that meets the server after each `tau` batches; `meet` is the rule's own."""
 
     orders: Orders

@@ -48,7 +48,7 @@ _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
 
 @dataclass
-class State:
+class RankState:
     """One rank's state: arrays by name, and the rest as JSON has it."""
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -70,9 +70,9 @@ class Snapshot:
     batch: int
     count: float  # batches of all ranks before this epoch
     more: dict[str, Any]
-    states: list[State]
+    states: list[RankState]
 
-    def state_of(self, rank: int) -> State:
+    def state_of(self, rank: int) -> RankState:
         """Return the state of a rank; that of rank 0 for a rank that the file does not have."""
         return self.states[rank if rank < len(self.states) else 0]
 
@@ -96,9 +96,9 @@ class History:
             else:
                 self._first[name] = found
 
-    def capture(self, recorder: Any) -> State:
+    def capture(self, recorder: Any) -> RankState:
         """Return the present state."""
-        state = State()
+        state = RankState()
         described = []
         for number, variable in enumerate(self._variables):
             name = f"variable/{number}"
@@ -135,7 +135,7 @@ class History:
         return state
 
     def restore(
-        self, state: State, recorder: Any, settings: dict[str, Any], is_own: bool = True
+        self, state: RankState, recorder: Any, settings: dict[str, Any], is_own: bool = True
     ) -> None:
         """Give the model and this process a state; raise ValueError for that of another model.
 
@@ -223,7 +223,7 @@ class History:
                 "of the layers, or sort them by their names."
             )
 
-    def restore_parameters(self, state: State) -> None:
+    def restore_parameters(self, state: RankState) -> None:
         """Give the model the parameters of a run of another rule, or another sync type."""
         self._refuse_order(state)
         with damage_told(state.file, _WHAT):
@@ -424,7 +424,7 @@ def _digest(array, n_samples=None):
     return digest.digest()
 
 
-def collect(group: Group, state: State) -> list[State] | None:
+def collect(group: Group, state: RankState) -> list[RankState] | None:
     """Return the states of all ranks in rank 0, which gets only arrays that differ from its own."""
     digests = {name: _digest(array) for name, array in state.arrays.items()}
     everyone = group.all_gather(digests)
@@ -433,7 +433,7 @@ def collect(group: Group, state: State) -> list[State] | None:
     if sent is None:
         return None
     return [
-        State({**{name: state.arrays.get(name) for name in d}, **arrays}, plain)
+        RankState({**{name: state.arrays.get(name) for name in d}, **arrays}, plain)
         for d, (plain, arrays) in zip(everyone, sent)
     ]
 
@@ -486,7 +486,7 @@ def read_file(path: Path) -> Snapshot:
         states = []
         for each in table["ranks"]:
             own = {key: arrays[f"{place}/{key}"] for key, place in each["arrays"].items()}
-            states.append(State(own, each["plain"], repr(str(path))))
+            states.append(RankState(own, each["plain"], repr(str(path))))
         are_right = all(isinstance(table[name], kind) for name, kind in _KINDS.items())
         if not states or not are_right or not table["rule"].isprintable():
             raise ValueError("its table of contents is not that of a snapshot")
@@ -528,7 +528,7 @@ def read_old(folder: Path) -> Snapshot:
                 arrays[f"{match[1]}/{match[2]}"] = load_npy(folder / match[0])
             except (EOFError, ValueError) as error:
                 raise ValueError(f"{folder / match[0]} is damaged: {sentence(error)}") from error
-    return Snapshot(None, epoch + 1, 0, 0, {}, [State(arrays)])
+    return Snapshot(None, epoch + 1, 0, 0, {}, [RankState(arrays)])
 
 
 def restore_old(model: Any, snapshot: Snapshot) -> None:

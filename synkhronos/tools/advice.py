@@ -27,7 +27,7 @@ from synkhronos import _host, session
 from synkhronos._calls.arguments import rows_there, selected
 from synkhronos._machine import devices
 from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
-from synkhronos._machine.load import Load, Watch
+from synkhronos._machine.load import Load, LoadWatch
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import (
     ForkedProcess,
@@ -255,13 +255,13 @@ def _measure(stack, step, arguments, seconds):
     for way in ways:  # which grows when the first process knows the number of rows
         call = functools.partial(_on_ranks if way.ranks else _serially, step, *arguments, way)
         with turns.shown(f"advise: {way} start{'' if way.ranks > 1 else 's'}"):
-            process = stack.enter_context(_Process(way))
+            process = stack.enter_context(_MeasuringProcess(way))
             known = process.start(call)
         if len(ways) == 1:
             rows = _some(step, known)
             ways += layouts(cores, rows, n_ranks)
         measured.add(way, process.times)
-    watch = Watch()
+    watch = LoadWatch()
     measured.take_all("advise: rounds")
     medians = {
         tuple(way): [float(np.median(each)) for each in rounds]
@@ -312,7 +312,7 @@ def choose(seconds: Mapping[tuple[int, int], float]) -> Way:
     return Way(*(serial if _NOISE * seconds[serial] < seconds[on_ranks] else on_ranks))
 
 
-class _Process:
+class _MeasuringProcess:
     """A forked process that calls the function when it is asked, from `__enter__` to `__exit__`."""
 
     def __init__(self, way):

@@ -228,7 +228,7 @@ def run_of_group(
     token: str,
     dry_run: bool,
     here: Callable[..., Any] = children.Children,
-    away: Callable[..., Any] = through.Ranks,
+    away: Callable[..., Any] = through.MpirunRanks,
     **more: Any,
 ) -> watch.Watch | None:
     """Return a run, which has not begun; None for a dry run, of which the line is printed.

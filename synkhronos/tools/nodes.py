@@ -20,7 +20,7 @@ from typing import Any
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
 from synkhronos.launch import children, mpirun, through, watch, where
-from synkhronos.parameter_server.remote.node import Job
+from synkhronos.parameter_server.remote.node import ServerJob
 from synkhronos.tools import launch
 
 
@@ -30,7 +30,7 @@ class _Nodes(watch.Watch):
     title = "synkhronos launch"
     request = "the workers have {:g} s to end"
 
-    def __init__(self, job: Job, *args: Any, **more: Any) -> None:
+    def __init__(self, job: ServerJob, *args: Any, **more: Any) -> None:
         names = [*["server"] * job.n_servers, *["worker"] * job.n_workers]
         given = {"token": job.token, "outlives": True}
         super().__init__(*args, names=names, **{**given, **more})
@@ -72,7 +72,7 @@ class _Nodes(watch.Watch):
         return said
 
 
-class NodesOfMpirun(_Nodes, through.Ranks):
+class NodesOfMpirun(_Nodes, through.MpirunRanks):
     """Servers and workers that mpirun starts."""
 
 
@@ -150,7 +150,7 @@ def _job(options, has_devices):
         raise ValueError("--workers can't read the script from standard input: name a file.")
     launch.check_script(options.script)
     script = [sys.executable, "-u", os.path.abspath(options.script), *options.arguments]
-    return Job(n_servers, options.workers, script, mpirun.new_token())
+    return ServerJob(n_servers, options.workers, script, mpirun.new_token())
 
 
 def _filled(hosts, job):

@@ -31,7 +31,7 @@ from synkhronos.tools import launch
 _OF_DEVICES = re.compile(r"(device|contexts|init_gpu_device)\s*=")
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """A parser that names the nearest option for one that is not there."""
 
     def parse_known_args(self, args=None, namespace=None):
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the rules, with their options, to the parser of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _all_options()
-    rules = parser.add_subparsers(metavar="RULE", required=True, parser_class=_Parser)
+    rules = parser.add_subparsers(metavar="RULE", required=True, parser_class=_CommandParser)
     for name in _options.RULES:
         own = rules.add_parser(
             name, help=_options.SUMMARIES[name], description=f"{name}: {_options.SUMMARIES[name]}.",

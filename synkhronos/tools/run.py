@@ -29,7 +29,7 @@ from synkhronos._session.current import Current
 from synkhronos._wording import count, printable
 from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
-from synkhronos.comm.mpi.link import Link
+from synkhronos.comm.mpi.link import CarrierLink
 from synkhronos.launch import INTERRUPTED, guard, where
 from synkhronos.profiling.status import state_of
 
@@ -95,7 +95,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         except ValueError as error:
             print(printable(f"can't start the ranks: {error}"), file=sys.stderr)
             return 2
-        link = Current.link = Link()
+        link = Current.link = CarrierLink()
         link.on_loss = Current.on_loss
         try:
             link.begin()  # waits until all machines of the job have a carrier

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from synkhronos._machine import shared_memory
-from synkhronos.comm.shared.gate_memory import Memory
+from synkhronos.comm.shared.gate_memory import GateMemory
 from synkhronos.tools.bench import frame, options, turns
 
 _SETTLE_SECONDS = 0.03  # in which ranks without work go to sleep
@@ -144,7 +144,7 @@ class _Session:
         for pid in self.pids:
             segments.update(shared_memory.mapped_by(pid))
         self.found["segment_bytes"] = sum(segments.values())
-        self.found["gate_bytes"] = Memory.nbytes(len(self.pids))
+        self.found["gate_bytes"] = GateMemory.nbytes(len(self.pids))
 
 
 def _both(numbers):

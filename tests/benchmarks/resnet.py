@@ -48,7 +48,7 @@ def measure(args, report):
         raise frame.Refused(f"--depth {args.depth} is none of {', '.join(map(str, DEPTHS))}")
     n_convolutions, n_blocks = DEPTHS[args.depth]
     names = args.devices or ["cpu"]
-    job = training.Job("-".join(map(str, ["demo", n_convolutions, *n_blocks])), args.batch)
+    job = training.TrainingTask("-".join(map(str, ["demo", n_convolutions, *n_blocks])), args.batch)
     shape = {name: getattr(args, name) for name in _SHAPE}
     serve = "from benchmarks import resnet; resnet.serve()"
     line = programs.interpreter(serve, json.dumps([names, job, shape]))
@@ -86,7 +86,7 @@ def measure(args, report):
 def serve():
     """Be the ranks: train as the argument says, whenever the benchmark asks for steps."""
     names, job, shape = json.loads(sys.argv[1])
-    job = training.Job(*job)
+    job = training.TrainingTask(*job)
     networks.NETWORKS[job.name] = functools.partial(_network, shape)
     with training.stepping("one", names, job) as step:
         programs.serve(training.Trainer(step, job))

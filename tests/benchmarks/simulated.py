@@ -36,7 +36,7 @@ from synkhronos.comm.mpi import (
     variable_collectives,
     waiting,
 )
-from synkhronos.comm.mpi.job import Plan, Wish
+from synkhronos.comm.mpi.job import SessionPlan, Wish
 from synkhronos.tools.bench import frame
 
 _LEADER, _LISTENER, _MPI, _SENT = 10, 11, 12, 13  # descriptors, and the end of a message's sending
@@ -372,12 +372,12 @@ class Leader:
         self._id = None
 
     def send(self, *notice):
-        """Send the carrier a message, as `Link.send` does."""
+        """Send the carrier a message, as `CarrierLink.send` does."""
         when = self.network.now + _LEADER_SECONDS + _SOCKET_SECONDS
         self.network.at(when, self.machine.notify, *notice)
 
     def tell(self, machine, message):
-        """Send a message to one leader, or to all others, as `Link.tell` does."""
+        """Send a message to one leader, or to all others, as `CarrierLink.tell` does."""
         self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def hear(self, name, *rest):
@@ -403,7 +403,7 @@ class Leader:
         n = self.cluster.n_machines
         if len(self.cluster.done) == n - 1:
             names = tuple(f"node{number:04}" for number in range(n))
-            plan = Plan(1, (1,) * n, names, ("cpu",) * n, 0, None, False, False, 0)
+            plan = SessionPlan(1, (1,) * n, names, ("cpu",) * n, 0, None, False, False, 0)
             self.tell(None, ("plan", plan))
             self.cluster.ready.add(0)
 
@@ -592,7 +592,7 @@ def _replaced(network, whole, segments):
             (sealed, "Seal", _Lengths),
             (base_carrier.BaseCarrier, "receive", receive),
             (all_reduce, "reduce_block", lambda *_: None),
-            (all_reduce.AllReduce, "_empty", empty),
+            (all_reduce.NetworkAllReduce, "_empty", empty),
         ]
     with contextlib.ExitStack() as stack:
         for target, name, value in made:

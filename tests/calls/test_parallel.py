@@ -1127,7 +1127,7 @@ def test_single_items_of_a_large_borrowed_array_are_seen_after_some_calls(ranks)
 def test_every_item_of_an_array_is_in_a_snapshot(shape, monkeypatch):
     monkeypatch.setattr(changes, "COMPARED_BYTES", 1000)
     array = np.zeros(shape)
-    snapshot = changes.Snapshot(array)
+    snapshot = changes.ArraySnapshot(array)
     turns = range(max(1, len(snapshot._parts)))
     assert not any(snapshot.differs_from(array) for _ in turns)
     for place in range(array.size):
@@ -1135,7 +1135,7 @@ def test_every_item_of_an_array_is_in_a_snapshot(shape, monkeypatch):
         assert sum(snapshot.differs_from(array) for _ in turns) == 1
         array.flat[place] = 0
     monkeypatch.setattr(changes, "KEPT_BYTES", array.nbytes - 1)
-    assert len(changes.Snapshot(array)._parts) == 1
+    assert len(changes.ArraySnapshot(array)._parts) == 1
     assert all(len(before) <= 1000 for _, before in snapshot._parts)
 
 

@@ -117,7 +117,7 @@ def test_a_new_session_begins_a_new_report():
 def test_a_session_with_all_workers_elsewhere_begins_a_new_report():
     one, other = (threading.Barrier(1) for _ in range(2))  # any objects
     pids = [os.getpid(), None, None]
-    recorder = report_module.Recorder(one, pids)
+    recorder = report_module.BlockCounter(one, pids)
     assert recorder.is_of(one, [*pids]) and not recorder.is_of(other, pids)
     assert not recorder.is_of(one, [os.getpid(), 1, None])
 

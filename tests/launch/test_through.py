@@ -7,7 +7,7 @@ from pathlib import Path
 from synkhronos.launch import through, watch
 
 
-class FakeRanks(through.Ranks):
+class FakeRanks(through.MpirunRanks):
     """Ranks of which the output is given by hand."""
 
     def __init__(self, folder, **more):

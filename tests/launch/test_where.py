@@ -10,7 +10,7 @@ from support.launching import allow_root, needs_mpirun
 
 from synkhronos.__main__ import main
 from synkhronos.launch import CannotLaunch, where
-from synkhronos.launch.where import Host, Place
+from synkhronos.launch.where import Host, RankPlace
 from synkhronos.rules import request
 from synkhronos.tools import tmlauncher
 
@@ -137,7 +137,7 @@ def test_an_allocation_in_a_file_and_none(tmp_path, variable, text):
     ],
 )
 def test_devices(devices, expected):
-    assert where.find_places(devices, environment={}) == [Place(*each) for each in expected]
+    assert where.find_places(devices, environment={}) == [RankPlace(*each) for each in expected]
 
 
 @pytest.mark.parametrize(
@@ -314,4 +314,4 @@ def test_a_request_names_its_hosts_again(tmp_path, monkeypatch):
     assert found.arguments()[1:5] == ["--devices", "node1:cpu", "--devices", "node2:cpu"]
     monkeypatch.setattr(where, "is_here", lambda name: name == "node1")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-    assert where.find_places("cpu") == [Place(None, "cpu")]
+    assert where.find_places("cpu") == [RankPlace(None, "cpu")]

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from synkhronos.comm.mpi.all_reduce import CHUNK, AllReduce, reduce_all
+from synkhronos.comm.mpi.all_reduce import CHUNK, NetworkAllReduce, reduce_all
 
 SHAPES = [(3,), (100, 100), (300, 700), (), (0,), (CHUNK + 5,), (5, 5)]
 DTYPES = ["float32", "float64", "float32", "int64", "float32", "float32", "float16"]
@@ -72,7 +72,7 @@ def run(data, op, divisor, compress=False, seed=0):
     wire = Wire(seed)
     ops = [op if array.dtype.kind == "f" else "sum" for array in data[0]]
     n = len(data)
-    works = [AllReduce(wire.of(m, n), data[m], ops, divisor, 10, compress) for m in range(n)]
+    works = [NetworkAllReduce(wire.of(m, n), data[m], ops, divisor, 10, compress) for m in range(n)]
     chooser = random.Random(seed)
     for _ in range(100_000):
         if not works:
@@ -137,7 +137,9 @@ def test_each_machine_sends_as_much_as_the_others(n_machines, nbytes):
 
     wire.send = count
     data = [[np.ones(nbytes // 8)] for _ in range(n_machines)]
-    works = [AllReduce(wire.of(m, n_machines), data[m], ["sum"], 1, 10) for m in range(n_machines)]
+    works = [
+        NetworkAllReduce(wire.of(m, n_machines), data[m], ["sum"], 1, 10) for m in range(n_machines)
+    ]
     while works:
         works = [work for work in works if not work.progress()]
     assert max(sent.values()) < 1.02 * 2 * (n_machines - 1) / n_machines * nbytes

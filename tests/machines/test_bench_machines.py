@@ -291,7 +291,7 @@ def ranks():
     floatx = theano.config.floatX
     theano.config.floatX = "float32"
     try:
-        yield measured_session.Ranks()
+        yield measured_session.MeasuredRanks()
     finally:
         theano.config.floatX = floatx
         synk.close()

@@ -4,7 +4,7 @@ import pytest
 from support import hosts
 
 from synkhronos.comm.channel import Channel, pair
-from synkhronos.comm.mpi.link import JobEnded, Link
+from synkhronos.comm.mpi.link import CarrierLink, JobEnded
 
 pytestmark = pytest.mark.skipif(not hosts.mpirun().exists(), reason="needs Open MPI")
 
@@ -321,7 +321,7 @@ print([message for message in told if message[:2] != (1, "end") or message[2] in
 
 
 def test_the_reason_that_a_carrier_told_before_its_end_is_found_by_whoever_misses_it():
-    link = Link("")  # without a carrier
+    link = CarrierLink("")  # without a carrier
     ours, theirs = pair()
     link.channel, link.machine = Channel(ours), 1
     with theirs:

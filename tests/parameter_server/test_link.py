@@ -29,7 +29,7 @@ class Mover:
             "server_hosts": ["a"],
             "descriptor": theirs.detach(),
         }
-        self.link = links.Link(told, mode)
+        self.link = links.MoverLink(told, mode)
 
     def get(self, n=1):
         """Return the next messages of the link."""
@@ -193,8 +193,8 @@ def test_states_of_another_number_of_servers_are_refused(mover):
 def test_another_process_can_not_connect(monkeypatch):
     told = {"pid": os.getppid() + 1, "rank": 0}
     monkeypatch.setenv(links.VARIABLE, json.dumps(told))
-    assert links.Link.is_available()
+    assert links.MoverLink.is_available()
     with pytest.raises(
         errors.ParameterServerError, match="a process that it has started makes none"
     ):
-        links.Link.connect("dist_sync")
+        links.MoverLink.connect("dist_sync")

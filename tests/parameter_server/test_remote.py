@@ -173,7 +173,7 @@ import time
 import cloudpickle
 import numpy as np
 from synkhronos import parameter_server as ps
-from synkhronos.parameter_server.remote.link import Link
+from synkhronos.parameter_server.remote.link import MoverLink
 
 class Counting(ps.Updater):
     def init_model(self, key, weight):
@@ -191,7 +191,7 @@ class Counting(ps.Updater):
     def set_states(self, states):
         self.n = {key: int(values["n"]) for key, values in states.items()}
 
-link = Link.connect("dist_async")
+link = MoverLink.connect("dist_async")
 rank = link.rank
 
 def pull(number, version):
@@ -252,7 +252,7 @@ if rank == 1:
             print("told", version, type(error).__name__, error, flush=True)
 link.close(60)
 try:
-    Link.connect("dist_async")
+    MoverLink.connect("dist_async")
 except ps.ParameterServerError as error:
     print("told", error)
 """

@@ -203,9 +203,9 @@ def test_a_late_round_of_high_priority_overtakes_on_a_slow_cable(two_hosts, tmp_
     script = """
 import time
 import numpy as np
-from synkhronos.parameter_server.remote.link import Link
+from synkhronos.parameter_server.remote.link import MoverLink
 
-link = Link.connect("dist_sync")
+link = MoverLink.connect("dist_sync")
 link.init_key(0, "large", (2_000_000,), "float32", "sum")
 link.init_key(1, "small", (256,), "float32", "sum")
 for version, pause in enumerate([0.2, 0.9], 1):  # while it is pushed, and while it is pulled

@@ -445,8 +445,8 @@ class Wait:
     def __init__(self, monkeypatch, number):
         from synkhronos.extensions._exchange import Port
 
-        self.left, self.wait = number, Port.settle
-        monkeypatch.setattr(Port, "settle", lambda port: self(port))
+        self.left, self.wait = number, Port.complete
+        monkeypatch.setattr(Port, "complete", lambda port: self(port))
 
     def __call__(self, port):
         self.left -= 1

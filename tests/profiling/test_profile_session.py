@@ -154,7 +154,7 @@ def test_after_an_interrupted_end_the_next_profile_begins(no_session, monkeypatc
 
     with pytest.raises(KeyboardInterrupt), synk.profile() as recorded:
         f(np.ones((8, 3)))
-        monkeypatch.setattr(session, "settle", interrupted)
+        monkeypatch.setattr(session, "drain", interrupted)
     f(np.ones((8, 3)))  # workers still record, into memory that is still theirs
     assert len(of(recorded, "total")) == 2
     with synk.profile() as second:

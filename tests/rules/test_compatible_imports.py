@@ -56,7 +56,7 @@ def test_theirs_are_our_modules_and_no_copies():
     assert theanompi.lib.opt is opt and sys.modules["theanompi.lib.opt"] is opt
     assert opt.__spec__.name == opt.__name__ == "synkhronos.rules.compatible.lib.opt"
     assert compatible.install() is package
-    assert sys.meta_path.count(compatible.finder.Finder) == 1
+    assert sys.meta_path.count(compatible.finder.AliasFinder) == 1
 
 
 @pytest.mark.parametrize("name", ["theanompi.models.data", "theanompi.models.layers2"])

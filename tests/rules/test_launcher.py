@@ -17,7 +17,7 @@ from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
 from synkhronos._machine.devices import module_command
-from synkhronos.launch.where import Place, find_places
+from synkhronos.launch.where import RankPlace, find_places
 from synkhronos.rules import options, request
 from synkhronos.tools import rule
 
@@ -127,7 +127,7 @@ def test_the_line_of_mpirun(dry_run):
 
 
 def test_the_ranks_run_the_worker():
-    asked = request.Request("BSP", [Place(None, "cpu")], "m", "M")
+    asked = request.Request("BSP", [RankPlace(None, "cpu")], "m", "M")
     line = rule.worker_command(asked, [])
     assert line[:-1] == module_command("synkhronos.rules.worker", unbuffered=True)
     assert json.loads(line[-1])["modelclass"] == "M"

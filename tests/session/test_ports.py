@@ -14,7 +14,7 @@ from support import ports, rules
 from support.waiting import wait_until
 
 from synkhronos.comm.channel import Channel
-from synkhronos.comm.mpi.link import JobEnded, Link
+from synkhronos.comm.mpi.link import CarrierLink, JobEnded
 
 slow = pytest.mark.slow("a run of mpirun")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -162,7 +162,7 @@ def test_a_rank_takes_nothing_from_a_user_who_has_taken_the_name_of_its_carrier(
             os._exit(0)
     assert os.read(reader, 1)
     with pytest.raises(JobEnded):
-        Link(name).ask("fetch", (1, 1), 1, None, None, 0)
+        CarrierLink(name).ask("fetch", (1, 1), 1, None, None, 0)
     os.waitpid(child, 0)
     os.close(reader), os.close(writer)
     assert not unpickled.exists()

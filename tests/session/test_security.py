@@ -32,7 +32,7 @@ import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
 from synkhronos.launch import machine, watch
-from synkhronos.launch.where import Place
+from synkhronos.launch.where import RankPlace
 from synkhronos.profiling import status, summary
 from synkhronos.rules import loading, plain_pickles, request, rule_classes
 from synkhronos.tools import info, launch, rule
@@ -274,7 +274,7 @@ UNPICKLED = {
     ("comm.mpi.base_carrier", "_unframed"): "messages of another machine",
     ("comm.mpi.machines_group", "_of_carrier"): "messages of a group",
     ("comm.shared.group", "_read"): "messages of a group",
-    ("comm.shared.parcels", "unpack"): "messages of a group",
+    ("comm.shared.large_messages", "unpack"): "messages of a group",
     ("_session.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",
     ("extensions.pymc.evaluator", "_unpickled"): "likelihoods",
@@ -524,7 +524,7 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
 
 def _commands():
     """Return commands of this package that start Python in the working folder of the user."""
-    asked = request.Request("BSP", [Place(None, "cpu")], "m", "M")
+    asked = request.Request("BSP", [RankPlace(None, "cpu")], "m", "M")
     options = argparse.ArgumentParser()
     launch.add_arguments(options)
     nothing = [sys.executable, "-I", "-c", ""]

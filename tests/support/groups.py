@@ -43,27 +43,27 @@ class Crew:
     """
 
     def __init__(self, size, function):
-        founding = shared.Founding(size)
+        setup = shared.GroupSetup(size)
         self.pids, self._ends = [], []
         try:
             for rank in range(size):
                 reader, writer = os.pipe()
                 pid = os.fork()
                 if pid == 0:
-                    self._run(founding, rank, size, function, writer)
+                    self._run(setup, rank, size, function, writer)
                 self.pids.append(pid)
                 self._ends.append(reader)
                 os.close(writer)
         finally:
-            founding.close()
+            setup.close()
 
-    def _run(self, founding, rank, size, function, writer):
+    def _run(self, setup, rank, size, function, writer):
         status = 1
         try:
             signal.alarm(int(SECONDS))  # a rank that hangs ends
-            value, kept = founding.place(rank)
+            value, kept = setup.place(rank)
             for other in range(size):
-                for descriptor in founding.place(other)[1]:
+                for descriptor in setup.place(other)[1]:
                     if descriptor not in kept and _is_open(descriptor):
                         os.close(descriptor)
             for reader in self._ends:

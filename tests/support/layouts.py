@@ -20,7 +20,7 @@ import synkhronos as synk
 from support.host_library import MODE, NAME
 from support.leaks import nothing_left
 from synkhronos import session as _session
-from synkhronos.comm.mpi.link import Link
+from synkhronos.comm.mpi.link import CarrierLink
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Layout:
             one_gpu.install()
         elif self.transport == "mpi":
             pytest.importorskip("mpi4py")
-            _session._Current.link = Link()
+            _session._Current.link = CarrierLink()
             _session._Current.link.begin()
         if self.devices:
             return synk.fork(devices=list(self.devices), master_rank=self.master, **kwargs)

@@ -59,7 +59,7 @@ IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 def quickly(monkeypatch):
     """Find a quiet machine, in this process; let mpirun run as root."""
     monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.05))
-    monkeypatch.setattr(load.Watch, "others", lambda self: load.Load(0.02))
+    monkeypatch.setattr(load.LoadWatch, "others", lambda self: load.Load(0.02))
     allow_root(monkeypatch)
 
 
@@ -458,7 +458,7 @@ def test_a_busy_machine_is_refused_or_told_of(nap, tmp_path, capsys, monkeypatch
     assert capsys.readouterr().err.endswith(": make (pid 7) 0.40. Times tell little.\n")
     # What others do later is told of at the end.
     monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.0))
-    monkeypatch.setattr(load.Watch, "others", lambda self: busy)
+    monkeypatch.setattr(load.LoadWatch, "others", lambda self: busy)
     assert nap("--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["busy_cores_during"] == 0.5
@@ -525,7 +525,7 @@ def test_processes_of_others_are_told_from_our_own(monkeypatch):
     monkeypatch.undo()  # what `quickly` has found
     monkeypatch.setattr(load, "_NAMED", 1000)
     busy_line = f"{sys.executable} -S -c 'while True: pass'"
-    begin, watch = time.monotonic(), load.Watch()
+    begin, watch = time.monotonic(), load.LoadWatch()
     with busy.kept_busy(1) as [ours]:
         # Of a parent that has ended, so it is not below this process.
         orphan = int(running.run("sh", "-c", f"{busy_line} >/dev/null 2>&1 & echo $!").stdout)
@@ -569,7 +569,7 @@ def test_wrong_results_are_told_of(no_session, capsys, monkeypatch):
         "1 rank": training.System("one", 1, System([1.0, 0.6])),
     }
     with pytest.raises(frame.Failed, match="1 rank does not train as serial Theano"):
-        training._measure_network(training.Job("mlp", 8), systems, 1)
+        training._measure_network(training.TrainingTask("mlp", 8), systems, 1)
     waited = types.SimpleNamespace(wait=lambda: None)
     monkeypatch.setattr(Store, "pushpull", lambda store, keys, values: waited)
     assert run("parameter_server --no-peers --sizes 1K") == 1
@@ -595,7 +595,9 @@ def test_programs_get_their_flags_and_no_module_of_the_working_folder(tmp_path, 
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("THEANO_FLAGS", "floatX=float32")
-    system = training._systems(training.Job("mlp", 8), ["cpu"], 1, [1], True)["1 rank, plain"]
+    system = training._systems(training.TrainingTask("mlp", 8), ["cpu"], 1, [1], True)[
+        "1 rank, plain"
+    ]
     code = "from synkhronos._host import library; c = library.config; "
     line = programs.interpreter(f"{code}print(c.floatX, c.optimizer_excluding)")
     words = groups.last_words(line, system.program._environment)
@@ -724,7 +726,7 @@ def test_ranks_of_other_libraries(name, n_ranks):
 @pytest.mark.slow("compiles networks and imports torch")
 @pytest.mark.parametrize("network", list(networks.NETWORKS))
 def test_pytorch_begins_with_the_same_losses(network):
-    job, losses = training.Job(network, 10, "momentum"), []
+    job, losses = training.TrainingTask(network, 10, "momentum"), []
     for n_ranks in (1, 2):
         with beside_torch.trainers(python_with("torch"), job, n_ranks, 1) as system:
             losses.append(system.ask("losses", count=3))
@@ -758,13 +760,13 @@ def test_pytorch_is_beside_ranks_of_one_kind(monkeypatch, capsys):
     assert (
         capsys.readouterr().err == "not compared with PyTorch: that is for ranks on CPUs or CUDA\n"
     )
-    mixed, cuda, cpu = (peers(training.Job("mlp"), 2) for peers in asked)
+    mixed, cuda, cpu = (peers(training.TrainingTask("mlp"), 2) for peers in asked)
     assert mixed == {}
     assert {"PyTorch, 1 thread", "PyTorch, 2 ranks"} <= set(cpu)
     [(label, alone)] = cuda.items()
     with alone.program as group:
         [program] = group._members
-    beside = asked[2](training.Job("mlp", one_core=True), 2)["PyTorch, 2 ranks"]
+    beside = asked[2](training.TrainingTask("mlp", one_core=True), 2)["PyTorch, 2 ranks"]
     with beside.program as group:
         for rank, member in enumerate(group._members):
             cores = map(str, training.cores_of(2))

@@ -201,7 +201,7 @@ def of_another_user(table, nbytes, program=None, cuts=False):
                 os.execve(program, ["nap", "60"], {})
             os.close(writer)
             while cuts:
-                os.ftruncate(file, gate_memory.Memory.nbytes(0)), os.ftruncate(file, nbytes)
+                os.ftruncate(file, gate_memory.GateMemory.nbytes(0)), os.ftruncate(file, nbytes)
                 os.pwrite(file, table(os.getpid()), 0)
             signal.pause()
         finally:
@@ -231,7 +231,7 @@ def table_of(**changes):
 def test_memory_of_another_user_in_a_program_of_root_is_not_shown(script, tmp_path):
     shutil.copy(shutil.which("sleep"), tmp_path / "nap")
     os.chmod(tmp_path / "nap", 0o4755)
-    given = table_of(), gate_memory.Memory.nbytes(1)
+    given = table_of(), gate_memory.GateMemory.nbytes(1)
     with open(tmp_path / "nap", "rb") as nap, of_another_user(*given, nap.fileno()) as pid:
         if os.stat(f"/proc/{pid}").st_uid != 0:
             pytest.skip("programs of this folder don't become root (nosuid)")
@@ -243,7 +243,7 @@ def test_memory_of_another_user_in_a_program_of_root_is_not_shown(script, tmp_pa
 
 WRONG = {
     "a size of no table": (table_of(), 10**6),
-    "millions of ranks": (table_of(), gate_memory.Memory.nbytes(4_000_000)),
+    "millions of ranks": (table_of(), gate_memory.GateMemory.nbytes(4_000_000)),
     "more than memory": (table_of(), (1 << 63) - 4096),
     "a path": (table_of(pid="../../tmp"), None),
     "a list": (table_of(pid=[1]), None),
@@ -260,7 +260,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_table_is_told_of_and_hides_no_other(case, script, monkeypatch):
     table, nbytes = WRONG[case]
-    with of_another_user(table, nbytes or gate_memory.Memory.nbytes(1)) as pid:
+    with of_another_user(table, nbytes or gate_memory.GateMemory.nbytes(1)) as pid:
         monkeypatch.setattr(sampling, "_own_processes", lambda: [pid, script.pid])
         found = sampling.Sampler().sample(0.05)
     [session] = found["sessions"]
@@ -271,7 +271,7 @@ def test_a_wrong_table_is_told_of_and_hides_no_other(case, script, monkeypatch):
 
 @as_root
 def test_a_table_that_is_cut_off_meanwhile(script, monkeypatch):
-    with of_another_user(table_of(), gate_memory.Memory.nbytes(1), cuts=True) as pid:
+    with of_another_user(table_of(), gate_memory.GateMemory.nbytes(1), cuts=True) as pid:
         monkeypatch.setattr(sampling, "_own_processes", lambda: [pid, script.pid])
         monkeypatch.setattr(sampling, "LOOK_SECONDS", 0)
         found = sampling.Sampler().sample(0.5)
@@ -281,7 +281,7 @@ def test_a_table_that_is_cut_off_meanwhile(script, monkeypatch):
 @as_root
 def test_names_of_another_user_are_no_commands_to_a_terminal(capsys):
     rich = pytest.importorskip("rich.console")
-    with of_another_user(table_of(), gate_memory.Memory.nbytes(1)) as pid:
+    with of_another_user(table_of(), gate_memory.GateMemory.nbytes(1)) as pid:
         assert top.main(options(pid=pid, once=True, interval=0.1)) == 0
         [session] = sampling.Sampler(pid).sample(0.05)["sessions"]
     watched = live.Watched([session], [HOSTILE])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from synkhronos._arithmetic.blocks import reduce_block, reduction
-from synkhronos._arithmetic.reduce_operations import OPERATIONS, OPS, Operation, wide
+from synkhronos._arithmetic.reduce_operations import OPERATIONS, OPS, ReduceOperation, wide
 from synkhronos._arithmetic.reduction import Accumulator, combine, combine_of_machines, combine_some
 from synkhronos.comm.mpi.all_reduce import reduce_all
 from synkhronos.comm.mpi.buckets import reduce_into_first
@@ -145,7 +145,7 @@ def test_the_identity_of_an_operation_changes_nothing(op):
 
 
 def test_an_operation_that_is_added_to_the_table_works_everywhere(monkeypatch):
-    row = Operation(lambda a, b, out=None: np.fmax(a, b, out=out), lambda dtype: -9)
+    row = ReduceOperation(lambda a, b, out=None: np.fmax(a, b, out=out), lambda dtype: -9)
     monkeypatch.setitem(OPERATIONS, "largest", row)
     arrays = [np.array([1.0, np.nan]), np.array([np.nan, 2.0]), np.array([0.0, 1.0])]
     for place in PLACES:

@@ -42,7 +42,7 @@ def chunk_bytes(nbytes: float, n_machines: int) -> int:
     return max(units * _ALIGN, _SMALLEST)
 
 
-class AllReduce:
+class NetworkAllReduce:
     """One all-reduce of a list of arrays, in place.
 
     Parameters

@@ -14,7 +14,7 @@ from synkhronos.comm import Aborted
 from synkhronos.comm.arrays import Arrays, into, refuse_shapes, weigh
 from synkhronos.comm.mpi.buckets import reduce_into_first
 
-EQUAL, UNEQUAL = 1, 2  # verdicts of leaders
+EQUAL, UNEQUAL = 1, 2  # decisions of leaders
 _BUCKET_BITS = 16  # of the number of a bucket, beside the number of the run
 
 
@@ -80,7 +80,7 @@ class MachinesArrays(Arrays):
             # Ranks on devices of other kinds may compute in another precision.
             kinds = [buffer.dtype.str for buffer in everyone[0]]
             answer = self._reduce_between(key, ops, divisor, is_equal, (kinds, shapes))
-        if self._all.verdict(EQUAL if answer is None else UNEQUAL) == UNEQUAL:
+        if self._all.leader_decision(EQUAL if answer is None else UNEQUAL) == UNEQUAL:
             return Unequal(answer)
         return everyone[0]
 

@@ -30,8 +30,8 @@ from synkhronos.comm.mpi.mpi_library import MPI
 from synkhronos.comm.mpi.sealed import Sealed
 from synkhronos.comm.mpi.transfers import PART, bytes_of
 from synkhronos.comm.mpi.waiting import Waiting
+from synkhronos.comm.shared.large_messages import pickled
 from synkhronos.comm.shared.mail import Mail
-from synkhronos.comm.shared.parcels import pickled
 
 _MESSAGE = 1  # a tag; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays

@@ -322,12 +322,12 @@ class Arena:
         except SharedMemoryFull:
             self._blocks = [block for block in self._blocks if block.used]
             segment = self._create(nbytes)
-        block = _Block(segment)
+        block = _ArenaBlock(segment)
         self._blocks.append(block)
         return block
 
 
-class _Block:
+class _ArenaBlock:
     """A segment of the arena, filled from its begin.
 
     Attributes

@@ -35,9 +35,9 @@ class GateOfMachines(Gate):
     ----------
     local : SharedGate
         Of the ranks of this machine.
-    layout : Layout
-    plan : Plan
-    link : Link
+    layout : MachineLayout
+    plan : SessionPlan
+    link : CarrierLink
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class GateOfMachines(Gate):
         The number of the session in this job.
     compress : bool
         Whether floats cross the network in half precision.
-    link : Link
+    link : CarrierLink
         This rank's own, or that of the leader, who has forked it.
     """
 
@@ -276,9 +276,9 @@ class GateOfMachines(Gate):
         if self.is_leader:
             values = self.exchange((equal, vote))
             equal = all(value == (True, vote) for value in values)
-        return bool(self.verdict(int(equal)))
+        return bool(self.leader_decision(int(equal)))
 
-    def verdict(self, value=None):
+    def leader_decision(self, value=None):
         """Meet with the ranks of this machine; return the leader's value, a number."""
         leader = self.local.master_rank
         if self.is_leader:
@@ -370,7 +370,7 @@ class GateOfMachines(Gate):
     def _on_other(self, machine, *rest):
         """Drop a message of an earlier session."""
 
-    def settle(self):
+    def drop_reductions(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
         self.link.answer(id)  # of a settlement that was left early

@@ -23,11 +23,11 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos.comm.heartbeats import silent
-from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
+from synkhronos.comm.mpi.all_reduce import NetworkAllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.machines_group import Question
 from synkhronos.comm.mpi.transfers import small_for_all
-from synkhronos.comm.shared.group import Founding
+from synkhronos.comm.shared.group import GroupSetup
 from synkhronos.errors import SharedMemoryFull
 
 _FIRST_TAG, _N_TAGS = 1 << 10, 1 << 10  # of all-reduces, each of which has two
@@ -47,27 +47,27 @@ class GroupCarrier(BaseCarrier):
     def __init__(self, comm: Any, ranks: Sequence[Sequence[int]]) -> None:
         self._ranks, self._here = ranks, ranks[comm.rank]
         self._machine_of = {rank: m for m, each in enumerate(ranks) for rank in each}
-        self._founding = Founding(len(self._here), has_carrier=True)
-        super().__init__(comm, self._founding.sockets_of_carrier())
+        self._setup = GroupSetup(len(self._here), has_carrier=True)
+        super().__init__(comm, self._setup.sockets_of_carrier())
         self._leaving: set[int] = set()  # ranks here that have said so
         self._gone: set[int] = set()
         # question -> machine -> what it has asked
         self._asked: dict[int, dict[int, Question]] = collections.defaultdict(dict)
         self._last_asked: collections.Counter[int] = collections.Counter()  # by machine
         self._places: dict[int, Any] = {}  # question -> what lies where, here
-        self._reductions: list[tuple[int, AllReduce, Any]] = []
+        self._reductions: list[tuple[int, NetworkAllReduce, Any]] = []
         self._given_up: list[tuple] = []  # those that a lost machine was to take part in
         self._over: set[int] = set()  # machines of which all ranks have ended
         self.on_lost: Callable[[int], None] = lambda rank: None
 
     def place(self, local: int) -> tuple[str, list[int]]:
-        """Return what to tell a rank of this machine, and what it inherits; see `Founding`."""
+        """Return what to tell a rank of this machine, and what it inherits; see `GroupSetup`."""
         machines = {"machine": self.machine, "ranks": self._ranks, "hosts": self.hosts}
-        return self._founding.place(local, machines=machines)
+        return self._setup.place(local, machines=machines)
 
     def close(self) -> None:
         """Close what the ranks have inherited, when all are started."""
-        self._founding.close()
+        self._setup.close()
 
     def fail(self) -> None:
         """Leave all: the ranks here have lost those of other machines."""
@@ -203,7 +203,7 @@ class GroupCarrier(BaseCarrier):
             array /= array.dtype.type(scale)
         tag = _FIRST_TAG + 2 * (number % _N_TAGS)
         how = [question.op], question.divisor, tag, bool(scale)
-        work = AllReduce(self, [array], *how, compress_results=False)
+        work = NetworkAllReduce(self, [array], *how, compress_results=False)
         self._reductions.append((number, work, (array, scale)))
 
     @property

@@ -22,7 +22,7 @@ COLUMNS = ("host", "Synkhronos", "files", _LIBRARY, "NumPy", "Python")  # of the
 
 
 @dataclass(frozen=True)
-class Layout:
+class MachineLayout:
     """The ranks of each machine: they follow one another.
 
     Attributes
@@ -69,7 +69,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SessionPlan:
     """A session: the devices of all ranks, and which are on which machine."""
 
     session: int
@@ -84,7 +84,7 @@ class Plan:
 
     def layout(self, machine):
         """Return the layout as one machine sees it."""
-        return Layout(self.counts, self.hosts, machine)
+        return MachineLayout(self.counts, self.hosts, machine)
 
 
 def facts() -> Tuple[str, ...]:
@@ -131,7 +131,7 @@ def with_titles(titles, rows) -> List[Tuple[str, ...]]:
     return [tuple(each) for each in (titles, *rows)]
 
 
-def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Plan:
+def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> SessionPlan:
     """Ask all machines what they have for a session; return the plan, or raise.
 
     Raises
@@ -154,7 +154,7 @@ def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Pl
     for facts, _, problem in table:
         if problem is not None:
             raise SessionError(f"fork() can't start ranks on {facts[0]}: {problem}")
-    return Plan(
+    return SessionPlan(
         wish.session,
         tuple(len(devices) for _, devices, _ in table),
         tuple(facts[0] for facts, _, _ in table),

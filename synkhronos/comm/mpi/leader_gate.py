@@ -81,7 +81,7 @@ class LeaderGate(GateOfMachines):
             self.link.tell(None, ("abort", self.session, self.sequence))
         parts = None
         if errors or self.local.is_aborted or self._aborted == self.sequence:
-            self.settle()
+            self.drop_reductions()
         else:
             try:
                 parts = self.parts()

@@ -1,6 +1,6 @@
 """A process's connection with the carrier of its machine: what it asks, and what it is told.
 
-    leader    Link()               starts the carrier, and speaks for its machine
+    leader    CarrierLink()        starts the carrier, and speaks for its machine
     worker    link.of_worker()     connects to the same carrier, when it has something to ask
 
     send ──▶ carrier ── done, failed ──▶ answer, wait_for    of what was asked, by its id
@@ -33,7 +33,7 @@ _END_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # a wait for the carrier looks after it so often
 
 
-class Link:
+class CarrierLink:
     """One process's end, from the start of the job to its end.
 
     Parameters
@@ -91,10 +91,10 @@ class Link:
         while self.machine is None:
             self._receive(_LOOK_SECONDS)
 
-    def of_worker(self) -> "Link":
+    def of_worker(self) -> "CarrierLink":
         """Return the connection of a worker, in the process that was forked for it."""
         self.leave_in_child()
-        return Link(self._name)
+        return CarrierLink(self._name)
 
     def leave_in_child(self) -> None:
         """Close this end in a process that was forked from this one."""

@@ -28,8 +28,8 @@ from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared import group as shared
+from synkhronos.comm.shared.large_messages import pickled
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS
-from synkhronos.comm.shared.parcels import pickled
 from synkhronos.errors import SharedMemoryFull
 
 

@@ -84,7 +84,7 @@ class MasterGate(GateOfMachines):
             self.link.tell(None, ("abort", self.session, self.sequence))
             self._aborted = self.sequence
         if self._aborted == self.sequence or self.local.is_aborted:
-            self.settle()
+            self.drop_reductions()
         n_others = len(self.layout.counts) - 1
         self.wait(lambda: len(self._done) == n_others, in_call=False)
         for machine, (rows, errors, answers, parts) in sorted(self._done.items()):

@@ -18,7 +18,7 @@ from synkhronos.comm.outputs import Outputs
 _SMALL = 1 << 15  # bytes of a machine's outputs that go with the message
 
 
-class Part(NamedTuple):
+class OutputPart(NamedTuple):
     """A part of an output, as a leader sends it: the array, or its place on that machine."""
 
     array: Optional[np.ndarray]
@@ -45,7 +45,7 @@ class MachinesOutputs(Outputs):
         return super().hear(rank - self._gate.first, answer)
 
     def of_machine(self, key, combined):
-        """Return the outputs of this machine for the master: (rank, list of `Part` or None) each.
+        """Return the outputs of this machine for the master: (rank, `OutputPart`s or None) each.
 
         Parameters
         ----------
@@ -70,7 +70,7 @@ class MachinesOutputs(Outputs):
             for number, part in enumerate(parts):
                 if part is not None:
                     place = partial.pop(0) if part.n_parts > 1 else places[number]
-                    parts[number] = Part(None, place, part.n_parts)
+                    parts[number] = OutputPart(None, place, part.n_parts)
         return [*sent.items()]
 
     def take(self, sent):
@@ -119,5 +119,5 @@ def _part(part):
     if part is None:
         return None
     if isinstance(part, Partial):
-        return Part(part.part, None, part.n_parts)
-    return Part(part, None, 1)
+        return OutputPart(part.part, None, part.n_parts)
+    return OutputPart(part, None, 1)

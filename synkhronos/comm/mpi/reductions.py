@@ -1,7 +1,7 @@
 """The all-reduces of a carrier: from what ranks begin to the answers that they get.
 
     ranks ── reduce, bucket ──▶ a round ── ready ──▶ all other carriers
-    all have said "ready"   ──▶ `AllReduce`, two rounds at a time, in the order of their numbers
+    all have said "ready"   ──▶ `NetworkAllReduce`, two at a time, in the order of their numbers
                             ──▶ done, to all ranks that wait
 
 Each carrier says "ready" to each other one: M (M - 1) messages, but no machine waits for more than
@@ -17,7 +17,7 @@ one does not have.
 
 import functools
 
-from synkhronos.comm.mpi.all_reduce import AllReduce, reduce_all
+from synkhronos.comm.mpi.all_reduce import NetworkAllReduce, reduce_all
 from synkhronos.comm.mpi.buckets import Bucket
 from synkhronos.comm.mpi.fetches import problem_here
 from synkhronos.comm.mpi.transfers import GIVEN_UP, small_for_all
@@ -33,7 +33,7 @@ class Reductions:
 
     def __init__(self, carrier):
         self._carrier = carrier
-        self._rounds = {}  # id -> Round
+        self._rounds = {}  # id -> ReductionRound
         self._buckets = {}  # id -> Bucket, until all ranks here have begun it
         self._ready = {}  # id -> machine -> announcement
         self._begun = 0, 0, 0  # the last round that was begun here
@@ -122,7 +122,9 @@ class Reductions:
         ready = self._ready.setdefault(id, {})
         ready[self._carrier.machine] = layout, inline
         self._begun = id
-        self._rounds[id] = Round(self._carrier, id, ready, arrays, ops, divisor, compress, answer)
+        self._rounds[id] = ReductionRound(
+            self._carrier, id, ready, arrays, ops, divisor, compress, answer
+        )
         self._carrier.tell_all("ready", id, layout, inline)
 
     def _end(self, id):
@@ -164,7 +166,7 @@ class Reductions:
         self._ready.setdefault(id, {})[machine] = layout, inline
 
 
-class Round:
+class ReductionRound:
     """An all-reduce, from its announcement to its answer.
 
     Attributes
@@ -204,5 +206,5 @@ class Round:
             return True
         session, sequence, number = self._id
         tag = _REDUCE + 2 * ((977 * session + 31 * sequence + number) % _TAGS)
-        self._work = AllReduce(self._carrier, self._arrays, *how, tag, self._compress)
+        self._work = NetworkAllReduce(self._carrier, self._arrays, *how, tag, self._compress)
         return False

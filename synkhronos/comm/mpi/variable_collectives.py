@@ -124,11 +124,11 @@ class MachinesVariables(Variables):
             machines = gate.exchange(self._offered(keys, range(self._worker.n_ranks)))
             offered = [list(itertools.chain(*each)) for each in zip(*machines)]
             unequal = first_unequal_rows([[place[2] for place, _ in each] for each in offered])
-        if gate.verdict(EQUAL if unequal is None else UNEQUAL) == UNEQUAL:
+        if gate.leader_decision(EQUAL if unequal is None else UNEQUAL) == UNEQUAL:
             return unequal
         if gate.is_leader:
             self._join(keys, offered)
-        gate.verdict(0)
+        gate.leader_decision(0)
         self._storage.hear()
         for key in keys:
             self._give_joined(key, self._storage.arrays_of(leader, _gathered(key))[0])

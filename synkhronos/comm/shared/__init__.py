@@ -5,6 +5,6 @@
 `meetings`      their waits for one another, in these cells; how long they spin: `spinning`
 `gate`          the barriers of a session
 `memory`        segments for its arrays
-`group`         a group of equal ranks; large arrays in its messages: `parcels`
+`group`         a group of equal ranks; large arrays in its messages: `large_messages`
 ==============  ================================================================================
 """

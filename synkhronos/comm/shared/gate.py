@@ -41,7 +41,7 @@ from synkhronos.comm.shared.gate_memory import (
     REPLY_LENGTH,
     SEQUENCE,
     SLOT,
-    Memory,
+    GateMemory,
     make_file,
     make_wake_pipes,
 )
@@ -71,7 +71,7 @@ class SharedGate(Meetings, Gate):
         # master's death.
         self._life_pipe, self._life = (), None  # on workers, their own end of it
         try:
-            memory = Memory(n_ranks, *self._files)
+            memory = GateMemory(n_ranks, *self._files)
             self._life_pipe = make_pipe()
             wake_pipes = make_wake_pipes(n_ranks)
         except OSError:
@@ -84,8 +84,8 @@ class SharedGate(Meetings, Gate):
         self._slots = {}  # command -> its slot number, for commands that all workers have
         self._last = None, 0  # the last command and its slot: found without hashing the command
 
-    def _take_place(self):
-        super()._take_place()
+    def _locate_cells(self):
+        super()._locate_cells()
         self._master_sleeps = self._line(self.master_rank) + ASLEEP
 
     def _on_end(self, fd):
@@ -100,7 +100,7 @@ class SharedGate(Meetings, Gate):
         if self.rank != self.master_rank:
             return None
         patience = patience or reports.Patience(PATIENCE_SECONDS, HEARTBEAT_MS / 1000)
-        late = self.hindmost(self._processes, kind, value)
+        late = self.slowest(self._processes, kind, value)
         pids = {self.first_rank + rank: self._processes[rank].pid for rank in late}
         patience.wait_for(pids, in_a_meeting=kind == MET)
         return patience
@@ -122,7 +122,7 @@ class SharedGate(Meetings, Gate):
     def become_worker(self, rank: int) -> None:
         """Take the place of `rank`, in its own process, right after the fork."""
         self.rank = rank
-        self._take_place()
+        self._locate_cells()
         self._sequence = 0
         self._commands = {}
         self.close_in_child()

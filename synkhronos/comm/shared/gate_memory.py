@@ -43,7 +43,7 @@ NO_REPLY, ANSWER, ERROR = range(3)
 ELSEWHERE = -1
 
 
-class Memory:
+class GateMemory:
     """The shared cells and buffers of one gate. Views of them keep the memory mapped.
 
     Parameters
@@ -97,7 +97,7 @@ def make_file(n_ranks: int) -> int:
     file = os.memfd_create(NAME, os.MFD_CLOEXEC)
     try:
         os.fchmod(file, 0o600)
-        os.ftruncate(file, Memory.nbytes(n_ranks))
+        os.ftruncate(file, GateMemory.nbytes(n_ranks))
     except OSError:  # such as of a limit of the size of files
         os.close(file)
         raise
@@ -167,7 +167,7 @@ class Notices:
         """Return whether a rank has finished the present call, or has left its group."""
         return self._cells[self._line(rank) + DONE] >= self._cells[SEQUENCE]
 
-    def hindmost(self, ranks, kind: int, value: int) -> list:
+    def slowest(self, ranks, kind: int, value: int) -> list:
         """Return those of `ranks` that hold up the others in a wait for cells to reach a value.
 
         Parameters

@@ -1,6 +1,6 @@
 """A group of processes of one machine that an ancestor has started: no MPI, and no port.
 
-    launcher   Founding(n)  memory, pipes, a socket for each pair of ranks
+    launcher   GroupSetup(n)  memory, pipes, a socket for each pair of ranks
                starts each rank with its descriptors, and their numbers in its environment
     rank       join()  ──▶  SharedGroup
 
@@ -32,7 +32,7 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
-from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, Memory, make_file, make_wake_pipes
+from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, GateMemory, make_file, make_wake_pipes
 from synkhronos.comm.shared.mail import Mail
 from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
 from synkhronos.errors import SharedMemoryFull
@@ -41,7 +41,7 @@ WARN_SECONDS = 30.0
 _HEADER = 8  # bytes before a value on a board, with its length
 
 
-class Founding:
+class GroupSetup:
     """Memory, pipes, and a socket for each pair, which the processes of a new group inherit.
 
     The process that makes it starts each rank with the descriptors and the variable that `place`
@@ -61,7 +61,9 @@ class Founding:
         take_standard_streams()  # the descriptors made here must not be theirs
         allow_descriptors(size)
         self._memory = make_file(size)
-        Memory(size, self._memory).cells[SEQUENCE] = 1  # the one call that all collectives are in
+        GateMemory(size, self._memory).cells[SEQUENCE] = (
+            1  # the one call that all collectives are in
+        )
         self._wake_pipes = make_wake_pipes(size)
         members = range(size + has_carrier)
         self._sockets: list[dict[int, socket.socket]] = [{} for _ in members]
@@ -98,7 +100,7 @@ class Founding:
 
 
 def allow_descriptors(size: int) -> None:
-    """Let this process have the descriptors that `Founding` takes; ValueError if it can't."""
+    """Let this process have the descriptors that `GroupSetup` takes; ValueError if it can't."""
     needed = size * (size + 5) + 150
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed <= soft or soft == resource.RLIM_INFINITY:
@@ -112,9 +114,9 @@ def allow_descriptors(size: int) -> None:
 
 
 def join(told: Mapping[str, Any], kind: type[SharedGroup] | None = None) -> SharedGroup:
-    """Return the group that this process was started for, told its `Founding.place`."""
+    """Return the group that this process was started for, told its `GroupSetup.place`."""
     rank, size = told["rank"], told["size"]
-    memory = Memory(size, told["memory"])
+    memory = GateMemory(size, told["memory"])
     os.set_inheritable(told["memory"], False)
     peers = {int(other): socket.socket(fileno=fd) for other, fd in told["peers"].items()}
     for pipe in told["wake"]:
@@ -131,7 +133,7 @@ class SharedGroup(Meetings, Group):
     def __init__(
         self,
         rank: int,
-        memory: Memory,
+        memory: GateMemory,
         file: int,
         pipes: list[int],
         peers: dict[int, socket.socket],
@@ -152,8 +154,8 @@ class SharedGroup(Meetings, Group):
         self._waiting_since = 0.0
         Meetings.__init__(self, memory, pipes, rank, size, spin=size <= usable_cores())
 
-    def _take_place(self):
-        super()._take_place()
+    def _locate_cells(self):
+        super()._locate_cells()
         for descriptor in self._mail.peers:
             self._poll.register(descriptor, select.POLLIN)
 
@@ -192,10 +194,10 @@ class SharedGroup(Meetings, Group):
     def _warn(self, patience, kind, value):
         waited, everyone = time.monotonic() - self._waiting_since, range(self.size)
         if waited > self.patience:
-            raise WaitedTooLong(self.patience, self._named(self.hindmost(everyone, MET, value)))
+            raise WaitedTooLong(self.patience, self._named(self.slowest(everyone, MET, value)))
         if patience is None:
             patience = Patience(WARN_SECONDS, HEARTBEAT_MS / 1000)
-        patience.wait_for_others(self._named(self.hindmost(everyone, MET, value)))
+        patience.wait_for_others(self._named(self.slowest(everyone, MET, value)))
         return patience
 
     def _named(self, ranks):
@@ -266,7 +268,7 @@ class SharedGroup(Meetings, Group):
         ]
         own = arrays[self.rank]
         self._arrays[id(own)] = len(self._arrays) + 1, arrays
-        self._mail.parcels.note(own, segment.ref)
+        self._mail.large_messages.note(own, segment.ref)
         self.barrier()  # until all have opened all
         return own
 
@@ -300,7 +302,7 @@ class SharedGroup(Meetings, Group):
 
     def place_of(self, array: np.ndarray) -> tuple:
         """Return where an array of `allocate` lies: its segment, offset and bytes."""
-        return self._mail.parcels.place_of(array)
+        return self._mail.large_messages.place_of(array)
 
     def meet(self):
         """Wait until all ranks are here."""
@@ -320,7 +322,7 @@ class SharedGroup(Meetings, Group):
 
     def under_way(self, rank: int) -> int:
         """Return how many messages with large arrays a rank has not taken."""
-        return self._mail.parcels.under_way(rank)
+        return self._mail.large_messages.under_way(rank)
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank."""

@@ -1,7 +1,7 @@
 """The messages of one process with its peers on the same machine: a socket for each of them.
 
-Large arrays go through shared memory (`parcels`). The end of a socket is the end of its peer, and
-comes after all that the peer has sent.
+Large arrays go through shared memory (`large_messages`). The end of a socket is the end of its
+peer, and comes after all that the peer has sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping
 
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed, WithDescriptors
-from synkhronos.comm.shared.parcels import Packed, Parcels
+from synkhronos.comm.shared.large_messages import LargeMessages, Packed
 
 
 class Mail:
@@ -48,7 +48,7 @@ class Mail:
         self.peers: dict[int, int] = {}
         self._came: collections.deque[tuple[int, Any]] = collections.deque()
         self._ended: collections.deque[int] = collections.deque()  # of which `take` has not told
-        self.parcels = Parcels(segments)
+        self.large_messages = LargeMessages(segments)
         # A process that this one forks must not hide its end.
         channels = self._all = weakref.WeakSet[Channel]()
         os.register_at_fork(after_in_child=lambda: [each.close() for each in channels])
@@ -75,14 +75,14 @@ class Mail:
     def is_under_way(self) -> bool:
         """Whether something that was sent has not been taken."""
         return any(
-            channel.has_unsent or self.parcels.under_way(peer)
+            channel.has_unsent or self.large_messages.under_way(peer)
             for peer, channel in self._channels.items()
         )
 
     def send(self, peer: int, message: tuple) -> None:
         """Send a message, with arrays in it; to a peer that has ended nothing is sent."""
         if peer in self._channels:
-            self._post(peer, *self.parcels.pack(peer, message))
+            self._post(peer, *self.large_messages.pack(peer, message))
 
     def tell(self, peer: int, *notice: Any) -> None:
         """Send a small thing, which `on_notice` of the peer gets when it comes."""
@@ -105,12 +105,12 @@ class Mail:
             descriptors: list[int] = []
             if isinstance(packed, WithDescriptors):
                 packed, descriptors = packed
-            return peer, self.parcels.unpack(peer, packed, descriptors)
+            return peer, self.large_messages.unpack(peer, packed, descriptors)
         return (self._ended.popleft(), None) if self._ended else None
 
     def give_back(self) -> None:
         """Tell the senders of arrays that they are not needed any more."""
-        for peer, answer in self.parcels.give_back():
+        for peer, answer in self.large_messages.give_back():
             if peer in self._channels:
                 self._post(peer, answer)
 
@@ -129,7 +129,7 @@ class Mail:
             packed = each.message if isinstance(each, WithDescriptors) else each
             if isinstance(packed, Packed):
                 self._came.append((peer, each))
-            elif not self.parcels.take_back(packed):
+            elif not self.large_messages.take_back(packed):
                 self._on_notice(peer, packed)
         self._flush(channel)
 
@@ -149,7 +149,7 @@ class Mail:
     def _note_end(self, peer, channel):
         del self._channels[peer], self.peers[channel.fileno()]
         channel.close()
-        self.parcels.drop(peer)
+        self.large_messages.drop(peer)
         self._ended.append(peer)
         self._on_end(peer)
 

@@ -48,7 +48,7 @@ class Meetings(Notices):
 
     Parameters
     ----------
-    memory : Memory
+    memory : GateMemory
         Of all ranks.
     wake_pipes : list of int
         One for each rank, of `make_wake_pipes`.
@@ -65,9 +65,9 @@ class Meetings(Notices):
         self._spinning = Spinning(self._cells, spin)
         self._wake_pipes = wake_pipes
         self._fence = make_fence()
-        self._take_place()
+        self._locate_cells()
 
-    def _take_place(self):
+    def _locate_cells(self):
         """Note where this rank's cells are, and those of the others."""
         line = self._line(self.rank)
         self._done, self._met, self._asleep = line + DONE, line + MET, line + ASLEEP

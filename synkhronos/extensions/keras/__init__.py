@@ -349,7 +349,7 @@ class _Parallel:
     def _must_make(self, name):
         session = current(f"The model {self._model.name!r} is parallel, which restore() ends; it")
         made = getattr(self._model, f"{name}_function", None)
-        if isinstance(made, _Function) and made.session is session:
+        if isinstance(made, _KerasFunction) and made.session is session:
             return False
         if name != "predict" and not hasattr(self._model, f"{name}_function"):
             raise RuntimeError("The model was not compiled: call model.compile() first.")
@@ -369,7 +369,7 @@ class _Parallel:
         updates = [*updates, *of_metrics(metrics)]
         compiled = make(self._inputs(name), outputs, updates, options)
         numbers = [m._call_result for m in metrics if hasattr(m, "_call_result")]
-        return _Function(self, compiled, numbers, current("The model"))
+        return _KerasFunction(self, compiled, numbers, current("The model"))
 
     def _tell(self, name, error):
         """Warn that there is no rule for a model's loss, or for a metric."""
@@ -413,12 +413,12 @@ class _Parallel:
         self.forget()
         for name in FUNCTIONS:
             made = getattr(self._model, f"{name}_function", None)
-            if isinstance(made, _Function):
+            if isinstance(made, _KerasFunction):
                 self.send_new(made.variables)
                 self.remember(made.variables)
 
 
-class _Function:
+class _KerasFunction:
     """A function as Keras calls it: it takes a list of arrays, and returns loss and metrics."""
 
     def __init__(self, parallel, compiled, metrics, session):

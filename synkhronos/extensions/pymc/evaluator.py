@@ -52,12 +52,12 @@ from synkhronos._session.commands import Forget
 from synkhronos._session.current import Current
 from synkhronos._session.session import Session
 from synkhronos.comm import Reference
-from synkhronos.comm.mpi.job import Layout
+from synkhronos.comm.mpi.job import MachineLayout
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
 from synkhronos.extensions.pymc.runs import (
-    Run,
+    TermEvaluation,
     along,
     along_direction,
     compiled,
@@ -78,9 +78,9 @@ def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
     return _evaluators[number].evaluate(kind, values)
 
 
-def on_this_machine(n_ranks: int) -> Layout:
+def on_this_machine(n_ranks: int) -> MachineLayout:
     """Return the layout of so many ranks on one machine."""
-    return Layout((n_ranks,), ("",), 0)
+    return MachineLayout((n_ranks,), ("",), 0)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Evaluator:
     def __init__(
         self,
         terms: Sequence[Term],
-        layout: Layout,
+        layout: MachineLayout,
         check_bounds: bool,
         functions: list | None = None,
     ):
@@ -558,10 +558,10 @@ class Evaluator:
                     arguments.append(arranged[key])
                 sizes = [] if kind == "value" else [*zip(term.parameters, parameters)]
                 outs = self._outs_of(rank, begin, sizes, axes_of, chosen, block > 0)
-                yield Run(function, arguments, copies, outs, n_blocks == 1)
+                yield TermEvaluation(function, arguments, copies, outs, n_blocks == 1)
 
     def _outs_of(self, rank, start, parameters, axes_of, chosen, adds):
-        """Return where a result belongs, as `Run` takes it: what is summed, in few pieces."""
+        """Return the places of a result for a `TermEvaluation`: what is summed, in few pieces."""
         outs, begin, at = [], start, start + 1
         for parameter, value in parameters:
             if not is_float(parameter):

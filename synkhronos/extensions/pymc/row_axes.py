@@ -30,8 +30,8 @@ from synkhronos.extensions.pymc.row_states import (
     COUNTED,
     TOTAL,
     Along,
-    Lengths,
     Mixed,
+    RowLengths,
     are_lengths,
     constant,
     mixed,
@@ -178,7 +178,7 @@ def _dim_shuffle(op, node, states):
 @rule(CAReduce)
 def _reduction(op, node, states):
     [state] = states
-    if isinstance(state, Lengths) or state is COUNTED:
+    if isinstance(state, RowLengths) or state is COUNTED:
         return COUNTED
     if isinstance(state, Along):
         axes = range(node.inputs[0].ndim) if op.axis is None else op.axis

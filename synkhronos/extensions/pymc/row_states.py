@@ -54,7 +54,7 @@ class Along:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class RowLengths:
     """A length, or a vector of lengths: for each one, whether it is the number of rows."""
 
     flags: tuple[bool, ...]
@@ -132,7 +132,9 @@ def only(states, *allowed) -> bool:
 
 def are_lengths(states) -> bool:
     """Return whether all inputs that depend on rows depend on their number alone."""
-    return all(state is None or state is COUNTED or isinstance(state, Lengths) for state in states)
+    return all(
+        state is None or state is COUNTED or isinstance(state, RowLengths) for state in states
+    )
 
 
 def constant(variable):
@@ -148,14 +150,14 @@ def constant(variable):
 def _shape(op, node, states):
     [state] = states
     if isinstance(state, Along):
-        return Lengths(tuple(axis == state.axis for axis in range(node.inputs[0].ndim)))
+        return RowLengths(tuple(axis == state.axis for axis in range(node.inputs[0].ndim)))
     return None
 
 
 @rule(Shape_i)
 def _shape_i(op, node, states):
     [state] = states
-    return Lengths((True,)) if isinstance(state, Along) and state.axis == op.i else None
+    return RowLengths((True,)) if isinstance(state, Along) and state.axis == op.i else None
 
 
 @rule(basic.ScalarFromTensor, basic.TensorFromScalar, ViewOp)
@@ -182,7 +184,7 @@ def _lengths(states, sizes):
         for state, size in zip(states, sizes, strict=True)
         for flag in (state.flags if state else [False] * size)
     ]
-    return Lengths(tuple(flags))
+    return RowLengths(tuple(flags))
 
 
 @rule(basic.Join)
@@ -206,7 +208,7 @@ def _join(op, node, states):
 def _rows_of_shape(node, sizes):
     """Return the axis that has the number of rows, of those whose lengths have these states."""
     found = [axis for axis, state in enumerate(sizes) if state is not None]
-    if len(found) > 1 or any(sizes[axis] != Lengths((True,)) for axis in found):
+    if len(found) > 1 or any(sizes[axis] != RowLengths((True,)) for axis in found):
         raise mixed(node, "its log-likelihood computes with the number of rows")
     return found[0] if found else None
 
@@ -233,7 +235,7 @@ def _alloc(op, node, states):
 @rule(basic.ARange)
 def _arange(op, node, states):
     begin, _, step = node.inputs
-    is_count = states[:1] + states[2:] == [None, None] and states[1] == Lengths((True,))
+    is_count = states[:1] + states[2:] == [None, None] and states[1] == RowLengths((True,))
     if is_count and constant(begin) == 0 and constant(step) == 1:
         return Along(0, is_number=True)
     raise mixed(node, "its log-likelihood computes with the numbers of rows")
@@ -247,7 +249,7 @@ def _reshape(op, node, states):
         return state
     if not isinstance(state, Along) or lengths is COUNTED:
         raise mixed(node)
-    if isinstance(lengths, Lengths):  # rows stay the first axis, and the rest is as large
+    if isinstance(lengths, RowLengths):  # rows stay the first axis, and the rest is as large
         if state.axis == 0 and lengths.flags == (True, *[False] * (op.ndim - 1)):
             return state
         raise mixed(node)
@@ -273,7 +275,7 @@ def _specify_shape(op, node, states):
 def _subtensor(op, node, states):
     state, *others = states
     indices = subtensor.indices_from_subtensor(node.inputs[1:], op.idx_list)
-    if isinstance(state, Lengths):
+    if isinstance(state, RowLengths):
         return _part_of_lengths(state, indices)
     if not only(others):
         raise mixed(node)
@@ -308,8 +310,8 @@ def _part_of_lengths(state, indices):
     try:
         if isinstance(index, slice):
             parts = slice(number(index.start), number(index.stop), number(index.step))
-            return Lengths(state.flags[parts])
-        return Lengths((state.flags[_fixed(index)],)) if state.flags[_fixed(index)] else None
+            return RowLengths(state.flags[parts])
+        return RowLengths((state.flags[_fixed(index)],)) if state.flags[_fixed(index)] else None
     except _NotFixed:
         return COUNTED
 

@@ -1,6 +1,6 @@
 """The functions of terms, and the rows that a rank gives them.
 
-A rank evaluates its rows in blocks that stay in its core's cache, each with a `Run`.
+A rank evaluates its rows in blocks that stay in its core's cache, each with a `TermEvaluation`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_FUNCTIONS = 64  # that stay for later blocks
 _functions: dict[tuple, Callable] = {}  # numba's, by graph
 
 
-class Run:
+class TermEvaluation:
     """An evaluation of some rows of a term: a compiled function, its arguments, places for results.
 
     The machine of a function is called, not the function, which checks its arguments.

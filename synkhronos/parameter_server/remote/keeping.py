@@ -53,7 +53,7 @@ class Gone:
 
 
 @dataclass(eq=False)
-class _Round:
+class _VersionRound:
     """A round of dist_sync that is open: the pushes of one version."""
 
     pushed: dict[int, np.ndarray] = field(default_factory=dict)  # not added yet, by worker
@@ -62,7 +62,7 @@ class _Round:
 
 
 @dataclass(eq=False)
-class _Key:
+class _ServerKey:
     """A key, or the part of it that this server keeps."""
 
     name: int | str
@@ -70,7 +70,7 @@ class _Key:
     dtype: np.dtype
     op: str
     is_whole: bool
-    part: placement.Part
+    part: placement.KeyPart
     weight: np.ndarray  # flat
     seen: np.ndarray | None = None  # the weight as the updater sees it
     numbers: dict[int, int] = field(default_factory=dict)  # of the key, by worker
@@ -82,7 +82,7 @@ class _Key:
     pushed: dict[int, int] = field(default_factory=dict)  # last version that has arrived
     applied: dict[int, int] = field(default_factory=dict)  # last version that was applied
     waiting: list[tuple[int, int, np.ndarray]] = field(default_factory=list)  # pushes, dist_async
-    rounds: dict[int, _Round] = field(default_factory=dict)  # dist_sync
+    rounds: dict[int, _VersionRound] = field(default_factory=dict)  # dist_sync
     n_closed: int = 0
     failed: tuple[int, tuple] | None = None  # a round, and why; version 0 for the key
     refused: dict[int, list[tuple[int, tuple]]] = field(default_factory=dict)  # pushes, by worker
@@ -127,8 +127,8 @@ class Keeper:
         self._send, self._fail = send, fail
         self.mode: str | None = None
         self.gone: dict[int, Gone] = {}
-        self._keys: dict[int | str, _Key] = {}
-        self._numbered: dict[tuple[int, int], _Key | None] = {}  # None: refused
+        self._keys: dict[int | str, _ServerKey] = {}
+        self._numbered: dict[tuple[int, int], _ServerKey | None] = {}  # None: refused
         self._updater: Any = None
         self._hyper: Any = None  # what has changed in it
         self._has_begun = False  # worker 0 has pushed or pulled
@@ -152,7 +152,7 @@ class Keeper:
             size = math.prod(shape)
             part = placement.part_of(self._server, name, size, self._n_servers, is_whole)
             weight = np.zeros(part.end - part.begin, dtype)
-            key = self._keys[name] = _Key(name, shape, dtype, op, is_whole, part, weight)
+            key = self._keys[name] = _ServerKey(name, shape, dtype, op, is_whole, part, weight)
         given = plane(shape), dtype, op, is_whole
         known = plane(key.shape), key.dtype, key.op, key.is_whole
         if given != known:
@@ -200,7 +200,7 @@ class Keeper:
             return
         key.pushed[worker] = version
         if self.mode == "dist_sync":
-            key.rounds.setdefault(version, _Round()).pushed[worker] = array
+            key.rounds.setdefault(version, _VersionRound()).pushed[worker] = array
         else:
             key.waiting.append((worker, version, array))
         self._apply(key)

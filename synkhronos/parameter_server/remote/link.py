@@ -55,7 +55,7 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-class Link:
+class MoverLink:
     """The connection of this process with its mover; made by `connect`.
 
     `mode` is "dist_async" or "dist_sync"; `hosts` are those of the workers.
@@ -91,7 +91,7 @@ class Link:
         return VARIABLE in os.environ
 
     @classmethod
-    def connect(cls, mode: str) -> Link:
+    def connect(cls, mode: str) -> MoverLink:
         """Connect this process with its mover, for a store of a mode.
 
         Raise ParameterServerError if this process is not a worker, or has had its store already,

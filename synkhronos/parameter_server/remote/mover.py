@@ -42,12 +42,12 @@ class _Pull:
 
 
 @dataclass
-class _Key:
+class _ScriptKey:
     """A key of the script."""
 
     name: int | str
     size: int
-    parts: list[placement.Part]
+    parts: list[placement.KeyPart]
     buffers: Buffers
     pulls: dict[int, _Pull] = field(default_factory=dict)
     refused: tuple | None = None
@@ -86,7 +86,7 @@ class Mover:
         self._n_servers, self._hosts = n_servers, hosts
         self._worker = group.rank - n_servers
         self._segments = Segments()
-        self._keys: dict[int, _Key] = {}
+        self._keys: dict[int, _ScriptKey] = {}
         self._questions: dict[int, _Question] = {}
         self._has_begun = self._has_left = self._has_told_of_death = False
         self._is_cut_off = False  # the script has ended, and with it the memory of a new key
@@ -189,7 +189,7 @@ class Mover:
                 raise
             self._is_cut_off = True
             return
-        self._keys[number] = _Key(name, size, parts, buffers)
+        self._keys[number] = _ScriptKey(name, size, parts, buffers)
         for part in parts:
             given = name, shape, place.dtype, op, has_weight, is_whole
             self._post.tell(part.server, "key", number, *given)

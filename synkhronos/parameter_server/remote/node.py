@@ -30,7 +30,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Job:
+class ServerJob:
     """A run, as the launcher tells all its processes.
 
     >>> job = Job(1, 2, ["python", "script.py"])
@@ -50,7 +50,7 @@ class Job:
 
 def main(argv: Sequence[str]) -> int:
     """Run a server or a mover to its end; return the exit status, below 0 for a signal."""
-    job = Job(**json.loads(argv[1]))
+    job = ServerJob(**json.loads(argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers a Ctrl-C
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and asks so for the end of scripts
     _, n_here = membership.place_of(os.environ) or (0, job.n_servers + job.n_workers)
@@ -74,11 +74,11 @@ def main(argv: Sequence[str]) -> int:
 def _serve(group, job):
     import logging
 
-    from synkhronos.parameter_server.remote.server import Server
+    from synkhronos.parameter_server.remote.server import ServerLoop
 
     logging.basicConfig(format=f"server {group.rank}: %(message)s")
     os.environ["THEANO_FLAGS"] = _on_host(os.environ.get("THEANO_FLAGS", ""))
-    return Server(group, job.n_servers, group.hosts).run()
+    return ServerLoop(group, job.n_servers, group.hosts).run()
 
 
 def _on_host(flags):

@@ -17,7 +17,7 @@ WHOLE = 1000  # elements, from which on a key is divided
 _FACTOR = 991
 
 
-class Part(NamedTuple):
+class KeyPart(NamedTuple):
     """Elements `begin` to `end` of the flat array of a key, on one server."""
 
     server: int
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     end: int
 
 
-def parts(key: int | str, size: int, n_servers: int, is_whole: bool = False) -> list[Part]:
+def parts(key: int | str, size: int, n_servers: int, is_whole: bool = False) -> list[KeyPart]:
     """Return the parts of a key of so many elements, in their order.
 
     `is_whole` says that it is not to be divided.
@@ -37,10 +37,10 @@ def parts(key: int | str, size: int, n_servers: int, is_whole: bool = False) -> 
     """
     if size < WHOLE or is_whole:
         number = zlib.crc32(key.encode()) if isinstance(key, str) else key
-        return [Part(number * _FACTOR % n_servers, 0, size)]
+        return [KeyPart(number * _FACTOR % n_servers, 0, size)]
     bounds = [size * server // n_servers for server in range(n_servers + 1)]
     return [
-        Part(server, begin, end)
+        KeyPart(server, begin, end)
         for server, (begin, end) in enumerate(zip(bounds, bounds[1:]))
         if begin < end
     ]
@@ -48,7 +48,7 @@ def parts(key: int | str, size: int, n_servers: int, is_whole: bool = False) -> 
 
 def part_of(
     server: int, key: int | str, size: int, n_servers: int, is_whole: bool = False
-) -> Part | None:
+) -> KeyPart | None:
     """Return the part of a key that a server keeps; None if it keeps none.
 
     >>> part_of(0, 3, 10, n_servers=2)

@@ -21,7 +21,7 @@ from synkhronos.parameter_server.remote.queues import Transfer
 LOOK_SECONDS = 0.25  # between looks for processes that have died
 
 
-class Server:
+class ServerLoop:
     """The loop of a server, in a group of the servers and then the movers."""
 
     def __init__(self, group: Group, n_servers: int, hosts: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Serve to model files of Theano-MPI what they import from it, under its names.
 
     import theanompi.lib.opt
-        │  sys.meta_path: `finder.Finder`
+        │  sys.meta_path: `finder.AliasFinder`
         ▼
     synkhronos.rules.compatible.lib.opt        the same module object, under both names
 

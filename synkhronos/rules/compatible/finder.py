@@ -49,7 +49,7 @@ def ours(name: str) -> str:
     return OURS + path
 
 
-class Loader:
+class AliasLoader:
     """Gives the import system a module that is imported under another name."""
 
     def __init__(self, name: str):
@@ -67,13 +67,13 @@ class Loader:
 
 
 def _spec(name, module):
-    spec = ModuleSpec(name, Loader(module), is_package=False)
+    spec = ModuleSpec(name, AliasLoader(module), is_package=False)
     found = importlib.util.find_spec(module)
     spec.submodule_search_locations = found.submodule_search_locations
     return spec
 
 
-class Finder:
+class AliasFinder:
     """Finds ``theanompi.a.b`` where this folder has ``a/b``. It comes before all other finders."""
 
     @staticmethod
@@ -98,7 +98,7 @@ class StandInFinder:
 
 def install() -> None:
     """Put both finders on ``sys.meta_path``, once."""
-    if Finder not in sys.meta_path:
-        sys.meta_path.insert(0, Finder)
+    if AliasFinder not in sys.meta_path:
+        sys.meta_path.insert(0, AliasFinder)
     if StandInFinder not in sys.meta_path:
         sys.meta_path.append(StandInFinder)

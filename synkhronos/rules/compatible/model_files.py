@@ -41,8 +41,8 @@ _models = set()  # names of modules that are models, whatever they mention
 
 def install() -> None:
     """Put the finder of model files on ``sys.meta_path``, once."""
-    if Finder not in sys.meta_path:
-        sys.meta_path.insert(0, Finder)
+    if ModelFileFinder not in sys.meta_path:
+        sys.meta_path.insert(0, ModelFileFinder)
 
 
 @contextlib.contextmanager
@@ -60,7 +60,9 @@ def load(name: str, path: Path):
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
-    spec = importlib.util.spec_from_file_location(name, path, loader=Loader(name, str(path)))
+    spec = importlib.util.spec_from_file_location(
+        name, path, loader=ModelFileLoader(name, str(path))
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -92,19 +94,19 @@ def dotted_name(path: Path):
     return None
 
 
-class Finder:
+class ModelFileFinder:
     """Finds model files before other finders do, and leaves all other modules to them."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Return the spec of a model file, with a `Loader`; None for any other module."""
+        """Return the spec of a model file, with a `ModelFileLoader`; None for any other module."""
         if name in sys.builtin_module_names:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return None
         if name in _models or _is_model_file(Path(spec.origin)):
-            spec.loader = Loader(name, spec.origin)
+            spec.loader = ModelFileLoader(name, spec.origin)
             return spec
         return None
 
@@ -115,7 +117,7 @@ def _is_model_file(path):
     return below and PACKAGE not in path.parents and b"theanompi" in path.read_bytes()
 
 
-class Loader(SourceFileLoader):
+class ModelFileLoader(SourceFileLoader):
     """Loads a model file: rewrites ``x.sync()``, and puts the names above into the module."""
 
     def get_code(self, fullname):

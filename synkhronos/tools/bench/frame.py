@@ -155,7 +155,7 @@ class Report:
             raise Refused(f"{text} Times would tell little. End them, or measure with --busy-ok.")
         print(f"{text} Times tell little." if before.is_high else text, file=sys.stderr)
         self.results.update(cores=os.cpu_count(), busy_cores=round(before.cores, 2))
-        watch = load.Watch()
+        watch = load.LoadWatch()
         yield
         during = watch.others()
         self.results["busy_cores_during"] = round(during.cores, 2)

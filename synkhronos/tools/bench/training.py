@@ -79,7 +79,7 @@ def devices_of_ranks(text):
     return found
 
 
-class Job(NamedTuple):
+class TrainingTask(NamedTuple):
     """A network that all systems train, with minibatches of so many rows, by an update rule."""
 
     name: str
@@ -136,7 +136,7 @@ def measure_beside(peers, args, report):
         key = name if len(batches) == 1 else f"{name}, {batch} rows"
         for ranks in [[n] for n in numbers] if args.weak else [numbers]:
             rows = batch * ranks[0] if args.weak else batch
-            job = Job(name, rows, args.rule, args.one_core_each)
+            job = TrainingTask(name, rows, args.rule, args.one_core_each)
             systems = _systems(job, names, cores, ranks, args.plain_graphs, are_listed)
             systems.update(peers(job, ranks[-1]))
             found = _measure_network(job, systems, args.seconds)
@@ -218,7 +218,7 @@ def _measure_network(job, systems, seconds):
 def serve():
     """Be a system: train as the argument says, whenever the benchmark asks for steps."""
     form, where, job = json.loads(sys.argv[1])
-    job = Job(*job)
+    job = TrainingTask(*job)
     with stepping(form, where, job) as step:
         programs.serve(Trainer(step, job))
 

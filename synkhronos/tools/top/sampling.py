@@ -32,7 +32,7 @@ from synkhronos.comm.shared.gate_memory import (
     MET,
     NAME,
     SEQUENCE,
-    Memory,
+    GateMemory,
 )
 
 LOOK_SECONDS = 0.02
@@ -77,7 +77,7 @@ def read_cells(cells: list[int], has_master: bool = True) -> Seen:
     return Seen(call, meeting, [WAITS if each else COMPUTES for each in waits])
 
 
-class Gate:
+class ObservedGate:
     """The memory of a gate, as processes that share it show it in /proc.
 
     Parameters
@@ -126,10 +126,10 @@ class Gate:
                     if identity != (*self.file, self.owner) or not stat.S_ISREG(found.st_mode):
                         continue
                     fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for files that are no memory
-                    of_rank = Memory.nbytes(1) - Memory.nbytes(0)
-                    n_ranks = (found.st_size - Memory.nbytes(0)) // of_rank
+                    of_rank = GateMemory.nbytes(1) - GateMemory.nbytes(0)
+                    n_ranks = (found.st_size - GateMemory.nbytes(0)) // of_rank
                     is_right = 1 <= n_ranks <= MOST_RANKS
-                    if not is_right or found.st_size != Memory.nbytes(n_ranks):
+                    if not is_right or found.st_size != GateMemory.nbytes(n_ranks):
                         self.is_wrong = found.st_size > 0  # it is empty when it is made
                         continue
                     # Not mapped: its user may cut it off now.
@@ -157,7 +157,7 @@ def _are_labels(labels):
     return len({label["pid"] for label in labels}) == len(labels)
 
 
-def find(pids: Iterable[int] | None = None) -> list[Gate]:
+def find(pids: Iterable[int] | None = None) -> list[ObservedGate]:
     """Return the gates of processes: of all that this user has, by default.
 
     The memory must be of the user who runs the process: a program of root (set-uid) keeps what
@@ -176,7 +176,7 @@ def find(pids: Iterable[int] | None = None) -> list[Gate]:
                             n_gates += 1
                             key = file.st_dev, file.st_ino, user
                             found.setdefault(key, {})[pid] = int(number)
-    return [Gate(key[:2], holders, key[2]) for key, holders in found.items()]
+    return [ObservedGate(key[:2], holders, key[2]) for key, holders in found.items()]
 
 
 def _own_processes() -> Iterator[int]:
@@ -196,7 +196,7 @@ class Sampler:
 
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
-        self._gates: dict[tuple[int, int], Gate] = {}
+        self._gates: dict[tuple[int, int], ObservedGate] = {}
         self._cpu: dict[int, tuple[float, float | None]] = {}  # of `_cpu`, at the last sample
         self._find()
 

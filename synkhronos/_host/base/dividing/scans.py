@@ -41,7 +41,7 @@ from synkhronos._host.base.library import DimShuffle, Scan, ancestors, tensor
 @rule(Scan, knows_times=True)
 def _scan(division, node):
     loop = _Loop(division, node)
-    while not loop.settle():
+    while not loop.divide_once():
         pass
     return loop.outputs()
 
@@ -84,7 +84,7 @@ class _Loop:
         is_zero = place in self.states and _starts_with_zeros(each)
         return whole._replace(kind=PART) if is_zero else whole
 
-    def settle(self):
+    def divide_once(self):
         """Divide a step; return whether its states are of the kinds that they were taken for."""
         self.inputs, values = list(self.op.inputs), {}
         for place, value in self.values.items():

@@ -75,17 +75,17 @@ def build_generator(noise, width, shape):
     layer = normalized(DenseLayer(layer, 16 * width, W=Normal(0.02), nonlinearity=None), rectify)
     layer = DenseLayer(layer, 2 * width * height**2, W=Normal(0.02), nonlinearity=None)
     layer = ReshapeLayer(normalized(layer, rectify), ([0], 2 * width, height, height))
-    layer = Convolution(Doubled(layer), width, nonlinearity=None)
+    layer = Convolution5x5(Doubled(layer), width, nonlinearity=None)
     layer = normalized(layer, rectify)
-    return Convolution(Doubled(layer), channels, nonlinearity=sigmoid)
+    return Convolution5x5(Doubled(layer), channels, nonlinearity=sigmoid)
 
 
 def build_critic(width, shape):
     """Return the last layer of a network from images to a score each."""
     leaky = LeakyRectify(0.2)
     layer = InputLayer((None, *shape))
-    layer = Convolution(layer, width, stride=2, nonlinearity=leaky)
-    layer = Convolution(layer, 2 * width, stride=2, nonlinearity=leaky)
+    layer = Convolution5x5(layer, width, stride=2, nonlinearity=leaky)
+    layer = Convolution5x5(layer, 2 * width, stride=2, nonlinearity=leaky)
     layer = DenseLayer(layer, 16 * width, W=Normal(0.02), nonlinearity=leaky)
     return DenseLayer(layer, 1, W=Normal(0.02), b=None, nonlinearity=None)
 
@@ -95,7 +95,7 @@ def normalized(layer, nonlinearity):
     return lasagne.layers.NonlinearityLayer(Normalization(layer), nonlinearity)
 
 
-class Convolution(lasagne.layers.Conv2DLayer):
+class Convolution5x5(lasagne.layers.Conv2DLayer):
     """A convolution of 5 x 5 pixels, padded by Theano."""
 
     def __init__(self, incoming, n_filters, stride=1, nonlinearity=rectify):

@@ -78,10 +78,10 @@ def block(layer, width, stride):
 
 def normalized(layer, n_filters, filter_size, stride=1, gamma=1):
     """Add a convolution and its batch normalization."""
-    return BatchNormalization(Convolution(layer, n_filters, filter_size, stride), gamma)
+    return BatchNormalization(UnbiasedConvolution(layer, n_filters, filter_size, stride), gamma)
 
 
-class Convolution(lasagne.layers.Conv2DLayer):
+class UnbiasedConvolution(lasagne.layers.Conv2DLayer):
     """A convolution without bias, padded by Theano."""
 
     def __init__(self, incoming, n_filters, filter_size, stride):

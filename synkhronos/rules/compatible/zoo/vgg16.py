@@ -42,7 +42,7 @@ class VGG16(Classifier):
         layer = InputLayer((None, 3, self.input_size, self.input_size), images)
         for convolutions, times in [(2, 1), (2, 2), (3, 4), (3, 8), (3, 8)]:
             for _ in range(convolutions):
-                layer = Convolution(layer, self.width * times)
+                layer = Convolution3x3(layer, self.width * times)
             layer = MaxPool2DLayer(layer, 2)
         for _ in range(2):
             layer = DropoutLayer(DenseLayer(layer, self.units))
@@ -67,7 +67,7 @@ class VGG16(Classifier):
         lasagne.layers.set_all_param_values(self.output, content["param values"])
 
 
-class Convolution(lasagne.layers.Conv2DLayer):
+class Convolution3x3(lasagne.layers.Conv2DLayer):
     """A convolution of 3 x 3 pixels, padded by Theano, with the filters as they are."""
 
     def __init__(self, incoming, n_filters):

@@ -50,7 +50,7 @@ def pickled(message: tuple) -> tuple[bytes, list[np.ndarray]]:
     return pickle.dumps(message, 5, buffer_callback=is_small), large
 
 
-class Parcels:
+class LargeMessages:
     """The arrays of one rank that are under way, and those that have come.
 
     Parameters
