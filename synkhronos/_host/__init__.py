@@ -19,7 +19,7 @@ from synkhronos._host.choice import choose
 
 # Module -> the names that it has for others; "{host}" is the folder of the host library.
 MODULES = {
-    "base.library": {
+    "base.chosen_library": {
         "title": "The name of the host library, for messages.",
         "tuple_forms": "The forms of tuples that are inputs, for messages; empty if none are.",
         "library": "The host library itself, to build graphs with: shared variables, gradients.",
@@ -61,7 +61,7 @@ MODULES = {
         "is_kept": "Return whether an input's value is one that calls may change: a container.",
         "storage": "Return a shared variable of an input's type, for a value or a container.",
     },
-    "{host}.functions": {
+    "{host}.compiling": {
         "compile_function": "Compile a function that takes checked arrays and returns a list.",
         "run": "Call a compiled function; return all outputs, or a subset.",
         "expression_of": "Return a function's expression, for ranks on other kinds of devices.",
@@ -86,7 +86,7 @@ MODULES = {
         "is_total": "Return whether a value is a variable's, but for factors and terms without it.",
         "uses": "Return whether a value depends on some variables, not only on their shapes.",
     },
-    "base.dividing.intercepting": {
+    "base.dividing.serial_functions": {
         "count_alone": "Return how many functions the script has of the host library.",
     },
     "base.rows": {
@@ -99,7 +99,7 @@ MODULES = {
         "axes_of_rows": "Return for each output of a function its axes that grow with rows.",
         "sliced_by_inputs": "Return shared variables of which rows are sliced as inputs say.",
     },
-    "base.sparse": {
+    "base.sparse_matrices": {
         "sparse_format": "Return the format of a sparse variable, None for any other.",
         "take_apart": "Return the values of a sparse input's parts.",
         "put_together": "Return the value of a sparse output from its parts.",
@@ -147,7 +147,7 @@ MODULES = {
         "is_state_equal": "Return whether a random state is marked so.",
         "draws_of_all_rows": "Return a function's arguments with draws of the rows of all ranks.",
     },
-    "base.graph": {
+    "base.rank_operations": {
         "rank_weight": "Return an expression of a rank's weight in an average.",
         "communicates": "Return whether ranks reduce while they run a compiled function.",
     },
@@ -158,7 +158,7 @@ MODULES = {
     "base.calls": {
         "reducing": "Send a function's reductions through a communicator inside a with block.",
     },
-    "base.storing": {
+    "base.server_operations": {
         "push": "Return the token of a push through a port, for the outputs of a function.",
         "awaited": "Return an expression of what a port has pulled, and a token.",
         "compile_pushing": "Return a function that pushes arrays early, and waits for them late.",
@@ -168,7 +168,7 @@ MODULES = {
         "is_computed_from": "Return whether an expression is computed from some variables.",
         "shared_like": "Return a new shared variable of a variable's type.",
     },
-    "{host}.devices": {
+    "{host}.device_arrays": {
         "refuse_open_device": "Raise SessionError if this process has opened a device.",
         "require_open_device": "Raise unless the library has opened a device at its import.",
         "import_device_backend": "Import the library that opens devices, or raise ImportError.",

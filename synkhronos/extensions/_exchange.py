@@ -11,7 +11,7 @@ from synkhronos.extensions._precision import wide
 
 
 class Port:
-    """One key of the store, as the operations in a graph use it: see `_host.base.storing`."""
+    """One key of the store, for the operations in a graph: `_host.base.server_operations`."""
 
     def __init__(self, store, key, devid, position):
         self.key, self.position = key, position

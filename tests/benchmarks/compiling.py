@@ -16,7 +16,7 @@ COMPILE = """
 import resource, time
 import numpy as np
 import theano, theano.tensor as T
-import synkhronos._host.theano.functions
+import synkhronos._host.theano.compiling
 from synkhronos.extensions import update_rules
 
 random = np.random.RandomState(0)

@@ -18,7 +18,7 @@ from theano.scan_module.scan_utils import until
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos._host.base.graph import AllReduce, has_inside
+from synkhronos._host.base.rank_operations import AllReduce, has_inside
 from synkhronos.porting import ParallelFunction
 
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")

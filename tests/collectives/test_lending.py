@@ -64,7 +64,7 @@ def test_training_is_serial_training(ranks, rule, dtype):
     step = train.make_train_step(inputs, loss, params, rule, 0.05)
     inputs, own, loss = network(dtype)
     serial = theano.function(inputs, loss, updates=rule(loss, own, 0.05))
-    [reduction] = nodes(step, "AllReduce")
+    [reduction] = nodes(step, "TheanoAllReduce")
     assert len(nodes(step, "Landing")) == 2 and sum(reduction.op.lent) >= 4
     tolerance = 1e-9 if dtype == "float64" else 2e-3
     for n, num_slices in [(40, 1), (41, 1), (41, 3), (ranks.n - 1, 1), (2 * ranks.n, 2), (64, 1)]:
@@ -92,7 +92,7 @@ def test_what_outlives_a_call_is_not_lent(ranks):
         [(products[0], None), (products[1].T, None), (products[4].sum(), None)],
         updates=[(kept, products[2]), (part, products[3][::-1])],
     )
-    [reduction] = nodes(f, "AllReduce")
+    [reduction] = nodes(f, "TheanoAllReduce")
     assert sum(reduction.op.lent) == 1  # the one that is summed
     first, second = (RANDOM.randn(2, 3 * ranks.n, WIDTH) for _ in range(2))
     expected = first[0].T @ first[1]
@@ -176,8 +176,8 @@ def test_several_rounds(ranks):
     for _ in range(4):
         spread = T.tanh(synk.ops.all_reduce(spread, "sum") / (WIDTH * WIDTH * x.mean().clip(1, 1)))
     f = synk.function([x], [(spread, None)])
-    assert len(nodes(f, "AllReduce")) == 4
-    assert not any(any(node.op.lent) for node in nodes(f, "AllReduce"))
+    assert len(nodes(f, "TheanoAllReduce")) == 4
+    assert not any(any(node.op.lent) for node in nodes(f, "TheanoAllReduce"))
     values = np.ones(ranks.n)
     expected = np.arange(float(WIDTH * WIDTH))
     for _ in range(4):

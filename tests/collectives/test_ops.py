@@ -11,7 +11,7 @@ from theano.ifelse import ifelse
 from theano.tensor import raw_random
 
 import synkhronos as synk
-from synkhronos._host.base import graph
+from synkhronos._host.base import rank_operations
 
 LAYOUTS = CONFORMANCE
 MODES = [None, "FAST_COMPILE", theano.Mode("py", None)]
@@ -60,7 +60,7 @@ def reduces(f):
     return [
         node.op
         for node in f._compiled.maker.fgraph.toposort()
-        if isinstance(node.op, graph.AllReduce)
+        if isinstance(node.op, rank_operations.AllReduce)
     ]
 
 

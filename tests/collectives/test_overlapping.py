@@ -11,8 +11,8 @@ from theano.ifelse import ifelse
 
 import synkhronos as synk
 from synkhronos import _host
-from synkhronos._host.base.graph import AllReduce
-from synkhronos._host.theano import functions, overlapping
+from synkhronos._host.base.rank_operations import AllReduce
+from synkhronos._host.theano import compiling, overlapping
 from synkhronos._host.theano.overlapping import Begin, End
 
 RANDOM = np.random.RandomState(0)
@@ -41,7 +41,7 @@ def network(make, reduce, sizes=(3, 20, 20, 2), rule=lambda p, g: p - 0.1 * g, *
 def compiled(inputs, outputs, updates, mode=IN_PYTHON):
     everything = [outputs, *[new for _, new in updates]]
     return theano.function(
-        inputs, outputs, updates=updates, mode=functions.mode_for(everything, mode)
+        inputs, outputs, updates=updates, mode=compiling.mode_for(everything, mode)
     )
 
 

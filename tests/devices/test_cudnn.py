@@ -243,7 +243,7 @@ ENABLE = """
 import json, logging, sys, types as modules
 import theano.gpuarray
 from theano.gpuarray import dnn, type as types
-from synkhronos._host.theano import devices
+from synkhronos._host.theano import device_arrays
 from synkhronos._machine.log import log
 
 class Context:
@@ -262,7 +262,7 @@ def use(device):
 sys.modules.setdefault("pygpu", modules.ModuleType("pygpu"))
 theano.gpuarray.use = use
 try:
-    devices.open_device("cuda0", rank=0, threads=1)
+    device_arrays.open_device("cuda0", rank=0, threads=1)
 except RuntimeError as error:
     said.append(f"raised {error}")
 algorithm = theano.config.dnn.conv.algo_fwd

@@ -275,13 +275,13 @@ import types
 import synkhronos
 from theano import scalar
 from theano.gpuarray import elemwise, type
-from synkhronos._host.theano import devices
+from synkhronos._host.theano import device_arrays
 
 type._context_reg["fake"] = types.SimpleNamespace(kind=b"cuda", bin_id=b"sm_90")
 x = type.GpuArrayType("float32", (False, False), context_name="fake")()
 node = elemwise.GpuCAReduceCuda(scalar.add, axis=(0,)).make_node(x)
 print(bool(node.op.c_code_cache_version_apply(node)))
-devices._let_reductions_be_cached()
+device_arrays._let_reductions_be_cached()
 print(bool(node.op.c_code_cache_version_apply(node)))
 """
 

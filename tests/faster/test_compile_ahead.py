@@ -10,7 +10,7 @@ import pytest
 from support.waiting import wait_until
 from theano.gof import cmodule, vm
 
-import synkhronos._host.theano.functions  # noqa: F401  replaces Theano's call of the compiler
+import synkhronos._host.theano.compiling  # noqa: F401  replaces Theano's call of the compiler
 from synkhronos._host.theano.faster import compile_ahead, compiled_header
 from synkhronos._host.theano.faster.compile_ahead import Compilers
 from synkhronos._host.theano.faster.switch import number_of_compilers
@@ -202,7 +202,7 @@ import theano
 import theano.tensor as T
 from theano.gof import cmodule
 
-import synkhronos._host.theano.functions
+import synkhronos._host.theano.compiling
 
 cmodule._logger.setLevel("ERROR")  # a compiler whose name is not g++ gets a warning
 theano.config.cxx = os.environ.get("CXX_HERE", theano.config.cxx)

@@ -24,7 +24,7 @@ import theano
 import theano.tensor as T
 from theano.gof import cmodule
 
-import synkhronos._host.theano.functions
+import synkhronos._host.theano.compiling
 
 compiled = []
 compile_str = cmodule.GCC_compiler.compile_str

@@ -15,7 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
 import synkhronos as synk
-from synkhronos._host.theano import functions
+from synkhronos._host.theano import compiling
 from synkhronos._host.theano.faster.convolutions import (
     RowwiseCorrMM,
     RowwiseCorrMMGradInputs,
@@ -31,7 +31,7 @@ FAST_RUN = theano.Mode("cvm", "fast_run")
 
 def compiled(inputs, outputs, *excluding):
     """Compile as ranks do, and check that pickles of the function are functions."""
-    mode = functions.mode_for(outputs, FAST_RUN).excluding(*excluding)
+    mode = compiling.mode_for(outputs, FAST_RUN).excluding(*excluding)
     return pickle.loads(pickle.dumps(theano.function(inputs, outputs, mode=mode)))
 
 
@@ -247,7 +247,7 @@ def test_the_variance_of_a_batch_normalization_is_computed_by_squares():
 def rewritten(inputs, outputs, mode):
     """Return the operations of a function, which is not compiled."""
     graph = theano.FunctionGraph(inputs, outputs)
-    functions.mode_for([], mode).optimizer.optimize(graph)
+    compiling.mode_for([], mode).optimizer.optimize(graph)
     return [type(node.op) for node in graph.apply_nodes]
 
 
@@ -273,12 +273,12 @@ def test_a_flag_turns_the_rewrites_off(script):
     done = script(
         """
 import theano.tensor as T
-from synkhronos._host.theano import functions
+from synkhronos._host.theano import compiling
 import theano
 
 x = T.fmatrix("x")
 graph = theano.FunctionGraph([x], [x.sum(0)])
-functions.mode_for([], None).optimizer.optimize(graph)
+compiling.mode_for([], None).optimizer.optimize(graph)
 print([type(node.op).__name__ for node in graph.apply_nodes])
 """,
         env={"THEANO_FLAGS": f"optimizer_excluding={CPU}"},
@@ -302,4 +302,4 @@ def test_rewrites_leave_operations_without_arrays_alone():
     drawn = streams.uniform(x.shape)
     graph = theano.FunctionGraph([x, *(state for state, _ in streams.updates())], [x + drawn])
     with theano.change_flags(on_opt_error="raise"):
-        functions.mode_for([], FAST_RUN).optimizer.optimize(graph)
+        compiling.mode_for([], FAST_RUN).optimizer.optimize(graph)

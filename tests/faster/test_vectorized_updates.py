@@ -7,7 +7,7 @@ import theano.tensor as T
 from support.layouts import ON_DEVICES, Layout
 
 import synkhronos as synk
-from synkhronos._host.theano.faster.vectorizing import Vectorized
+from synkhronos._host.theano.faster.vectorizing import VectorizedElemwise
 from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2)]
@@ -43,8 +43,8 @@ def trained(rule, dtype, vectorized):
 def test_the_bits_are_the_same(ranks, rule, dtype):
     ops, values = trained(rule, dtype, vectorized=True)
     others, expected = trained(rule, dtype, vectorized=False)
-    assert any(isinstance(op, Vectorized) for op in ops)
-    assert not any(isinstance(op, Vectorized) for op in others)
+    assert any(isinstance(op, VectorizedElemwise) for op in ops)
+    assert not any(isinstance(op, VectorizedElemwise) for op in others)
     assert values == expected
     assert all(mine == other for mine, other in values)
 
@@ -52,7 +52,7 @@ def test_the_bits_are_the_same(ranks, rule, dtype):
 @pytest.mark.usefixtures("compiled_if_thorough")
 def test_other_expressions_stay(ranks):
     ops, _ = trained("momentum", "float32", vectorized=True)
-    assert not any(isinstance(op, Vectorized) for op in ops)
+    assert not any(isinstance(op, VectorizedElemwise) for op in ops)
 
 
 @pytest.mark.usefixtures("compiled_if_thorough")
@@ -61,6 +61,6 @@ def test_only_updates(ranks):
     g = synk.ops.all_reduce(x)
     f = synk.function([], (T.sqrt(g) / 3, None), updates=[(w, w / g)], givens=[(x, w + 1)])
     ops = [node.op for node in f._compiled.maker.fgraph.apply_nodes]
-    assert [isinstance(op, Vectorized) for op in ops].count(True) == 1
+    assert [isinstance(op, VectorizedElemwise) for op in ops].count(True) == 1
     np.testing.assert_allclose(f(), np.sqrt(2) / 3 * np.ones(3))
     np.testing.assert_allclose(w.get_value(), 0.5)

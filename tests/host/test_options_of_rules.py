@@ -20,7 +20,7 @@ from synkhronos.porting import ParallelFunction
 LAYOUTS = [Layout(2)]
 importlib.import_module(f"synkhronos._host.{host_library.NAME}.dividing")  # before base.dividing
 division = importlib.import_module("synkhronos._host.base.dividing.division")
-options = importlib.import_module("synkhronos._host.base.dividing.options")
+options = importlib.import_module("synkhronos._host.base.dividing.known_options")
 
 
 def classes_with_a_rule():

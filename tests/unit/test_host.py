@@ -27,7 +27,8 @@ def test_both_libraries_have_what_base_uses_of_them():
         alias.name
         for name, tree in MODULES.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "synkhronos._host.base.library"
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "synkhronos._host.base.chosen_library"
         for alias in node.names
     }
     for name in HOSTS:

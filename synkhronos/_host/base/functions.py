@@ -9,7 +9,7 @@ import itertools
 import re
 import warnings
 
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     CONVERTS_UPDATES,
     DimShuffle,
     Elemwise,

@@ -2,7 +2,7 @@
 
 import collections
 
-from synkhronos._host.base.library import Feature, sorted_nodes
+from synkhronos._host.base.chosen_library import Feature, sorted_nodes
 
 
 def n_needed(nodes, before):

@@ -1,6 +1,6 @@
 """Say which compiled functions may be run once more without an effect."""
 
-from synkhronos._host.base.library import inner_outputs
+from synkhronos._host.base.chosen_library import inner_outputs
 
 # Others show what they compute, or check it, at each run.
 _LINKERS = {

@@ -4,8 +4,7 @@ as it is written   Dot ──▶ an array ──▶ AllReduce ──▶ another 
 fused, in place    Dot ──▶ an array ──▶ AllReduce of all ──▶ Elemwise
 """
 
-from synkhronos._host.base.graph import After, AllReduce, has_inside
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     GraphRewriter,
     ReplaceValidate,
     RewriteDatabaseQuery,
@@ -16,6 +15,7 @@ from synkhronos._host.base.library import (
     inner_outputs,
     register,
 )
+from synkhronos._host.base.rank_operations import After, AllReduce, has_inside
 
 IN_STEPS = "synkhronos_in_steps"  # the tag of what the graph of a step needs, too
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from synkhronos._arithmetic import partition
 from synkhronos._host.base.calls import rows_of_ranks
-from synkhronos._host.base.graph import AllReduce, RankOperation, has_inside
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     Apply,
     Constant,
     DeepCopyOp,
@@ -36,6 +35,7 @@ from synkhronos._host.base.library import (
     taken_rows,
     tensor,
 )
+from synkhronos._host.base.rank_operations import AllReduce, RankOperation, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 

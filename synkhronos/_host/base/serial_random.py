@@ -12,9 +12,7 @@ that differ between ranks, from node to node.
 import numpy as np
 
 from synkhronos._host.base.calls import rows_of_ranks
-from synkhronos._host.base.functions import updates_by_default
-from synkhronos._host.base.graph import RankOperation, has_inside
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     DRAWS,
     SIZES,
     Apply,
@@ -35,6 +33,8 @@ from synkhronos._host.base.library import (
     indices_of,
     io_toposort,
 )
+from synkhronos._host.base.functions import updates_by_default
+from synkhronos._host.base.rank_operations import RankOperation, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 
 

@@ -1,6 +1,6 @@
 """Inputs and outputs as a host library's ``function`` takes them beside variables: In and Out."""
 
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     Container,
     Out,
     SharedVariable,

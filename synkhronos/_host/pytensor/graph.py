@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from synkhronos._host.base import graph
+from synkhronos._host.base import rank_operations
 from synkhronos._host.base.calls import current_call
 
 
@@ -23,7 +23,7 @@ def reduce_in_place(ops, *arrays):
         call.reduce(list(arrays), ops, list(arrays))
 
 
-class AllReduce(graph.AllReduce):
+class PyTensorAllReduce(rank_operations.AllReduce):
     """Reduces each input over the ranks; outside of a call, the identity."""
 
     def perform(self, node, inputs, output_storage):
@@ -34,4 +34,4 @@ class AllReduce(graph.AllReduce):
             storage[0] = array
 
 
-all_reduce = AllReduce.of
+all_reduce = PyTensorAllReduce.of

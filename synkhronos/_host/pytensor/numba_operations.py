@@ -21,8 +21,7 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
-from synkhronos._host.base import graph as base_graph
-from synkhronos._host.base import rows, serial_random, storing
+from synkhronos._host.base import rank_operations, rows, serial_random, server_operations
 from synkhronos._host.base.calls import current_weight
 from synkhronos._host.base.rows import numbers_of_rows
 from synkhronos._host.base.serial_random import drawn_rows
@@ -31,14 +30,14 @@ from synkhronos._host.pytensor import graph
 _VERSION = 1  # to be raised with each change of the code below
 
 
-class AllReduce(graph.AllReduce):
+class NumbaAllReduce(graph.PyTensorAllReduce):
     """The AllReduce of a function that numba compiles."""
 
 
 _OF_CLASSES = {
     each: type(each.__name__, (each,), {"__module__": __name__})
     for each in (
-        *(base_graph.RankWeight, serial_random.WholeSize, serial_random.OwnRows),
+        *(rank_operations.RankWeight, serial_random.WholeSize, serial_random.OwnRows),
         *(rows.Rows, rows.TotalRows, rows.RowsOfRank),
     )
 }
@@ -48,12 +47,12 @@ RankWeight, WholeSize, OwnRows, Rows, TotalRows, RowsOfRank = _OF_CLASSES.values
 
 def for_numba(op):
     """Return the operation of this module that computes what another one computes, or None."""
-    if type(op) is graph.AllReduce:
-        return AllReduce(op.ops, op.serials, op.inplace)
+    if type(op) is graph.PyTensorAllReduce:
+        return NumbaAllReduce(op.ops, op.serials, op.inplace)
     return _OF_CLASSES[type(op)]() if type(op) in _OF_CLASSES else None
 
 
-@register_funcify_and_cache_key(AllReduce)
+@register_funcify_and_cache_key(NumbaAllReduce)
 def _all_reduce(op, node, **kwargs):
     names = [f"x{position}" for position in range(len(node.inputs))]
     copies = "" if op.inplace else "".join(f"    {name} = {name}.copy()\n" for name in names)
@@ -137,7 +136,7 @@ def _own_rows(op, node, **kwargs):
     return calling_python("own_rows", source, drawn_rows)
 
 
-@register_funcify_and_cache_key(storing.Push)
+@register_funcify_and_cache_key(server_operations.Push)
 def _push(op, node, **kwargs):
     push = op.push
 
@@ -150,7 +149,7 @@ def _push(op, node, **kwargs):
     return push_array, None
 
 
-@register_funcify_and_cache_key(storing.Await)
+@register_funcify_and_cache_key(server_operations.Await)
 def _await(op, node, **kwargs):
     array_type = get_numba_type(node.outputs[0].type, layout="C")
     dtype = node.outputs[0].type.dtype

@@ -10,10 +10,10 @@ import pytensor
 from pytensor.compile import Function
 
 from synkhronos._host.base.pickles import Pickler, dump_with, load_with
-from synkhronos._host.pytensor.functions import compile_now
+from synkhronos._host.pytensor.compiling import compile_now
 
 
-class _Pickler(Pickler):
+class _PyTensorPickler(Pickler):
     """Writes functions without what only rewrites need."""
 
     def __init__(self, file, ids):
@@ -57,7 +57,7 @@ def dump(functions, known, new, portable=False) -> bytes:
     """
     for function, _ in functions.values():
         compile_now(function)  # once, before all workers would compile it at the same time
-    return dump_with(_Pickler, _settings(), functions, known, new)
+    return dump_with(_PyTensorPickler, _settings(), functions, known, new)
 
 
 def _settings():

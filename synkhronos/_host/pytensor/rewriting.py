@@ -10,9 +10,9 @@ import importlib
 from pytensor.compile.mode import optdb
 from pytensor.graph.rewriting.basic import WalkingGraphRewriter, node_rewriter
 
-from synkhronos._host.base.graph import RankOperation
+from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows
-from synkhronos._host.base.storing import Await, Push
+from synkhronos._host.base.server_operations import Await, Push
 
 
 @node_rewriter([RankOperation, Rows, Push, Await])

@@ -1,8 +1,8 @@
-"""Graphs that put sparse matrices together, and take them apart: see `base.sparse`."""
+"""Graphs that put sparse matrices together, and take them apart: see `base.sparse_matrices`."""
 
 from pytensor import tensor
 
-from synkhronos._host.base.sparse import part_variables
+from synkhronos._host.base.sparse_matrices import part_variables
 
 
 def sparse_parts(variable):

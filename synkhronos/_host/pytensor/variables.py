@@ -6,7 +6,7 @@ from pytensor import tensor
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import DenseTensorType, TensorType
 
-from synkhronos._host.pytensor.devices import is_on_device, to_host
+from synkhronos._host.pytensor.device_arrays import is_on_device, to_host
 
 lives_on_device, on_host, on_device = is_on_device, to_host, to_host
 

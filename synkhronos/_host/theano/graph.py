@@ -2,19 +2,19 @@
 
 from theano import gof
 
-from synkhronos._host.base import graph
+from synkhronos._host.base import rank_operations
 from synkhronos._host.base.calls import current_call
-from synkhronos._host.theano import devices
+from synkhronos._host.theano import device_arrays
 
 
-class AllReduce(graph.AllReduce):
+class TheanoAllReduce(rank_operations.AllReduce):
     """Reduces each input over the ranks; outside of a call, the identity.
 
     Outputs that are `lent` stay in the memory where the ranks reduce them, valid until the next
     run: see `lending`.
     """
 
-    __props__ = (*graph.AllReduce.__props__, "lent")
+    __props__ = (*rank_operations.AllReduce.__props__, "lent")
     bucket = None  # its number, if the reduction was begun before: see `overlapping`
 
     def __init__(self, ops, serials, inplace=False, lent=()):
@@ -23,7 +23,7 @@ class AllReduce(graph.AllReduce):
 
     def as_input(self, x):
         """Return an input as a variable, one on a device as it is."""
-        is_on_device = isinstance(x, gof.Variable) and devices.is_device_type(x.type)
+        is_on_device = isinstance(x, gof.Variable) and device_arrays.is_device_type(x.type)
         return x if is_on_device else super().as_input(x)
 
     def perform(self, node, inputs, output_storage):
@@ -42,25 +42,25 @@ class AllReduce(graph.AllReduce):
             else:
                 kept = storage[0]
                 fits = kept is not None and kept.shape == x.shape
-                target = kept if fits else devices.empty_like(x)
+                target = kept if fits else device_arrays.empty_like(x)
             targets.append(target)
         results = call.reduce(inputs, self.ops, targets, self.bucket)
         for storage, result in zip(output_storage, results):
             storage[0] = result
 
 
-all_reduce = AllReduce.of
+all_reduce = TheanoAllReduce.of
 
 
-@devices.when_open
+@device_arrays.when_open
 def _lift_all_reduces():
     """Let Theano's backend move AllReduces to the device."""
     from theano.gpuarray import opt
     from theano.gpuarray.basic_ops import as_gpuarray_variable
 
     @opt.register_opt("fast_compile")
-    @opt.op_lifter([AllReduce])
-    @opt.register_opt2([AllReduce], "fast_compile")
+    @opt.op_lifter([TheanoAllReduce])
+    @opt.register_opt2([TheanoAllReduce], "fast_compile")
     def local_gpua_all_reduce(op, context_name, inputs, outputs):
         return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
 

@@ -285,11 +285,11 @@ def _spec_of_substitute(name):
     """Return the spec of a module that no finder has, or None if there is no substitute."""
     from importlib.machinery import ModuleSpec
 
-    class Loader:
+    class SubstituteLoader:
         create_module = staticmethod(_nothing)
         exec_module = staticmethod(SUBSTITUTES.get(name))
 
-    return ModuleSpec(name, Loader()) if name in SUBSTITUTES else None
+    return ModuleSpec(name, SubstituteLoader()) if name in SUBSTITUTES else None
 
 
 NO_THEANO = (

@@ -19,7 +19,7 @@ from theano.tensor.type import values_eq_approx_always_true
 
 from synkhronos._host.base.calls import current_call
 from synkhronos._host.base.rewriting import only_reduction
-from synkhronos._host.theano.graph import AllReduce
+from synkhronos._host.theano.graph import TheanoAllReduce
 
 
 class Landing(gof.Op):
@@ -71,7 +71,7 @@ class _Lend(gof.Optimizer):
         if not any(lent):
             return
         landing = [land(x, i) if lent[i] else x for i, x in enumerate(inputs)]
-        lender = AllReduce(op.ops, op.serials, inplace=True, lent=lent)
+        lender = TheanoAllReduce(op.ops, op.serials, inplace=True, lent=lent)
         fgraph.replace_all_validate(
             list(zip(outputs, lender(*landing, return_list=True))), reason="synkhronos_lend"
         )

@@ -28,7 +28,7 @@ from theano.tensor.elemwise import Elemwise
 from synkhronos._host.base.calls import current_call
 from synkhronos._host.base.node_order import InOrder, n_needed, owners
 from synkhronos._host.base.rewriting import only_reduction
-from synkhronos._host.theano.graph import AllReduce, Overlap
+from synkhronos._host.theano.graph import Overlap, TheanoAllReduce
 from synkhronos._host.theano.lending import land, may_be_lent
 
 BUCKET_BYTES = 1 << 20
@@ -67,10 +67,10 @@ class Begin(gof.Op):
         return shapes
 
 
-class End(AllReduce):
+class End(TheanoAllReduce):
     """The AllReduce of a bucket that a Begin has begun."""
 
-    __props__ = (*AllReduce.__props__, "bucket")
+    __props__ = (*TheanoAllReduce.__props__, "bucket")
 
     def __init__(self, ops, serials, lent, bucket):
         super().__init__(ops, serials, inplace=True, lent=lent)

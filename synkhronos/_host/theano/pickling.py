@@ -21,12 +21,12 @@ from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.pickles import Pickler, dump_with, load_with
 from synkhronos._host.theano import cudnn
+from synkhronos._host.theano.compiling import compile_expression
 from synkhronos._host.theano.faster import compile_cache
-from synkhronos._host.theano.functions import compile_expression
-from synkhronos._host.theano.portable import Expression, Value, values_of
+from synkhronos._host.theano.portable import Expression, PortableValue, values_of
 
 
-class _Pickler(Pickler):
+class _TheanoPickler(Pickler):
     """Writes functions without what only optimizations need."""
 
     def __init__(self, file, ids):
@@ -122,7 +122,7 @@ def dump(functions, known, new, portable=False) -> bytes:
             _drop_kernels(function)
     values = values_of(new, known) if portable else None
     settings = _compile_config(), () if portable else (cudnn.facts(),)
-    return dump_with(_Pickler, settings, functions, known, new, values)
+    return dump_with(_TheanoPickler, settings, functions, known, new, values)
 
 
 def _drop_kernels(function):
@@ -162,7 +162,7 @@ def load(data, variables):
 
 
 def _made(sent, variables):
-    return sent.make(variables) if isinstance(sent, Value) else sent
+    return sent.make(variables) if isinstance(sent, PortableValue) else sent
 
 
 def _compiled(function):

@@ -16,7 +16,7 @@ from theano.gof import Constant
 from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import as_tensor_variable, constant
 
-from synkhronos._host.theano import devices
+from synkhronos._host.theano import device_arrays
 from synkhronos._host.theano.variables import is_array_variable, on_host
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import sentence
@@ -122,7 +122,7 @@ class _Rewriter:
             self._new.setdefault(old, new)
 
     def _refuse_device(self, node, outputs):
-        if any(devices.is_device_type(output.type) for output in outputs):
+        if any(device_arrays.is_device_type(output.type) for output in outputs):
             raise TypeError(f"{node.op} only runs on devices, and not all ranks have one.")
 
     def _leaf(self, variable):
@@ -134,7 +134,7 @@ class _Rewriter:
             if new is None:
                 type_ = on_host(variable).type
                 new = self.placeholders[variable] = type_(name=variable.name)
-        elif isinstance(variable, Constant) and devices.is_device_type(variable.type):
+        elif isinstance(variable, Constant) and device_arrays.is_device_type(variable.type):
             new = constant(np.asarray(variable.data))
         else:
             return variable
@@ -142,7 +142,7 @@ class _Rewriter:
         return new
 
 
-class Value(NamedTuple):
+class PortableValue(NamedTuple):
     """A shared variable, for a rank that keeps it on another kind of device."""
 
     name: Optional[str]
@@ -164,13 +164,13 @@ class Value(NamedTuple):
 
 
 def values_of(new, known):
-    """Return key -> `Value` for the new variables; both arguments are dicts key -> variable."""
+    """Return key -> `PortableValue` for the new variables; both arguments map keys to variables."""
     holders = {id(variable.container): key for key, variable in known.items()}
     values = {}
     for key, variable in new.items():
         holder = holders.setdefault(id(variable.container), key)
         is_clone = holder != key  # Lasagne's batch normalization makes clones
-        values[key] = Value(
+        values[key] = PortableValue(
             variable.name,
             None if is_clone else variable.get_value(borrow=True),
             tuple(variable.broadcastable) if is_array_variable(variable) else None,

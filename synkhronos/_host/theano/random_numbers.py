@@ -6,7 +6,7 @@ from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.cells import peek, replace_object
 from synkhronos._host.base.serial_random import is_state_equal
-from synkhronos._host.theano import devices
+from synkhronos._host.theano import device_arrays
 from synkhronos._host.theano.variables import is_mrg_state, replace
 
 
@@ -26,7 +26,7 @@ def spread_random_state(variable, rank: int) -> None:
         seed = np.random.SeedSequence([*key.tolist(), position, rank])
         replace_object(variable, np.random.RandomState(np.random.MT19937(seed)))
     elif is_mrg_state(variable):
-        states = devices.to_host(peek(variable))
+        states = device_arrays.to_host(peek(variable))
         replace(variable, _jump(states, rank).astype(states.dtype))
 
 

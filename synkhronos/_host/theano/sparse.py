@@ -1,11 +1,11 @@
-"""Operations that put sparse matrices together, and take them apart: see `base.sparse`."""
+"""Operations that put sparse matrices together, and take them apart: see `base.sparse_matrices`."""
 
 import numpy as np
 from theano import Apply, Op, sparse
 from theano.sparse import SparseType
 from theano.tensor import TensorType, lscalar, lvector
 
-from synkhronos._host.base.sparse import matrix_of, part_variables
+from synkhronos._host.base.sparse_matrices import matrix_of, part_variables
 
 
 class Compose(Op):

@@ -7,7 +7,7 @@ from theano.tensor import TensorType, patternbroadcast
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.cells import cell
-from synkhronos._host.theano import devices
+from synkhronos._host.theano import device_arrays
 
 
 def replace(variable, value) -> None:
@@ -18,14 +18,14 @@ def replace(variable, value) -> None:
     storage = cell(variable)
     if not lives_on_device(variable):
         storage[0] = np.asarray(value, dtype=variable.dtype)
-    elif devices.is_on_device(value):
+    elif device_arrays.is_on_device(value):
         storage[0] = value
     else:
         value = np.asarray(value, dtype=variable.dtype)
         if storage[0].shape == value.shape:
-            devices.copy_to_device(storage[0], value)
+            device_arrays.copy_to_device(storage[0], value)
         else:
-            storage[0] = devices.to_device(value)
+            storage[0] = device_arrays.to_device(value)
 
 
 def fixed_axes(variable):
@@ -72,7 +72,7 @@ def is_array_variable(variable) -> bool:
 
 def lives_on_device(variable) -> bool:
     """Return whether the values of a variable are on a device; 0-d and complex ones seldom are."""
-    return devices.is_device_type(variable.type)
+    return device_arrays.is_device_type(variable.type)
 
 
 def on_host(variable):

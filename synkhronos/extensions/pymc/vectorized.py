@@ -267,18 +267,18 @@ def _erfc(x):
 def _vectorized(op, function):
     """Return a scalar operation like another one, which numba computes by a function of here."""
 
-    class Vectorized(op):
+    class VectorizedScalar(op):
         # Without code in C it isn't fused with others: then LLVM would not vectorize the loop.
         def supports_c_code(self, inputs, outputs):
             return False
 
-    Vectorized.__name__ = Vectorized.__qualname__ = f"Vectorized{op.__name__}"
+    VectorizedScalar.__name__ = VectorizedScalar.__qualname__ = f"Vectorized{op.__name__}"
 
-    @register_scalar_funcify(Vectorized)
+    @register_scalar_funcify(VectorizedScalar)
     def lower(op, node, **kwargs):
         return function, scalar_op_cache_key(op, version=_VERSION)
 
-    return Vectorized
+    return VectorizedScalar
 
 
 _OPERATIONS = {

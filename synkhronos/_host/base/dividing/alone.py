@@ -9,6 +9,21 @@ related to that of serial Theano.
 
 from typing import Any, List, NamedTuple
 
+from synkhronos._host.base.chosen_library import (
+    CAReduce,
+    Elemwise,
+    Shape,
+    Shape_i,
+    ancestors,
+    tensor,
+)
+from synkhronos._host.base.dividing.chosen_operations import (
+    IfElse,
+    Print,
+    is_random_state,
+    rebuild_collect_shared,
+    scalar,
+)
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     NOT_FOR_ROWS,
@@ -25,13 +40,6 @@ from synkhronos._host.base.dividing.division import (
     vector_length,
 )
 from synkhronos._host.base.dividing.elementwise import reduced_axes
-from synkhronos._host.base.dividing.library import (
-    IfElse,
-    Print,
-    is_random_state,
-    rebuild_collect_shared,
-    scalar,
-)
 from synkhronos._host.base.dividing.relating import related
 from synkhronos._host.base.dividing.relations import (
     ADDS,
@@ -46,15 +54,7 @@ from synkhronos._host.base.dividing.relations import (
     no_rule,
     worst_of,
 )
-from synkhronos._host.base.graph import AllReduce, RankOperation, RankWeight
-from synkhronos._host.base.library import (
-    CAReduce,
-    Elemwise,
-    Shape,
-    Shape_i,
-    ancestors,
-    tensor,
-)
+from synkhronos._host.base.rank_operations import AllReduce, RankOperation, RankWeight
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.base.serial_random import OwnRows, WholeSize
 from synkhronos._machine.deep_recursion import recurses_deep

@@ -13,20 +13,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from synkhronos._host.base.dividing.library import (
-    NotScalarConstantError,
-    all_reduce,
-    get_scalar_constant_value,
-    get_vector_length,
-    is_array_variable,
-    is_random_state,
-    lengths,
-    rebuild_collect_shared,
-    scalar,
-)
-from synkhronos._host.base.dividing.options import unknown_options
-from synkhronos._host.base.graph import RankOperation
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     CAReduce,
     Constant,
     Elemwise,
@@ -38,6 +25,19 @@ from synkhronos._host.base.library import (
     io_toposort,
     tensor,
 )
+from synkhronos._host.base.dividing.chosen_operations import (
+    NotScalarConstantError,
+    all_reduce,
+    get_scalar_constant_value,
+    get_vector_length,
+    is_array_variable,
+    is_random_state,
+    lengths,
+    rebuild_collect_shared,
+    scalar,
+)
+from synkhronos._host.base.dividing.known_options import unknown_options
+from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
 from synkhronos._machine.deep_recursion import recurses_deep
 

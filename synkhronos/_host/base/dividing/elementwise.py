@@ -2,6 +2,38 @@
 
 import numpy as np
 
+from synkhronos._host.base.chosen_library import (
+    CAReduce,
+    Constant,
+    DeepCopyOp,
+    DimShuffle,
+    Dot,
+    Elemwise,
+    MakeVector,
+    ScalarFromTensor,
+    Shape,
+    Shape_i,
+    Subtensor,
+    TensorFromScalar,
+    ViewOp,
+    ancestors,
+    tensor,
+)
+from synkhronos._host.base.dividing.chosen_operations import (
+    Argmax,
+    ArgSortOp,
+    Assert,
+    CpuContiguous,
+    CumOp,
+    IfElse,
+    Prod,
+    RepeatOp,
+    SortOp,
+    all_reduce,
+    as_row,
+    of_type,
+    scalar,
+)
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
@@ -21,39 +53,7 @@ from synkhronos._host.base.dividing.division import (
     rule,
     vector_length,
 )
-from synkhronos._host.base.dividing.library import (
-    Argmax,
-    ArgSortOp,
-    Assert,
-    CpuContiguous,
-    CumOp,
-    IfElse,
-    Prod,
-    RepeatOp,
-    SortOp,
-    all_reduce,
-    as_row,
-    of_type,
-    scalar,
-)
 from synkhronos._host.base.dividing.shapes import constant, quotient
-from synkhronos._host.base.library import (
-    CAReduce,
-    Constant,
-    DeepCopyOp,
-    DimShuffle,
-    Dot,
-    Elemwise,
-    MakeVector,
-    ScalarFromTensor,
-    Shape,
-    Shape_i,
-    Subtensor,
-    TensorFromScalar,
-    ViewOp,
-    ancestors,
-    tensor,
-)
 
 
 @rule(Elemwise)

@@ -1,5 +1,22 @@
 """Rules of indexing: rows are selected from what all ranks have, and never by their number."""
 
+from synkhronos._host.base.chosen_library import (
+    Subtensor,
+    Variable,
+    equal_computations,
+    indices_of,
+    io_toposort,
+    tensor,
+)
+from synkhronos._host.base.dividing.chosen_operations import (
+    AdvancedSubtensor,
+    ArgSortOp,
+    IncSubtensor,
+    all_reduce,
+    gradient_of_sort,
+    is_array_variable,
+    scalar,
+)
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
@@ -16,24 +33,7 @@ from synkhronos._host.base.dividing.division import (
     rule,
     vector_length,
 )
-from synkhronos._host.base.dividing.library import (
-    AdvancedSubtensor,
-    ArgSortOp,
-    IncSubtensor,
-    all_reduce,
-    gradient_of_sort,
-    is_array_variable,
-    scalar,
-)
 from synkhronos._host.base.dividing.shapes import constant
-from synkhronos._host.base.library import (
-    Subtensor,
-    Variable,
-    equal_computations,
-    indices_of,
-    io_toposort,
-    tensor,
-)
 from synkhronos._host.base.rows import sliced_minibatch
 
 MASK = "Multiply by the mask in place of a selection: (mask * x).sum() / mask.sum()."

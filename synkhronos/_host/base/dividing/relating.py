@@ -6,48 +6,7 @@ output. It returns a `Relation`. An operation without a rule has the serial valu
 
 import functools
 
-from synkhronos._host.base.dividing.division import (
-    LENGTH,
-    PART,
-    POSITIONS,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
-    number,
-)
-from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
-from synkhronos._host.base.dividing.indices import lengths_taken
-from synkhronos._host.base.dividing.library import (
-    Alloc,
-    Assert,
-    CpuContiguous,
-    CumOp,
-    IncSubtensor,
-    Join,
-    RepeatOp,
-    Retype,
-    Split,
-    joined,
-    scalar,
-)
-from synkhronos._host.base.dividing.relations import (
-    ADDS,
-    EQUAL,
-    LENGTHS,
-    MERGED,
-    OWN,
-    SCALED,
-    Relation,
-    joint,
-    no_rule,
-    product,
-    summed,
-    worst_of,
-)
-from synkhronos._host.base.graph import AllReduce, has_inside
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     CAReduce,
     DeepCopyOp,
     DimShuffle,
@@ -63,6 +22,47 @@ from synkhronos._host.base.library import (
     TensorFromScalar,
     ViewOp,
 )
+from synkhronos._host.base.dividing.chosen_operations import (
+    Alloc,
+    Assert,
+    CpuContiguous,
+    CumOp,
+    IncSubtensor,
+    Join,
+    RepeatOp,
+    Retype,
+    Split,
+    joined,
+    scalar,
+)
+from synkhronos._host.base.dividing.division import (
+    LENGTH,
+    PART,
+    POSITIONS,
+    ROWS,
+    SAME,
+    SHAPE,
+    STREAM,
+    UNKNOWN,
+    number,
+)
+from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
+from synkhronos._host.base.dividing.indices import lengths_taken
+from synkhronos._host.base.dividing.relations import (
+    ADDS,
+    EQUAL,
+    LENGTHS,
+    MERGED,
+    OWN,
+    SCALED,
+    Relation,
+    joint,
+    no_rule,
+    product,
+    summed,
+    worst_of,
+)
+from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 _RULES = {}
 

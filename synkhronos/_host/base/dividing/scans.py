@@ -10,6 +10,16 @@ as long as no step says otherwise. Where a step needs the sum of all rows, the r
 
 import numpy as np
 
+from synkhronos._host.base.chosen_library import DimShuffle, Scan, ancestors, tensor
+from synkhronos._host.base.dividing.chosen_operations import (
+    STEPS_REDUCE,
+    AllocEmpty,
+    IncSubtensor,
+    Retype,
+    loop_of,
+    of_type,
+    scan_like,
+)
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
@@ -25,17 +35,7 @@ from synkhronos._host.base.dividing.division import (
     number,
     rule,
 )
-from synkhronos._host.base.dividing.library import (
-    STEPS_REDUCE,
-    AllocEmpty,
-    IncSubtensor,
-    Retype,
-    loop_of,
-    of_type,
-    scan_like,
-)
-from synkhronos._host.base.graph import AllReduce, has_inside
-from synkhronos._host.base.library import DimShuffle, Scan, ancestors, tensor
+from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 
 @rule(Scan, knows_times=True)

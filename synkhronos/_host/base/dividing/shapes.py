@@ -5,6 +5,36 @@ import operator
 
 import numpy as np
 
+from synkhronos._host.base.chosen_library import (
+    Constant,
+    DimShuffle,
+    Elemwise,
+    MakeVector,
+    Reshape,
+    ScalarFromTensor,
+    Shape,
+    Shape_i,
+    SharedVariable,
+    Subtensor,
+    TensorFromScalar,
+    ancestors,
+    equal_computations,
+    indices_of,
+    tensor,
+)
+from synkhronos._host.base.dividing.chosen_operations import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    FunctionGraph,
+    Join,
+    Prod,
+    Split,
+    integer_dtypes,
+    joined,
+    scalar,
+    simplify,
+)
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
@@ -22,36 +52,6 @@ from synkhronos._host.base.dividing.division import (
     of_length,
     rule,
     vector_length,
-)
-from synkhronos._host.base.dividing.library import (
-    Alloc,
-    AllocEmpty,
-    ARange,
-    FunctionGraph,
-    Join,
-    Prod,
-    Split,
-    integer_dtypes,
-    joined,
-    scalar,
-    simplify,
-)
-from synkhronos._host.base.library import (
-    Constant,
-    DimShuffle,
-    Elemwise,
-    MakeVector,
-    Reshape,
-    ScalarFromTensor,
-    Shape,
-    Shape_i,
-    SharedVariable,
-    Subtensor,
-    TensorFromScalar,
-    ancestors,
-    equal_computations,
-    indices_of,
-    tensor,
 )
 
 

@@ -9,16 +9,16 @@ average. Other losses, and statistics of all rows, are divided.
 
 from typing import Any, List, NamedTuple, Optional, Tuple
 
+from synkhronos._host.base.chosen_library import ancestors
 from synkhronos._host.base.dividing.alone import Alone, WrittenForRanks, values_of
+from synkhronos._host.base.dividing.chosen_operations import is_random_state, rebuild_collect_shared
 from synkhronos._host.base.dividing.division import (
     POSITIONS,
     ROWS,
     CannotDivide,
     with_inferred_lengths,
 )
-from synkhronos._host.base.dividing.library import is_random_state, rebuild_collect_shared
-from synkhronos._host.base.graph import RankWeight
-from synkhronos._host.base.library import ancestors
+from synkhronos._host.base.rank_operations import RankWeight
 from synkhronos._machine.deep_recursion import recurses_deep
 
 AS_SERIAL = "as serial"  # the mode of an output that is to have the serial value

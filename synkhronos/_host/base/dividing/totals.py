@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from synkhronos._host.base.chosen_library import Constant, Variable
 from synkhronos._host.base.dividing.division import operation_name
-from synkhronos._host.base.library import Constant, Variable
 
 _KEEP = {"add", "sub", "neg", "maximum", "minimum", "second", "DimShuffle", "Join"}
 _KEEP |= {"Maximum", "Minimum", "IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}

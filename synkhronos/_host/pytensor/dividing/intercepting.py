@@ -14,7 +14,7 @@ import types
 import pytensor
 from pytensor.compile import maker
 
-from synkhronos._host.base.dividing import intercepting
+from synkhronos._host.base.dividing import serial_functions
 
 _PARAMETERS = inspect.signature(pytensor.function)
 _compile = types.FunctionType(
@@ -35,20 +35,22 @@ def intercept(make):
     Such functions, and those that the script has compiled before, tell of the shared variables
     that they update.
     """
-    token = intercepting.begin(make)
+    token = serial_functions.begin(make)
     maker.synkhronos_intercepted = _intercepted
     pytensor.function.__signature__ = _PARAMETERS
     pytensor.function.__code__ = _forward.__code__
     try:
         yield
     finally:
-        intercepting.end(token)
+        serial_functions.end(token)
 
 
 def _intercepted(*args, **kwargs):
-    if intercepting.is_called_inside([maker]):
+    if serial_functions.is_called_inside([maker]):
         return _compile(*args, **kwargs)
-    return intercepting.make_instead(_compile, lambda: _arguments(args, kwargs), *args, **kwargs)
+    return serial_functions.make_instead(
+        _compile, lambda: _arguments(args, kwargs), *args, **kwargs
+    )
 
 
 def _arguments(args, kwargs):

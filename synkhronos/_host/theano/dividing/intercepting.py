@@ -15,7 +15,7 @@ import sys
 from theano.compile.function_module import orig_function
 from theano.compile.pfunc import pfunc
 
-from synkhronos._host.base.dividing import intercepting
+from synkhronos._host.base.dividing import serial_functions
 
 # The package `theano.compile` has functions of these names.
 _MODULES = [sys.modules["theano.compile.function"], sys.modules["theano.compile.pfunc"]]
@@ -32,7 +32,7 @@ def intercept(make):
     before, tell of the shared variables that they update. "params" is None where the inputs can't
     be known.
     """
-    token = intercepting.begin(make)
+    token = serial_functions.begin(make)
     for module in (*_MODULES, sys.modules["theano.compile"]):
         module.pfunc = _intercepted
     for module in _MODULES:
@@ -40,13 +40,13 @@ def intercept(make):
     try:
         yield
     finally:
-        intercepting.end(token)
+        serial_functions.end(token)
 
 
 def _intercepted(*args, **kwargs):
-    if intercepting.is_called_inside(_MODULES):
+    if serial_functions.is_called_inside(_MODULES):
         return pfunc(*args, **kwargs)
-    return intercepting.make_instead(pfunc, lambda: _arguments(args, kwargs), *args, **kwargs)
+    return serial_functions.make_instead(pfunc, lambda: _arguments(args, kwargs), *args, **kwargs)
 
 
 def _arguments(args, kwargs):
@@ -56,7 +56,7 @@ def _arguments(args, kwargs):
 
 
 def _noted(*args, **kwargs):
-    if intercepting.is_called_inside(_MODULES):
+    if serial_functions.is_called_inside(_MODULES):
         return orig_function(*args, **kwargs)
     arguments = {"name": kwargs.get("name"), "params": None}
-    return intercepting.make_instead(orig_function, lambda: arguments, *args, **kwargs)
+    return serial_functions.make_instead(orig_function, lambda: arguments, *args, **kwargs)

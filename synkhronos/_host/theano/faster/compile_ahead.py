@@ -74,7 +74,7 @@ class Compilers:
             yield  # as Theano compiles, for other threads than the first
             return
         self._thread = threading.get_ident()
-        one = _Function(linker, self._count)
+        one = _FunctionModules(linker, self._count)
         try:
             self._functions.append(one)
             yield
@@ -182,7 +182,7 @@ class Compilers:
                 self._running.append(job)
 
 
-class _Function:
+class _FunctionModules:
     """The modules of one function that are compiled ahead."""
 
     def __init__(self, linker, count):

@@ -18,7 +18,7 @@ from theano.tensor.elemwise import Elemwise
 _SLOW = (scalar.Sqrt, scalar.TrueDiv, scalar.Inv)
 
 
-class Vectorized(Elemwise):
+class VectorizedElemwise(Elemwise):
     """An Elemwise whose loop GCC vectorizes, however many inputs it has."""
 
     def c_compile_args(self):
@@ -39,7 +39,9 @@ class Vectorize(gof.Optimizer):
         for node in _elementwise(updates):
             if not all(node.outputs[0].broadcastable) and _is_slow(node.op.scalar_op):
                 op = node.op
-                same = Vectorized(op.scalar_op, op.inplace_pattern, nfunc_spec=op.nfunc_spec)
+                same = VectorizedElemwise(
+                    op.scalar_op, op.inplace_pattern, nfunc_spec=op.nfunc_spec
+                )
                 results = same(*node.inputs, return_list=True)
                 fgraph.replace_all_validate(
                     list(zip(node.outputs, results)), reason="synkhronos_vectorize"

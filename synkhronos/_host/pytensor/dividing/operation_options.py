@@ -1,4 +1,4 @@
-"""Options of PyTensor's operations that the rules know: see `base.dividing.options`.
+"""Options of PyTensor's operations that the rules know: see `base.dividing.known_options`.
 
 A class has those of the classes that it derives from, too. They are those of all releases that
 Synkhronos runs on, and of PyMC's classes.

@@ -7,8 +7,8 @@ import sys
 from time import perf_counter
 
 from synkhronos._host.base.cells import tell
-from synkhronos._host.base.dividing.library import is_random_state, pickle_function
-from synkhronos._host.base.library import CompiledFunction, HasInnerGraph, library
+from synkhronos._host.base.chosen_library import CompiledFunction, HasInnerGraph, library
+from synkhronos._host.base.dividing.chosen_operations import is_random_state, pickle_function
 from synkhronos._machine.instances import classes_of_all, instances_of
 
 _make = contextvars.ContextVar("synkhronos parallel", default=None)

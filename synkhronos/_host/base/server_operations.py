@@ -26,9 +26,7 @@ import threading
 
 import numpy as np
 
-from synkhronos._host.base.deep_graphs import compiling_deep
-from synkhronos._host.base.functions import updates_by_default
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     Apply,
     Constant,
     GraphRewriter,
@@ -47,6 +45,8 @@ from synkhronos._host.base.library import (
     tensor,
     tensor_type,
 )
+from synkhronos._host.base.deep_graphs import compiling_deep
+from synkhronos._host.base.functions import updates_by_default
 from synkhronos._host.base.node_order import InOrder, n_needed
 from synkhronos._host.base.rewriting import including
 

@@ -1,4 +1,4 @@
-"""Options of Theano's operations that the rules know: see `base.dividing.options`.
+"""Options of Theano's operations that the rules know: see `base.dividing.known_options`.
 
 A class has those of the classes that it derives from, too.
 """

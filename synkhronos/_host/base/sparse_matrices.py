@@ -11,7 +11,7 @@ of CSC). So some rows of the spans are some rows of the matrix, and data and ind
 import numpy as np
 import scipy.sparse
 
-from synkhronos._host.base.library import tensor, tensor_type
+from synkhronos._host.base.chosen_library import tensor, tensor_type
 
 _MATRIX = {"csr": scipy.sparse.csr_matrix, "csc": scipy.sparse.csc_matrix}
 

@@ -18,7 +18,7 @@ import itertools
 import numpy as np
 
 from synkhronos._host.base.calls import current_weight
-from synkhronos._host.base.library import (
+from synkhronos._host.base.chosen_library import (
     Apply,
     Operation,
     ancestors,
@@ -47,6 +47,7 @@ class AllReduce(RankOperation):
     library has a class that derives from this one, and reduces.
     """
 
+    name = "AllReduce"  # for messages
     __props__ = ("ops", "serials", "inplace")
 
     def __init__(self, ops, serials, inplace=False):

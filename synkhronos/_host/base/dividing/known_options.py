@@ -7,7 +7,7 @@ has a table, `OPTIONS`, and an operation that has an option beside it takes no r
 
 import inspect
 
-from synkhronos._host.base.dividing.library import OPTIONS
+from synkhronos._host.base.dividing.chosen_operations import OPTIONS
 
 ANY = "*"  # in place of names: the rule divides the graph that the options are about
 _REST = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD

@@ -30,7 +30,7 @@ from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor
 from pytensor.tensor.type import integer_dtypes
 
-from synkhronos._host.pytensor.dividing.options import OPTIONS
+from synkhronos._host.pytensor.dividing.operation_options import OPTIONS
 from synkhronos._host.pytensor.graph import all_reduce
 from synkhronos._host.pytensor.variables import is_array_variable, is_random_state, lengths
 

@@ -28,7 +28,7 @@ from theano.tensor.sort import ArgSortOp, SortOp
 from theano.tensor.subtensor import AdvancedSubtensor, IncSubtensor
 
 from synkhronos._host.base.rewriting import IN_STEPS, Fuse, including
-from synkhronos._host.theano.dividing.options import OPTIONS
+from synkhronos._host.theano.dividing.operation_options import OPTIONS
 from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state, lengths
 

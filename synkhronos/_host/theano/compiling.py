@@ -7,7 +7,7 @@ from theano.compile.mode import Mode, get_mode
 from synkhronos._host.base.deep_graphs import compiling_deep
 from synkhronos._host.base.functions import computed_by, default_updates, release_arguments
 from synkhronos._host.base.rewriting import with_fused_reductions
-from synkhronos._host.theano import devices, lending, overlapping, portable, printing  # noqa: F401
+from synkhronos._host.theano import device_arrays, lending, overlapping, portable, printing  # noqa: F401
 from synkhronos._host.theano.faster import switch
 from synkhronos._machine.deep_recursion import recurses_deep
 
@@ -32,7 +32,7 @@ def mode_for(outputs, mode):
     Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
     """
     mode = get_mode(mode)
-    if devices.device_kind() == "cpu":
+    if device_arrays.device_kind() == "cpu":
         mode = switch.for_cpus(mode)
     elif type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
         # A mode such as FAST_COMPILE runs Python code only; operations on devices have none.
