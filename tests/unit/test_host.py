@@ -14,7 +14,7 @@ HOSTS = ["theano", "pytensor"]
 @pytest.mark.parametrize("module", _host.MODULES)
 def test_each_host_provides_all_that_is_listed(name, module):
     """From the sources, as an environment has one of the libraries."""
-    place = f"{name}.library" if module == "base.library" else module.format(host=name)
+    place = f"{name}.library" if module == "base.chosen_library" else module.format(host=name)
     assert _host.MODULES[module].keys() <= {*defined_names(MODULES[f"_host.{place}"])}
 
 
