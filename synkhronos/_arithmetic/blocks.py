@@ -14,7 +14,7 @@ import functools
 import numpy as np
 
 from synkhronos._arithmetic import partition
-from synkhronos._arithmetic.reduce_operations import HALF, OPERATIONS, OPS, divide, reciprocal
+from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, divide, reciprocal
 
 BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
 

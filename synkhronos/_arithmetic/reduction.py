@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plain_name
-from synkhronos._arithmetic.reduce_operations import HALF, OPERATIONS, OPS, wide
+from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, wide
 
 MODES = (*OPS, "gather")
 

@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.reduce_operations import OPS
+from synkhronos._arithmetic.operations import OPS
 from synkhronos._calls.differences import difference
 from synkhronos._calls.serial import ABOUT_OPS, Serial
 from synkhronos._machine.interrupts import raised_here

@@ -9,7 +9,7 @@ Where a user has chosen a mode that makes another value, this warns, and says wh
 """
 
 from synkhronos import _host
-from synkhronos._arithmetic.reduce_operations import OPS, TITLES
+from synkhronos._arithmetic.operations import OPS, TITLES
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import advise, count, without_folder

@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
-from synkhronos._arithmetic.reduce_operations import OPS, TITLES
+from synkhronos._arithmetic.operations import OPS, TITLES
 from synkhronos._arithmetic.selection import select_each
 from synkhronos._calls.arguments import selected
 from synkhronos._calls.differences import (

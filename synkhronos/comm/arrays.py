@@ -16,7 +16,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.blocks import cut, reduce_block, with_one_nan
-from synkhronos._arithmetic.reduce_operations import wide
+from synkhronos._arithmetic.operations import wide
 
 # Up to so many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
 # itself. Beyond that the ranks share the work, which takes a second meeting.

@@ -136,7 +136,7 @@ class Group(ABC):
         array : numpy.ndarray
             The same on all ranks: that of their first `allocate`, or of their second, and so on.
         op : str
-            See `synkhronos._arithmetic.reduce_operations`.
+            See `synkhronos._arithmetic.operations`.
         sixteen_bits : bool
             Whether each contribution is rounded to float16, with a scale of its own. Between
             machines it travels so. Of floats only.

@@ -14,7 +14,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos._arithmetic.reduce_operations import round_to_16_bits
+from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group
 

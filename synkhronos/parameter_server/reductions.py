@@ -19,7 +19,7 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import reduce_block
-from synkhronos._arithmetic.reduce_operations import OPERATIONS
+from synkhronos._arithmetic.operations import OPERATIONS
 
 NUMBERS = "iufc"  # kinds of dtypes: a sum of bools would be no bool
 # That each reduction takes; the average is called "mean" in stores.

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.reduce_operations import wide
+from synkhronos._arithmetic.operations import wide
 
 _OBJECTS = 200_000  # of a model that are looked at
 

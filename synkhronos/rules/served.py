@@ -29,7 +29,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._arithmetic.reduce_operations import wide
+from synkhronos._arithmetic.operations import wide
 from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous

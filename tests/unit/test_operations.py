@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from synkhronos._arithmetic.blocks import reduce_block, reduction
-from synkhronos._arithmetic.reduce_operations import OPERATIONS, OPS, ReduceOperation, wide
+from synkhronos._arithmetic.operations import OPERATIONS, OPS, ReduceOperation, wide
 from synkhronos._arithmetic.reduction import Accumulator, combine, combine_of_machines, combine_some
 from synkhronos.comm.mpi.all_reduce import reduce_all
 from synkhronos.comm.mpi.buckets import reduce_into_first

@@ -9,7 +9,7 @@ No rank waits for another one, or for the carrier, before it needs a result.
 """
 
 from synkhronos._arithmetic.blocks import cut, reduce_block
-from synkhronos._arithmetic.reduce_operations import OPERATIONS
+from synkhronos._arithmetic.operations import OPERATIONS
 
 
 class Bucket:

@@ -18,7 +18,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plan as plan_of
-from synkhronos._arithmetic.reduce_operations import (
+from synkhronos._arithmetic.operations import (
     OPERATIONS,
     reciprocal,
     round_to_16_bits,

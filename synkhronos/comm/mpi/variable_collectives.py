@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.reduce_operations import wide
+from synkhronos._arithmetic.operations import wide
 from synkhronos.comm.arrays import reduce_whole
 from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
 from synkhronos.comm.variable_collectives import Variables, first_unequal, first_unequal_rows

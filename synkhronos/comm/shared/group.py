@@ -25,7 +25,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plan as plan_of
-from synkhronos._arithmetic.reduce_operations import round_to_16_bits
+from synkhronos._arithmetic.operations import round_to_16_bits
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments

@@ -31,7 +31,7 @@ from typing import Any, Callable
 import cloudpickle
 import numpy as np
 
-from synkhronos._arithmetic.reduce_operations import OPERATIONS, divide, wide
+from synkhronos._arithmetic.operations import OPERATIONS, divide, wide
 from synkhronos._machine.log import log
 from synkhronos.parameter_server import updaters, weight_files
 from synkhronos.parameter_server.hyper import HyperChanges
