@@ -86,6 +86,7 @@ class Function:
         self._source = source  # what `copy` makes another function of
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
+        self._returns_plain_list = outputs.is_plain_list
         self._inputs = make_inputs(inputs, recipe.row_numbers, str(self))
         self._definition = Definition(compiled, self._inputs, outputs, recipe, str(self))
         self._result_dtypes = [
@@ -250,35 +251,42 @@ class Function:
                     session.changes.broadcast_or_warn(self._recipe, self._compiled)
                 if session.changes.unreduced and self._tells:
                     session.changes.unreduced.tell(self._recipe, self._compiled, str(self))
-                command = self._compute(
+                command, own = self._compute(
                     session, args, kwargs, output_subset, batch, batch_s, num_slices
                 )
                 modes, dtypes = self._modes, self._result_dtypes
-                parts, recorder = session.worker.results, session.worker.recorder
+                combine, recorder = session.worker.results.combine, session.worker.recorder
                 if recorder is None:
-                    results = parts.combine(command, modes, dtypes, self)
+                    results = combine(command, own, modes, dtypes, self)
                 else:
                     with recorder.span("reduce") as span:
-                        results = parts.combine(command, modes, dtypes, self)
+                        results = combine(command, own, modes, dtypes, self)
                         span.moved(*results)
+        if self._returns_plain_list:
+            return results
         return self._outputs.pack(results, command.output_subset)
 
     # Not a part of `_run`: Python 3.11 does not leave a `with` block at a Ctrl-C in a line `try:`.
     def _compute(self, session, args, kwargs, output_subset, batch, batch_s, num_slices):
-        """Run the function on all ranks, and return the command; `session.held` is empty then."""
+        """Run the function on all ranks; return the command, and the master's own outputs.
+
+        `session.held` is empty then.
+        """
+        arrays: Any = []  # of the inputs, for the master's part
         try:
             values = self._inputs.bind(args, kwargs)
             command = self._requests.make(
-                self._make_ready, values, output_subset, batch, batch_s, num_slices
+                self._make_ready, values, arrays, output_subset, batch, batch_s, num_slices
             )
             if self._description.updates:
                 session.changes.made += 1
-            session.run(command)
+            own = session.run(command, arrays)
             session.held.clear()
             if self._proof is not None and self._proof.apart:
                 self._note_unreduced(session)
-            return command
+            return command, own
         except BaseException:
+            arrays.clear()  # the frames of the error would keep the memory
             session.release_data()
             raise
 
@@ -329,7 +337,7 @@ class Function:
             compiled = self._recipe.compile_sliced()
             self._session.registry.add_variant(self._key, SLICED, compiled)
             self._sliced = compiled
-        if self._session.registry.is_pending(self._key):
+        if self._key in self._session.registry.pending:
             self._session.registry.distribute(self._key)
 
     def as_theano(

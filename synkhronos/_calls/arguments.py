@@ -17,7 +17,7 @@ from synkhronos._arithmetic.selection import select_rows
 from synkhronos._calls import collective, signature
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
-from synkhronos._session.staging import StagedInput
+from synkhronos._session.staging import GrowingArray
 from synkhronos._wording import count, sentence
 from synkhronos.inputs import Data
 
@@ -59,7 +59,7 @@ class Inputs:
     def join(self, session):
         """Use the shared memory of a session from now on."""
         self._session = session
-        self._staged = {}  # position of an input -> its StagedInput
+        self._staged = {}  # position of an input -> a GrowingArray for plain values
 
     def bind(self, args, kwargs, here=False, ahead=False):
         """Return the arguments of a call, one for each input that is sent; set what ranks keep.
@@ -177,22 +177,31 @@ class Inputs:
     def _name(self, position):
         return f"input {self.given[position].name or position!r}"
 
-    def locate(self, position, value):
-        """Check the value of one input, copy a plain one to shared memory, return its reference.
+    def stage(self, values, arrays):
+        """Check the values of all inputs, and copy plain ones to shared memory.
 
-        The reference to a plain array is valid until the next call: it overwrites the copy.
+        Returns the references to them for commands. `arrays` gets the arrays that these refer to.
+        A rank reads plain values in this call only: the next one overwrites the copies.
         """
-        if type(value) is Data:
-            contents = value._hold(self._session)
-            self._check_data(position, value, contents.array)
-            return contents.ref
-        value = self.cast(position, value)
-        staged = self._staged.get(position)
-        if staged is None:
-            staged = self._staged[position] = StagedInput(
-                self._session, self._dtypes[position], value.ndim
-            )
-        return staged.put(value)
+        refs = []
+        for position, value in enumerate(values):
+            if type(value) is Data:
+                contents = value._hold(self._session)
+                self._check_data(position, value, contents.array)
+            else:
+                value = self.cast(position, value)
+                staged, recorder = self._staged.get(position), self._session.worker.recorder
+                if staged is None:
+                    memory, dtype = self._session.comm.memory, self._dtypes[position]
+                    staged = self._staged[position] = GrowingArray(memory, dtype, value.ndim)
+                contents = staged.contents
+                if contents.array.shape == value.shape and contents.ref and recorder is None:
+                    contents.array[...] = value  # as in most calls
+                else:
+                    contents = staged.put(value, recorder)
+            refs.append(contents.ref)
+            arrays.append(contents.array)
+        return tuple(refs)
 
     def array(self, position, value):
         """Return the value of one input, checked and cast, for a call in the master alone."""

@@ -259,7 +259,7 @@ class FirstCall(SerialComparison):
         """
         if num_slices != 1 and _host.communicates(self._compiled):
             return None
-        if self._session.registry.is_pending(self._key):
+        if self._key in self._session.registry.pending:
             self._session.registry.distribute(self._key)  # not in the time of the call
         serial = Serial(self._session, self._definition, subset)
         serial.select(values, batch)

@@ -1,6 +1,6 @@
 """From the arguments of a call to the one command that all ranks run, everything checked.
 
-values ──▶ locate     references to their arrays in shared memory
+values ──▶ stage      references to their arrays in shared memory
 batch ───▶ select     the rows of the scattered inputs
 batch_s ─▶ pick       the rows of the sliceable shareds, rank by rank
 """
@@ -14,8 +14,8 @@ from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.selection import ANY_LENGTH, select_each, select_rows
 from synkhronos._calls.arguments import is_minibatch, rows_there
 from synkhronos._session import commands
-from synkhronos._session.replica import BATCH, POSTED, SPLIT, WHOLE
-from synkhronos._session.staging import StagedInput
+from synkhronos._session.replica import BATCH, POSTED, SPLIT, WHOLE, RunFunction
+from synkhronos._session.staging import GrowingArray
 from synkhronos._wording import count, is_bool, shown
 from synkhronos.errors import SharedMemoryFull
 
@@ -30,19 +30,21 @@ class Requests:
         _, self._inputs, self._outputs, recipe, self._owner = definition
         self._conditions = recipe.conditions
         self._description, self._advice = description, advice
-        self._indices = {}  # name of an argument -> StagedInput of the rows that it selects
+        self._indices = {}  # name of an argument -> a GrowingArray of the rows that it selects
         # Arguments of the last call (None unless it was plain), contents of its command, command.
         self._last = None, None, None
         self._selected = _Selected()
 
-    def make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
+    def make(self, make_ready, values, arrays, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
+
+        The list `arrays` gets the arrays that its references stand for: the master has them.
 
         `make_ready` takes the number of slices; it sends the workers the compiled variant, if they
         lack it. Where shared memory is full, all functions give back what they keep for plain
         arrays, and it is tried again.
         """
-        asked = make_ready, values, output_subset, batch, batch_s, num_slices
+        asked = make_ready, values, arrays, output_subset, batch, batch_s, num_slices
         try:
             return self._make(*asked)
         except SharedMemoryFull as error:
@@ -50,6 +52,7 @@ class Requests:
                 error._is_before_ranks = True
                 raise
         # Not in the handler, where the frames of the error keep the memory.
+        arrays.clear()
         self._session.registry.free_staged()
         try:
             return self._make(*asked)
@@ -58,15 +61,16 @@ class Requests:
             error._is_before_ranks = True
             raise
 
-    def _make(self, make_ready, values, output_subset, batch, batch_s, num_slices):
+    def _make(self, make_ready, values, arrays, output_subset, batch, batch_s, num_slices):
         session, inputs, modes = self._session, self._inputs, self._description.output_modes
         if num_slices.__class__ is not int or num_slices != 1:
             num_slices = self.check_slices(num_slices)
         subset = None
         if output_subset is not None:
             subset = self._outputs.check_subset(output_subset, self._owner)
-        refs = tuple(map(inputs.locate, range(len(values)), values))
-        make_ready(num_slices)
+        refs = inputs.stage(values, arrays)
+        if num_slices > 1 or self._key in session.registry.pending:
+            make_ready(num_slices)
         # A command that the workers have is not pickled again, so equal calls share one, and calls
         # that differ in the bounds of their rows.
         asked = None
@@ -104,7 +108,7 @@ class Requests:
             elif master not in busy:
                 source = busy[0]
         chosen = range(len(modes)) if subset is None else subset
-        command = commands.RunFunction(
+        command = RunFunction(
             function=self._key,
             inputs=refs,
             kinds=kinds,
@@ -333,8 +337,9 @@ class Requests:
             return rows
         staged = self._indices.get(name)
         if staged is None:
-            staged = self._indices[name] = StagedInput(self._session, np.int64, 1)
-        return staged.put(rows)
+            memory = self._session.comm.memory
+            staged = self._indices[name] = GrowingArray(memory, np.int64, 1)
+        return staged.put(rows, self._session.worker.recorder).ref
 
 
 class _Selected:

@@ -65,6 +65,11 @@ class OutputSignature:
         """Whether each output is computed on the device."""
         return [_host.lives_on_device(variable) for variable in self.variables]
 
+    @property
+    def is_plain_list(self):
+        """Whether `pack` returns a list of values as it is."""
+        return self.is_list and self.keys is None and not self._sparse and not any(self.on_device)
+
     def gather_along(self, variable, axis):
         """Gather a variable along this axis; return whether it is an output that is gathered."""
         gathered = [

@@ -9,20 +9,20 @@ import gc
 import hashlib
 import pickle
 import signal
+import weakref
 import zlib
 from dataclasses import dataclass
-from typing import Hashable, Optional, Tuple, Union
+from typing import Hashable, Optional, Tuple
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.blocks import with_one_nan
-from synkhronos._session.replica import Replica, unpack
+from synkhronos._session.replica import Replica, Selection, unpack
 from synkhronos.comm import Reference
 
-# Of rows: a range, a reference to their indices, or POSTED: see `replica`.
-Selection = Union[range, Reference, bool]
+_COMMANDS = 64  # of collectives, that are kept
 
 
 @dataclass(frozen=True)
@@ -74,28 +74,6 @@ class LoadFunctions:
         for (key, variant), (function, description) in functions.items():
             replica = worker.replicas.setdefault(key, Replica(key, description))
             replica.variants[variant] = function
-
-
-@dataclass(frozen=True)
-class RunFunction:
-    """Run one function on this rank's rows, and hand over its parts of the outputs."""
-
-    function: int
-    inputs: Tuple[Reference, ...]
-    kinds: Tuple[int, ...]  # which rows a rank takes of each input: see the constants of `replica`
-    rows: Optional[int]  # of the scattered inputs; None if no input is scattered
-    selection: Optional[Selection]  # the rows of scattered inputs; None for all
-    picked: Optional[Tuple[Selection, ...]]  # the rows of sliceable shareds, for each rank
-    num_slices: int
-    combined: Tuple[int, ...]  # the positions of the outputs that the master combines
-    source: int  # the rank whose own results are those of outputs that are not reduced
-    source_of_nothing: int  # the rank that runs even without rows; -1 for none
-    output_subset: Optional[Tuple[int, ...]] = None
-    counts: Optional[Tuple[int, ...]] = None  # rows of each rank, if ranks reduce inside of it
-
-    def run(self, worker):
-        """Run the function; return the new layout of this rank's outputs, if it has changed."""
-        return worker.replicas[self.function].run(worker, self)
 
 
 @dataclass(frozen=True)
@@ -358,9 +336,11 @@ class Forget:
 
     def run(self, worker):
         """Drop them, with all memory and views that belong to them."""
-        worker.comm.memory.forget(self.references)
         for key in self.functions:
             worker.replicas.pop(key, None)
+        for replica in worker.replicas.values():
+            replica.forget_arrays()
+        worker.comm.memory.forget(self.references)
         for key in self.variables:
             worker.variables.pop(key, None)
         worker.comm.forget(self.functions, self.variables)
@@ -375,3 +355,52 @@ class Quit:
     def run(self, worker):
         """Make this the last command."""
         worker.running = False
+
+
+class Repeated:
+    """The commands of the last collectives: an equal one needs no checks.
+
+    The variables are known by weak references: nothing here keeps them or their values alive.
+    """
+
+    def __init__(self):
+        # (options, number of variables or False for one alone, id of the first) -> (references to
+        # them, keys, command)
+        self._found = {}
+
+    def find(self, options, shared_vars):
+        """Return (keys, command) of an equal call before, or None.
+
+        Parameters
+        ----------
+        options : tuple or None
+            The name of the collective, and what else its command depends on: str, int, bool, and
+            references to arrays. None if there is more, which needs checks.
+        shared_vars : anything
+            The variables as the user gave them, not checked.
+        """
+        is_list = isinstance(shared_vars, (list, tuple))
+        variables = shared_vars if is_list else (shared_vars,)
+        if options is None or not variables:
+            return None
+        known = self._found.get((options, is_list and len(variables), id(variables[0])))
+        if known is None:
+            return None
+        references, keys, command = known
+        # Another object may have the number of one that is gone, so each is compared.
+        for reference, variable in zip(references, variables):
+            if reference() is not variable:
+                return None
+        return keys, command
+
+    def keep(self, options, shared_vars, keys, command):
+        """Keep the keys and the command of a call whose arguments were checked."""
+        if options is None:
+            return
+        if len(self._found) >= _COMMANDS:
+            self._found.clear()
+        is_list = isinstance(shared_vars, (list, tuple))
+        variables = shared_vars if is_list else (shared_vars,)
+        references = [weakref.ref(variable) for variable in variables]
+        name = options, is_list and len(variables), id(variables[0])
+        self._found[name] = references, keys, command

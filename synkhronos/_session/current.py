@@ -23,25 +23,27 @@ class Current:
 
 def current(caller: str) -> Session:
     """Return the open session, or raise SessionError with the name of its `caller`."""
-    session = _session_for(caller)
+    session = Current.session
+    if session is None:
+        raise _no_session(caller)
     session.require_open()
     return session
 
 
 def call(name: str) -> ContextManager[Session]:
     """Return a context for a call of that name in the current session."""
-    return _session_for(name).call(name)
-
-
-def _session_for(caller):
     session = Current.session
     if session is None:
-        if Current.parent is not None:
-            raise SessionError(
-                f"{caller} needs workers of its own process: call synkhronos.fork() first. The "
-                f"session is of process {Current.parent}, from which this one was forked."
-            )
-        raise SessionError(
-            f"{caller} needs workers: call synkhronos.fork() first. There is no session now."
+        raise _no_session(name)
+    return session.call(name)
+
+
+def _no_session(caller):
+    if Current.parent is not None:
+        return SessionError(
+            f"{caller} needs workers of its own process: call synkhronos.fork() first. The "
+            f"session is of process {Current.parent}, from which this one was forked."
         )
-    return session
+    return SessionError(
+        f"{caller} needs workers: call synkhronos.fork() first. There is no session now."
+    )

@@ -17,6 +17,7 @@ from synkhronos._machine.processes import join_all, kill_all
 from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._session import commands
 from synkhronos._session.rank import Worker, start_workers
+from synkhronos._session.replica import RunFunction
 from synkhronos._session.results import outputs_of_machine
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi import job
@@ -144,7 +145,7 @@ class _Session:
         """Return what the master gets of this machine: outputs, and exposed values."""
         if isinstance(command, commands.Expose):
             return (), self._worker.comm.variables.exposed(command.keys, command.rank)
-        if isinstance(command, commands.RunFunction):
+        if isinstance(command, RunFunction):
             return outputs_of_machine(self._worker, command), {}
         return (), {}
 

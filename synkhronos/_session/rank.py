@@ -26,7 +26,8 @@ class Worker:
     """The state of one rank: its device, communicator, shared variables and functions."""
 
     def __init__(self, rank, gate, devices, threads, on_release=None):
-        self.rank = rank
+        self.rank, self.n_ranks = rank, gate.n_ranks
+        self.is_master = rank == gate.master_rank  # the rank that the user's script runs in
         self.gate = gate
         self.devices = devices
         self.threads = threads
@@ -43,11 +44,6 @@ class Worker:
         name_rank(rank, self._is_in_a_call)
 
     @property
-    def n_ranks(self) -> int:
-        """The number of ranks, the master included."""
-        return self.gate.n_ranks
-
-    @property
     def device(self) -> str:
         """The name of this rank's device."""
         return self.devices[self.rank]
@@ -56,11 +52,6 @@ class Worker:
     def is_like_master(self) -> bool:
         """Whether functions that the master has compiled run on this rank's device."""
         return kind(self.device) == kind(self.devices[self.gate.master_rank])
-
-    @property
-    def is_master(self) -> bool:
-        """Whether this is the rank that the user's script runs in."""
-        return self.rank == self.gate.master_rank
 
     def _is_in_a_call(self):
         # The master also computes alone: plain Theano functions, and as_theano.

@@ -32,7 +32,7 @@ class Registry:
         self._keys = itertools.count()
         self._functions = weakref.WeakValueDictionary()
         self._data = weakref.WeakValueDictionary()
-        self._pending = {}  # key of a function -> its variants that the workers lack
+        self.pending = {}  # key of a function -> its variants that the workers lack
         # Key of a function -> how to compile it for other kinds of devices. Weak: the user's
         # operations, which a recipe holds, may hold the function.
         self._recipes = weakref.WeakValueDictionary()
@@ -56,18 +56,14 @@ class Registry:
     def add_variant(self, key, variant, compiled) -> None:
         """Register another compiled form of a function."""
         self._session.worker.replicas[key].variants[variant] = compiled
-        self._pending.setdefault(key, []).append(variant)
+        self.pending.setdefault(key, []).append(variant)
 
     def _drop_function(self, key):
         # Runs as a finalizer, at any moment: each step is one atomic operation of a dict or deque.
         self._session.worker.replicas.pop(key, None)
-        self._pending.pop(key, None)
+        self.pending.pop(key, None)
         self._finalizers.pop(key, None)
         self._session.garbage.add("functions", key)
-
-    def is_pending(self, key: int) -> bool:
-        """Return whether the workers lack this function."""
-        return key in self._pending
 
     def distribute(self, only: Optional[int] = None) -> None:
         """Send the workers all functions that they lack, or one, with the variables they lack.
@@ -76,7 +72,7 @@ class Registry:
         one: so an error names the function that can't be sent, and those before it have arrived.
         """
         self._session.require_open()
-        for keys in [[only]] if only is not None else self._groups(list(self._pending)):
+        for keys in [[only]] if only is not None else self._groups(list(self.pending)):
             try:
                 self._send(keys)
             except (TypeError, WorkerError):
@@ -105,7 +101,7 @@ class Registry:
     def _send(self, keys):
         compiled, used, names, sent = {}, [], [], []
         for key in keys:
-            variants, replica = self._pending.get(key), self._session.worker.replicas.get(key)
+            variants, replica = self.pending.get(key), self._session.worker.replicas.get(key)
             if not (variants and replica):
                 continue  # the user has dropped it
             for variant in list(variants):
@@ -120,7 +116,7 @@ class Registry:
         what = f"Function {names[0]!r}" if len(sent) == 1 else f"{len(sent)} functions"
         nbytes = self._ship(compiled, used, what, recipe)
         for key in sent:
-            self.n_distributed += PLAIN in self._pending.pop(key, ())
+            self.n_distributed += PLAIN in self.pending.pop(key, ())
         log.info("distributed %s, %d bytes", ", ".join(map(str, names)), nbytes)
 
     def keys_of(self, variables) -> tuple:
@@ -256,8 +252,7 @@ class Garbage:
         forget = commands.Forget(
             **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}
         )
-        with gate.call(forget):
-            forget.run(worker)
+        gate.run(forget, worker)
         # Only now: after a Ctrl-C in the command, the next one forgets them (again), which does no
         # harm. All workers have ended every call that could read the memory.
         with interrupts_held():

@@ -4,7 +4,8 @@ import contextlib
 import math
 import re
 import time
-from typing import NamedTuple, Tuple
+from dataclasses import dataclass
+from typing import NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.reduction import Accumulator
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count
+from synkhronos.comm import Reference
 from synkhronos.comm.reports import add_advice
 
 # The rows that a rank takes of an input. WHOLE: all. SPLIT: the rows that its share of the
@@ -22,6 +24,7 @@ WHOLE, SPLIT, BATCH = range(3)
 # A selection of consecutive rows, whose bounds the master has posted at the gate: so calls that
 # select other rows, but as many, share one command.
 POSTED = True
+Selection = Union[range, Reference, bool]  # a range, a reference to row numbers, or POSTED
 PLAIN, SLICED = "plain", "sliced"
 # All rows run again in one process only after calls whose ranks together took less than this: the
 # time, and the memory, of a longer one may be out of reach there.
@@ -42,6 +45,31 @@ class Description(NamedTuple):
     axes: Tuple = ()  # the axis of rows of each input, if there is one that is not 0
 
 
+@dataclass(frozen=True)
+class RunFunction:
+    """Run one function on this rank's rows, and hand over its parts of the outputs."""
+
+    function: int
+    inputs: Tuple[Reference, ...]
+    kinds: Tuple[int, ...]  # which rows a rank takes of each input: WHOLE, SPLIT or BATCH
+    rows: Optional[int]  # of the scattered inputs; None if no input is scattered
+    selection: Optional[Selection]  # the rows of scattered inputs; None for all
+    picked: Optional[Tuple[Selection, ...]]  # the rows of sliceable shareds, for each rank
+    num_slices: int
+    combined: Tuple[int, ...]  # the positions of the outputs that the master combines
+    source: int  # the rank whose own results are those of outputs that are not reduced
+    source_of_nothing: int  # the rank that runs even without rows; -1 for none
+    output_subset: Optional[Tuple[int, ...]] = None
+    counts: Optional[Tuple[int, ...]] = None  # rows of each rank, if ranks reduce inside of it
+
+    def run(self, worker, arrays=None):
+        """Run the function on this rank; return what `Replica.run` returns.
+
+        The master has the arrays that `inputs` refers to; other ranks fetch them.
+        """
+        return worker.replicas[self.function].run(worker, self, arrays)
+
+
 class Replica:
     """The compiled Theano functions of one synkhronos function, on one rank.
 
@@ -56,15 +84,29 @@ class Replica:
         self.description = description
         self._buffers = {}  # kept from call to call; arguments of a function are views of them
         self._last = None, 0, False, None  # the last request, and what follows from it alone
+        self._fetched = None, None  # the last request, and the arrays that it refers to
 
-    def run(self, worker, request):
-        """Compute this rank's part of a request, a `RunFunction`.
+    def run(self, worker, request, arrays=None):
+        """Compute this rank's part of a request.
+
+        Parameters
+        ----------
+        request : RunFunction
+        arrays : list of numpy.ndarray, optional
+            What its references stand for; else they are fetched.
 
         Returns
         -------
         tuple or None
-            On a worker, the answer that the master must hear before it can collect the outputs.
+            On the master its own outputs, of which there are none if it had no rows, and those that
+            all ranks have reduced on their devices: position -> array. On a worker, what the master
+            must hear before it can collect the outputs.
         """
+        if arrays is None and worker.comm.memory.is_near:
+            last, arrays = self._fetched
+            if last is not request:
+                arrays = [worker.fetch(ref) for ref in request.inputs]
+                self._fetched = request, arrays
         last, computed, idle, rows = self._last
         if last is not request:
             rows = self._my_rows(worker, request)
@@ -77,16 +119,30 @@ class Replica:
         if not idle or self.description.communicates:
             begin = time.monotonic()
             try:
-                outputs = self._run_slices(worker, request, rows)
+                outputs = self._run_slices(worker, request, rows, arrays)
             except (ValueError, IndexError, AssertionError) as error:
                 if _may_be_of_rows(error, computed, request):
                     is_short = worker.n_ranks * (time.monotonic() - begin) < SECONDS_AGAIN
-                    self._explain(worker, error, computed, request, is_short)
+                    self._explain(worker, error, computed, request, arrays, is_short)
                 raise
         worker.gate.report_rows(-1 if idle else computed or 1)
-        return worker.results.hand_over(
-            self._key, request, self.description, None if idle else outputs
-        )
+        if idle:
+            outputs = None
+        reduced = {}
+        if self.description.on_device:
+            reduced = worker.results.reduce(request, self.description.output_modes, outputs)
+        if worker.is_master:
+            if self.description.on_device and outputs is not None:
+                outputs = [
+                    None if position in reduced else _host.to_host(each)
+                    for position, each in enumerate(outputs)
+                ]
+            return outputs, reduced
+        return worker.results.deposit(self._key, request, outputs, reduced)
+
+    def forget_arrays(self):
+        """Drop the arrays of the last request: they keep shared memory mapped."""
+        self._fetched = None, None
 
     def _my_rows(self, worker, request):
         """Return positions in the selection: this rank's share. None if no rows are selected."""
@@ -125,16 +181,19 @@ class Replica:
             slices.append((rows[mine[i] : mine[i + 1]] or spare, weights))
         return slices
 
-    def _run_slices(self, worker, request, rows):
+    def _run_slices(self, worker, request, rows, arrays):
         if request.counts is None and (request.num_slices == 1 or not rows):  # as in most calls
             return self._run_rows(
-                worker, request, rows, worker.equal_weights, PLAIN, request.output_subset
+                worker, request, rows, arrays, worker.equal_weights, PLAIN, request.output_subset
             )
         slices = self._slices(worker, request, rows)
         # Ranks that reduce with one another run the same variant, even those without rows.
         something = any(request.counts) if request.counts else rows
         if request.num_slices == 1 or not something:
-            return self._run_rows(worker, request, *slices[0], PLAIN, request.output_subset)
+            some, weights = slices[0]
+            return self._run_rows(
+                worker, request, some, arrays, weights, PLAIN, request.output_subset
+            )
         description = self.description
         subset = request.output_subset
         chosen = range(len(description.output_modes)) if subset is None else subset
@@ -154,7 +213,7 @@ class Replica:
                 first = len(description.output_modes)
                 subset = (*subset, *range(first, first + len(updates)))
         for some, weights in slices:
-            values = self._run_rows(worker, request, some, weights, variant, subset)
+            values = self._run_rows(worker, request, some, arrays, weights, variant, subset)
             n_mine = n_all = len(some)
             if weights:
                 n_mine, n_all = weights[worker.rank], sum(weights)
@@ -169,17 +228,17 @@ class Replica:
             _host.replace(variable, result)
         return values
 
-    def _run_rows(self, worker, request, rows, weights, variant, subset):
+    def _run_rows(self, worker, request, rows, arrays, weights, variant, subset):
         """Return the outputs for some rows: positions in the selection."""
         recorder, lent = worker.recorder, ()
         if recorder is None:
-            arguments = self._arguments(worker, request, rows)
+            arguments = self._arguments(worker, request, rows, arrays)
             if self.description.sliceables:
                 lent = self._rows_to_lend(worker, request, rows)
             return self._compute(worker, variant, arguments, lent, weights, subset)
         with recorder.span("compute"):
             with recorder.span("rows") as span:
-                arguments = self._arguments(worker, request, rows, span)
+                arguments = self._arguments(worker, request, rows, arrays, span)
                 lent = self._rows_to_lend(worker, request, rows, span)
             return self._compute(worker, variant, arguments, lent, weights, subset)
 
@@ -199,7 +258,8 @@ class Replica:
                     stack.enter_context(_host.lend(variable, rows))
                 return _host.run(function, arguments, subset)
 
-    def _arguments(self, worker, request, rows, span=None):
+    def _arguments(self, worker, request, rows, arrays, span=None):
+        """Return the rows of each input: of `arrays`, or fetched if these are None."""
         chosen, is_copied, selection = rows, False, request.selection
         axes = self.description.axes
         if selection is POSTED:
@@ -210,18 +270,21 @@ class Replica:
             is_copied = not _is_forward(chosen)
         arguments = []
         for position, (ref, kind) in enumerate(zip(request.inputs, request.kinds)):
-            axis = axes[position] if axes else 0
-            if kind == WHOLE:
-                array = worker.fetch(ref)
-            elif kind == BATCH:
-                array = worker.fetch(ref, rows, None, axis)
-            elif is_copied:
-                array = worker.fetch(ref, chosen, self._buffer(position, chosen, ref, axis), axis)
-                if span is not None:
-                    span.moved(array)
-            else:
-                array = worker.fetch(ref, chosen, None, axis)
-            arguments.append(array)
+            axis, buffer = axes[position] if axes else 0, None
+            some = None if kind == WHOLE else rows if kind == BATCH else chosen
+            if is_copied and kind == SPLIT:
+                buffer = self._buffer(position, chosen, ref, axis)
+            if arrays is None:
+                argument = worker.fetch(ref, some, buffer, axis)
+            elif some is None:
+                argument = arrays[position]
+            elif axis or buffer is not None:
+                argument = take_rows(arrays[position], some, buffer, axis)
+            else:  # as in most calls: rows in their order
+                argument = arrays[position][some.start : some.stop : some.step]
+            if span is not None and buffer is not None:
+                span.moved(argument)
+            arguments.append(argument)
         return arguments
 
     def _rows_to_lend(self, worker, request, rows, span=None):
@@ -248,10 +311,10 @@ class Replica:
             pairs.append((variable, taken))
         return pairs
 
-    def _explain(self, worker, error, mine, request, is_short):
+    def _explain(self, worker, error, mine, request, arrays, is_short):
         """Add to an error what this rank's number of rows has to do with it."""
         rows, n_slices = request.rows, request.num_slices
-        if n_slices == 1 and is_short and self._fails_with_all_rows(worker, error, request):
+        if n_slices == 1 and is_short and self._fails_with_all_rows(worker, error, request, arrays):
             shapes = ", ".join(str(tuple(ref.shape)) for ref in request.inputs)
             add_advice(
                 error,
@@ -270,7 +333,7 @@ class Replica:
             f"give the function axes={{x: 1}}.{whole}",
         )
 
-    def _fails_with_all_rows(self, worker, error, request):
+    def _fails_with_all_rows(self, worker, error, request, arrays):
         """Return whether the master, if it is rank 0, raises the same with the rows of all ranks.
 
         Errors of rank 0 are those that the user sees, and one rank has memory for a serial call.
@@ -279,7 +342,7 @@ class Replica:
             return False
         function = self.variants[PLAIN]
         try:
-            arguments = self._arguments(worker, request, range(request.rows))
+            arguments = self._arguments(worker, request, range(request.rows), arrays)
             with _host.on_copies(_host.shared_variables(function)):
                 _host.run(function, arguments, request.output_subset)
         except raised_here(Exception) as again:

@@ -12,44 +12,26 @@ own        its mode is None: the value of the rank that the request names as its
 =========  =====================================================================================
 """
 
-from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._wording import sentence
 
 
 class Results:
-    """One rank's outputs of the last call, and on the master the results of all ranks."""
+    """One rank's way to hand over its outputs, and the master's to combine those of all ranks."""
 
     def __init__(self, worker):
         self._worker = worker
         self._combine = worker.comm.outputs.combine
-        self.drop()
 
-    def drop(self) -> None:
-        """Drop the master's outputs: as views they may keep the user's arrays alive."""
-        self._kept, self._reduced = (), {}
+    def reduce(self, request, modes, outputs):
+        """Reduce over the ranks those outputs that can stay on their devices for it.
 
-    def hand_over(self, key, request, description, outputs):
-        """Hand over this rank's outputs of function `key`; `outputs` is None if it has not run.
-
-        Returns the answer that the master must hear before it can collect them, or None. The master
-        keeps its own outputs until `combine` or `drop`.
+        Returns
+        -------
+        dict
+            As `comm.outputs.Outputs.reduce` does.
         """
-        worker, reduced = self._worker, {}
-        if description.on_device:
-            reduced = self._reduce(request, description, outputs)
-        if outputs is None:
-            return None
-        if worker.is_master:
-            self._kept, self._reduced = outputs, reduced
-            return None
-        parts = outputs
-        if worker.rank != request.source:
-            parts = [outputs[i] for i in _combined(request, reduced)]
-        return self._deposit(key, parts) if parts else None
-
-    def _reduce(self, request, description, outputs):
-        worker, modes = self._worker, description.output_modes
+        worker = self._worker
         if request.output_subset is not None:
             modes = [modes[output] for output in request.output_subset]
         recorder = worker.recorder
@@ -58,8 +40,19 @@ class Results:
         with recorder.span("reduce"):
             return worker.comm.outputs.reduce(outputs, modes)
 
-    def _deposit(self, key, parts):
+    def deposit(self, key, request, outputs, reduced):
+        """Deposit what the master needs of a worker's outputs: None if it has not run.
+
+        Returns the answer that the master must hear before it can collect them, or None.
+        """
         worker = self._worker
+        if outputs is None:
+            return None
+        parts = outputs
+        if worker.rank != request.source:
+            parts = [outputs[position] for position in _combined(request, reduced)]
+        if not parts:
+            return None
         recorder = worker.recorder
         if recorder is None:
             return worker.comm.outputs.deposit(key, parts)
@@ -68,35 +61,42 @@ class Results:
             span.moved(*parts)
             return answer
 
-    def combine(self, request, modes, dtypes, what):
+    def combine(self, request, own, modes, dtypes, what):
         """Return the results of a call, on the master, after the finish barrier.
 
         Parameters
         ----------
         request : RunFunction
+        own : tuple
+            What the master's `Replica.run` has returned.
         modes, dtypes : list
             The mode of each output of the function, and the dtype of its result.
         what : Function
             Named in error messages.
         """
-        master, rows = self._worker.rank, self._worker.gate.rows()
-        ranks, weights = range(len(rows)), rows
-        if -1 in rows:
-            ranks = [rank for rank, computed in enumerate(rows) if computed >= 0]
-            weights = [rows[rank] for rank in ranks]
+        worker, source, key = self._worker, request.source, request.function
+        own, reduced = own
+        collect, combined = worker.comm.outputs.collect, _combined(request, reduced)
         chosen = request.output_subset
         if chosen is None:
             chosen = range(len(modes))
-        results, combined = [], _combined(request, self._reduced)
+        weights, everyone = [], []  # of the ranks that have run, in rank order
+        for rank, computed in enumerate(worker.gate.rows()):
+            if computed >= 0 and combined:
+                parts = own if rank == worker.rank else collect(key, rank)
+                if rank in (source, worker.rank):  # the others have deposited just these
+                    parts = [parts[position] for position in combined]
+                weights.append(computed)
+                everyone.append(parts)
+        columns = dict(zip(combined, zip(*everyone)))
+        results = []
         for position, output in enumerate(chosen):
-            if position in self._reduced:
-                results.append(self._reduced[position])
+            if position in reduced:
+                results.append(reduced[position])
                 continue
-            if modes[output] is None:
-                parts = [self._part(request, request.source, position, None)]
-            else:
-                number = combined.index(position)
-                parts = [self._part(request, rank, position, number) for rank in ranks]
+            parts = columns.get(position)
+            if parts is None:
+                parts = [(own if source == worker.rank else collect(key, source))[position]]
             try:
                 result = self._combine(modes[output], parts, weights, dtypes[output])
             except ValueError as error:
@@ -104,19 +104,10 @@ class Results:
             # Copy a part that is a view of memory that later calls overwrite: a worker's part, or a
             # shared variable's old value, which an update has replaced.
             is_part = len(parts) == 1 and result is parts[0]
-            if is_part and (request.source != master or self._worker.comm.memory.holds(result)):
+            if is_part and (source != worker.rank or worker.comm.memory.holds(result)):
                 result = result.copy()
             results.append(result)
-        self.drop()
         return results
-
-    def _part(self, request, rank, position, number):
-        """Return one rank's part of the output at `position` of those asked for."""
-        worker = self._worker
-        if rank == worker.rank:
-            return _host.to_host(self._kept[position])
-        parts = worker.comm.outputs.collect(request.function, rank)
-        return parts[position if rank == request.source else number]
 
 
 def outputs_of_machine(worker, request):

@@ -19,7 +19,6 @@ from synkhronos._session import commands
 from synkhronos._session.changes import Changes
 from synkhronos._session.rank import Worker, start_workers
 from synkhronos._session.registry import Garbage, Registry
-from synkhronos._session.repeated import Repeated
 from synkhronos._session.staging import StagedArrays
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
@@ -67,7 +66,7 @@ class Session:
         self._answers = {}
         self.staged = StagedArrays(self)  # memory that collectives keep for plain values
         self.held = []  # Contents of Data that the present call reads: others may resize the Data
-        self.repeated = Repeated()
+        self.repeated = commands.Repeated()
         self.told_unequal = weakref.WeakSet()  # variables that `save` has warned of
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
@@ -76,6 +75,7 @@ class Session:
             end_openmp_threads(threads)
         self.gate = make_gate(self.n_ranks, master_rank) if gate is None else gate
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
+        self.comm = self.worker.comm
         self.comm.memory.has_data = self.registry.has_data
         # Weak: the user's references and functions keep the variables alive.
         self.worker.variables = weakref.WeakValueDictionary()
@@ -126,11 +126,6 @@ class Session:
     def worker_pids(self):
         """The process ids of the workers, in rank order."""
         return [process.pid for process in self._processes.values()]
-
-    @property
-    def comm(self):
-        """The master's communicator."""
-        return self.worker.comm
 
     def require_open(self) -> None:
         """Raise unless the session is open."""
@@ -212,21 +207,22 @@ class Session:
                 self._break(death)
                 raise
 
-    def run(self, command):
-        """Run one command on every rank, between the barriers; return the master's own answer."""
+    def run(self, command, *arguments):
+        """Run one command on every rank, between the barriers; return the master's own answer.
+
+        The master's part gets these arguments more.
+        """
         if self.state is not SessionState.OPEN:
             self.require_open()
         try:
             if self.garbage.released:
                 self.garbage.collect(self.gate, self.worker)
-            with self.gate.call(command):
-                return command.run(self.worker)
+            return self.gate.run(command, self.worker, *arguments)
         except WorkerDied as death:
             self._break(death)
             raise
         except BaseException:
             self.changes.made += 1  # by some ranks, perhaps
-            self.worker.results.drop()  # they may be views, which would keep the user's arrays
             raise
 
     def ask(self, command) -> list:
@@ -240,7 +236,6 @@ class Session:
             self._answers[rank] = answer
 
     def _break(self, death):
-        self.worker.results.drop()
         if self.state is not SessionState.OPEN:
             self.require_open()  # raises: another thread has closed it, and so ended the workers
         # Neither here nor in the log the exception itself: its frames would keep the user's arrays.

@@ -93,6 +93,19 @@ class GrowingArray:
         self.contents = Contents(block, allocated, array, block.reference(self._dtype, shape))
         self._empty = None
 
+    def put(self, array: np.ndarray, recorder=None) -> Contents:
+        """Copy an array in, of any shape; return the contents. A recorder takes the time of it."""
+        if recorder is not None:
+            with recorder.span("stage") as span:
+                span.moved(array)
+                return self.put(array)
+        contents = self.contents
+        if contents.ref is None or contents.array.shape != array.shape:
+            self.resize(array.shape, keep=False)
+            contents = self.contents
+        contents.array[...] = array
+        return contents
+
     def free(self) -> None:
         """Drop the memory; it is freed when no view of it is left."""
         self.contents = Contents(None, 0, np.zeros((0,) * self.ndim, self._dtype), None)
@@ -110,39 +123,6 @@ class GrowingArray:
             contents = Contents(block, 0, array, block.reference(self._dtype, shape))
             self._empty = contents
         return contents
-
-
-class StagedInput:
-    """Memory that a function keeps for the plain arrays that are given for one of its inputs.
-
-    The function owns it. A worker reads it in a call only, so the next call may overwrite it.
-    """
-
-    def __init__(self, session, dtype, ndim):
-        self._worker = session.worker
-        self._store = GrowingArray(session.comm.memory, dtype, ndim)
-
-    @property
-    def nbytes(self):
-        """The size of the memory."""
-        return self._store.allocated * self._store.array.itemsize
-
-    def put(self, array):
-        """Copy an array in; return the reference to it for commands."""
-        recorder = self._worker.recorder
-        if recorder is None:
-            return self._copy(array)
-        with recorder.span("stage") as span:
-            ref = self._copy(array)
-            span.moved(array)
-            return ref
-
-    def _copy(self, array):
-        store = self._store
-        if store.ref is None or store.array.shape != array.shape:
-            store.resize(array.shape, keep=False)
-        store.array[...] = array
-        return store.ref
 
 
 class StagedArrays:

@@ -32,7 +32,6 @@ from typing import (
     Hashable,
     Iterable,
     List,
-    Literal,
     Optional,
     Protocol,
     Sequence,
@@ -56,7 +55,7 @@ class Aborted(Exception):
 class Gate(ABC):
     """The start and finish barriers of calls, and meetings of all ranks inside of a call.
 
-    The master uses `call`, or `start` and `finish`. All ranks use `abort`, `meet`, `agree` and
+    The master uses `run`, or `start` and `finish`. All ranks use `abort`, `meet`, `agree` and
     `report_rows` in a call. A gate of several processes has more, for workers and their start, as
     `shared.gate.SharedGate` shows: ``become_worker``, ``next_command``, ``worker_finish``,
     ``watch``, ``descriptors``, and boards of news.
@@ -71,6 +70,8 @@ class Gate(ABC):
         The number of the last call that was started.
     on_answer : callable
         Takes each answer of a worker: ``on_answer(rank, answer)``. Set by the master.
+    is_open : bool
+        Whether the workers may still be in a call.
     errors : dict
         Rank -> report on the error that it raised in the last call, until it is raised here.
     recorder : SpanRecorder or None
@@ -85,6 +86,7 @@ class Gate(ABC):
     rank: int
     sequence: int
     on_answer: Callable[[int, Any], None]
+    is_open: bool
     errors: Dict[int, Dict[str, str]]
     recorder: Any
     posts_bounds = False
@@ -95,15 +97,44 @@ class Gate(ABC):
         self.on_answer = lambda rank, answer: None
         self.recorder = None
         self.errors = {}
-        self._finished = 0  # the number of the last call that all workers have finished
 
-    def call(self, command: Any) -> "CallContext":
-        """Return a context for one call: on entry the workers begin to run `command`.
+    def run(self, command: Any, *arguments: Any) -> Any:
+        """Run a command on all ranks, between the barriers; return what it returns on the master.
 
-        The master runs its part inside of the context. The exit is the finish barrier, also if
-        the master raises; it raises the errors of all ranks as one WorkerError.
+        The master's part is ``command.run(*arguments)``. The finish barrier comes also if that
+        raises; the errors of all ranks are raised as one WorkerError.
         """
-        return CallContext(self, command)
+        recorder = self.recorder
+        if recorder is None:
+            self.start(command)
+        else:
+            with recorder.span("start"):
+                self.start(command)
+        try:
+            answer = command.run(*arguments)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        if self.recorder is None:
+            self.finish()
+        else:
+            _finish_recorded(self)
+        if self.errors:
+            self.raise_errors()
+        return answer
+
+    def _leave(self, error: BaseException) -> None:
+        """Leave a call in which the master has raised; raise the errors of all ranks."""
+        self.abort()
+        if not isinstance(error, Exception):
+            return  # Ctrl-C: leave at once; the next start waits for the workers
+        if isinstance(error, WorkerDied):
+            return  # a dead worker never reaches the finish barrier
+        own = raised_by_handler(error)
+        if own is not None:  # as after a Ctrl-C
+            raise own from own.__cause__
+        _finish_recorded(self)
+        self.raise_errors(None if isinstance(error, Aborted) else error)
 
     @abstractmethod
     def start(self, command: Any) -> None:
@@ -118,11 +149,6 @@ class Gate(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect answers and errors."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers may still be in a call."""
-        return self.sequence != self._finished
 
     def drain(self) -> None:
         """Abort a call that the master left early, and wait until the workers have ended it."""
@@ -201,46 +227,6 @@ class Gate(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Close every descriptor; it ends the workers that are left."""
-
-
-class CallContext:
-    """One call from the start barrier to the finish barrier, as a context manager."""
-
-    __slots__ = ("_command", "_gate")
-
-    def __init__(self, gate: Gate, command: Any):
-        self._gate, self._command = gate, command
-
-    def __enter__(self) -> None:
-        gate = self._gate
-        recorder = gate.recorder
-        if recorder is None:
-            gate.start(self._command)
-        else:
-            with recorder.span("start"):
-                gate.start(self._command)
-
-    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> Literal[False]:
-        gate = self._gate
-        if error is None:
-            if gate.recorder is None:
-                gate.finish()
-            else:
-                _finish_recorded(gate)
-            if gate.errors:
-                gate.raise_errors()
-            return False
-        gate.abort()
-        if not isinstance(error, Exception):
-            return False  # Ctrl-C: leave at once; the next start waits for the workers
-        if isinstance(error, WorkerDied):
-            return False  # a dead worker never reaches the finish barrier
-        own = raised_by_handler(error)
-        if own is not None:  # as after a Ctrl-C
-            raise own from own.__cause__
-        _finish_recorded(gate)
-        gate.raise_errors(None if isinstance(error, Aborted) else error)
-        return False
 
 
 def _finish_recorded(gate: Gate) -> None:

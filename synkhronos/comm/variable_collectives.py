@@ -46,7 +46,6 @@ class Variables:
         self._is_alone = self._gate.n_ranks == 1  # then values stay where they are
         # Found out once for each version of the storage.
         self._plans = _Kept(storage)  # (keys, operation, root, number of shares) -> blocks
-        self._cells = _Kept(storage)  # keys -> where the values are to be, their bytes
         self._copies = _Kept(storage)  # (keys, root) -> arrays to copy, and from where
         self._values = _Kept(storage)  # keys -> values on all ranks
 
@@ -61,33 +60,14 @@ class Variables:
         self._storage.forget(keys)
 
     def _drop_views(self):
-        for each in self._plans, self._cells, self._copies, self._values:
+        for each in self._plans, self._copies, self._values:
             each.clear()
-
-    def _are_in_place(self, keys):
-        """Return whether the values of these variables are in their regions, for sure."""
-        cells, _ = self._find_cells(keys)
-        for cell, region in cells:
-            value = cell[0]
-            if value is not region.value or value.shape != region.shape:
-                return False
-        return bool(cells)
-
-    def _find_cells(self, keys):
-        found = self._cells.find(keys)
-        if found is None:
-            cells = self._storage.cells(keys)
-            if cells is None:
-                return (), 0
-            nbytes = sum([region.value.nbytes for _, region in cells])
-            found = self._cells.keep(keys, (cells, nbytes))
-        return found
 
     def are_little(self, keys):
         """Return, on the master, whether `all_reduce_exposed` is faster for these variables."""
         if self._has_devices:
             return False  # each rank copies its value back to its device
-        cells, nbytes = self._find_cells(keys)
+        cells, nbytes = self._storage.cells_of(keys)
         return nbytes <= _LITTLE and bool(cells)
 
     def all_reduce_exposed(self, keys, op):
@@ -97,12 +77,8 @@ class Variables:
 
     def expose(self, keys):
         """Put this rank's values where the master can read them after the finish barrier."""
-        if self._is_alone:
-            return
-        self._storage.begin()
-        if not self._are_in_place(keys):
-            self._storage.store(keys)
-        self._storage.post()
+        if not self._is_alone:
+            self._storage.expose(keys)
 
     def values_of(self, keys):
         """Return, on the master, what `values` returns, for each variable."""
@@ -159,7 +135,7 @@ class Variables:
         return self._is_alone or self._lives_on_device(key)
 
     def _meet(self, keys):
-        self.expose(keys)
+        self._storage.expose(keys)
         self._gate.meet()
         self._storage.hear()
 
@@ -219,7 +195,7 @@ class Variables:
         if mine:
             return
         copies = self._copies.find((keys, root))
-        if self._are_in_place(keys):
+        if self._storage.are_in_place(keys):
             if copies is None:
                 copies = self._copies.keep((keys, root), self._plan_copies(keys, root))
             if copies:

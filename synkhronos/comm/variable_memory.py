@@ -35,6 +35,7 @@ import numpy as np
 from synkhronos import _host
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
+_LISTS = 64  # of keys, of which the cells are kept
 _HEADER = 8  # bytes before each entry of a log, with its length
 
 
@@ -99,6 +100,7 @@ class Storage:
     def __init__(self, worker, memory):
         self._worker, self._memory = worker, memory
         self._own = {}  # key -> region of this rank
+        self._cells, self._cells_version = {}, 0  # what `cells_of` has returned
         self._unposted = set()  # keys of regions whose places are not in the log yet
         self._retired = []  # regions that this command has replaced
         self._spares = {}  # key -> the region before the present one, see `turn`
@@ -143,19 +145,44 @@ class Storage:
                 [array] = self.room_for(key, layout)
                 _host.copy_from_device(_host.peek(variables[key]), array)
 
-    def cells(self, keys):
-        """Return (cell of a variable, its region) for each key, or None if not all have both.
+    def expose(self, keys) -> None:
+        """Put these values where other ranks can read them, after all ranks have met."""
+        self.begin()
+        if not self.are_in_place(keys):
+            self.store(keys)
+        if self._unposted:
+            self.post()
 
-        A value is in its region if ``cell[0] is region.value``. The pairs are valid as long as
-        `version` stays the same.
+    def are_in_place(self, keys) -> bool:
+        """Return whether the values of these variables are in their regions, for sure."""
+        cells, _ = self.cells_of(keys)
+        for cell, region in cells:
+            value = cell[0]
+            if value is not region.value or value.shape != region.shape:
+                return False
+        return bool(cells)
+
+    def cells_of(self, keys):
+        """Return (cell of a variable, its region) for each key, and the bytes of their values.
+
+        There are no pairs if not all variables have both.
         """
-        variables, own = self._worker.variables, self._own
-        for key in keys:
-            region = own.get(key)
+        if self._cells_version != self.version or len(self._cells) >= _LISTS:
+            self._cells.clear()  # regions would keep their memory
+            self._cells_version = self.version
+        found = self._cells.get(keys)
+        if found is None:
+            found = self._cells[keys] = self._find_cells(keys)
+        return found
+
+    def _find_cells(self, keys):
+        variables, regions = self._worker.variables, [self._own.get(key) for key in keys]
+        for key, region in zip(keys, regions):
             # A Ctrl-C can leave a region without a layout.
             if region is None or region.layout is None or _host.lives_on_device(variables[key]):
-                return None
-        return [(_host.cell(variables[key]), own[key]) for key in keys]
+                return (), 0
+        cells = [(_host.cell(variables[key]), region) for key, region in zip(keys, regions)]
+        return cells, sum([region.value.nbytes for region in regions])
 
     def copy_back(self, keys) -> None:
         """Copy the regions of those variables that live on a device into the variables."""
@@ -296,6 +323,7 @@ class Storage:
     def forget(self, keys) -> None:
         """Drop the regions and views of variables that are no more."""
         self.begin()
+        self._cells.clear()
         for key in keys:
             self._own.pop(key, None)
             self._spares.pop(key, None)
@@ -307,6 +335,7 @@ class Storage:
     def close(self) -> None:
         """Drop all regions and views; variables that are left get copies of their values."""
         self.begin()
+        self._cells.clear()
         for variable in list(self._worker.variables.values()):
             value = _host.peek(variable)
             if self._memory.holds(value):

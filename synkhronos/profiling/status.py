@@ -284,7 +284,7 @@ def _process(pid):
 
 def _function(session, function):
     used = tuple([_name(each) or str(each) for each in function.get_shared()])
-    is_distributed = not session.registry.is_pending(function._key)
+    is_distributed = function._key not in session.registry.pending
     return FunctionStatus(str(function.name), is_distributed, used)
 
 

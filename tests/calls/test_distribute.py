@@ -257,7 +257,7 @@ class FailsOnLoad(Stubborn):
 
 
 def pending(functions):
-    return [_session._Current.session.registry.is_pending(each._key) for each in functions]
+    return [each._key in _session._Current.session.registry.pending for each in functions]
 
 
 @pytest.mark.parametrize("kind, error", [(Stubborn, TypeError), (FailsOnLoad, synk.WorkerError)])

@@ -945,9 +945,9 @@ def test_a_variable_that_is_collected_while_it_is_sent(ranks, monkeypatch):
     w.set_value(np.zeros(3))
     run = ranks.session.run
 
-    def collect_and_run(command):
+    def collect_and_run(*arguments):
         gc.collect()
-        return run(command)
+        return run(*arguments)
 
     gc.disable()
     try:

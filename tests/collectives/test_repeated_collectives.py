@@ -9,7 +9,7 @@ from support.helpers import on_ranks
 
 import synkhronos as synk
 from synkhronos._machine.shared_memory import Segment
-from synkhronos._session.repeated import Repeated
+from synkhronos._session.commands import Repeated
 
 
 def many(n, dtype="float64", size=3):

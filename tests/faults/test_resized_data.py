@@ -15,6 +15,7 @@ from support.threads import in_thread
 
 import synkhronos as synk
 from synkhronos._session import commands, staging
+from synkhronos._session.replica import RunFunction
 from synkhronos._session.session import Session
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
@@ -82,10 +83,10 @@ def before_commands(monkeypatch):
     """Return a function: what it is given runs once, before the next command that reads a Data."""
     pending, original = [], Session.run
 
-    def run(self, command):
-        if pending and isinstance(command, (commands.RunFunction, commands.Assign)):
+    def run(self, command, *arguments):
+        if pending and isinstance(command, (RunFunction, commands.Assign)):
             pending.pop()()
-        return original(self, command)
+        return original(self, command, *arguments)
 
     monkeypatch.setattr(Session, "run", run)
     yield pending.append

@@ -155,6 +155,14 @@ class Unreadable:
         return None
 
 
+class Interrupted:
+    """In place of the master's rank: a Ctrl-C comes when its part begins."""
+
+    @property
+    def rank(self):
+        raise KeyboardInterrupt
+
+
 class Team:
     def __init__(self, n, master, spin, prepare=None):
         self.gate = Gate(n, master, spin)
@@ -172,8 +180,7 @@ class Team:
 
     def run(self, *message):
         command = message[0] if isinstance(message[0], Unreadable) else Message(*message)
-        with self.gate.call(command):
-            return command.run(self.own)
+        return self.gate.run(command, self.own)
 
     def close(self):
         with contextlib.suppress(WorkerDied):
@@ -310,8 +317,8 @@ def test_a_message_that_cant_be_read_is_an_error_and_the_next_is_read(pair):
 
 def test_leaving_by_ctrl_c_is_at_once_and_the_next_start_waits(pair, tmp_path):
     may_end = tmp_path / "may_end"
-    with pytest.raises(KeyboardInterrupt), pair.gate.call(Message("wait_for", may_end)):
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        pair.gate.run(Message("wait_for", may_end), Interrupted())
     assert pair.gate.is_open
     threading.Timer(0.2, may_end.touch).start()
     pair.run("answer", 1)
@@ -321,8 +328,8 @@ def test_leaving_by_ctrl_c_is_at_once_and_the_next_start_waits(pair, tmp_path):
 
 
 def test_an_error_of_an_interrupted_call_is_not_of_the_next(pair):
-    with pytest.raises(KeyboardInterrupt), pair.gate.call(Message("fail", (1,))):
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        pair.gate.run(Message("fail", (1,)), Interrupted())
     pair.run("answer", 1)
     assert pair.heard == [(1, 1)]
 

@@ -65,6 +65,7 @@ class GateOfMachines(Gate):
         self._is_deciding = False
         self._held = ()  # not empty when a Ctrl-C has come that is held
         self._exchanged = {}  # id -> machine -> object
+        self._finished = 0  # the last call that all ranks have finished
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
         self._left = {}  # machines that have ended the present call -> that number of theirs
@@ -88,6 +89,11 @@ class GateOfMachines(Gate):
     def is_leader(self):
         """Whether this process speaks for its machine."""
         return not self._is_worker
+
+    @property
+    def is_open(self):
+        """Whether the workers may still be in a call."""
+        return self.local.is_open or self.sequence != self._finished
 
     @property
     def sequence(self):

@@ -23,11 +23,6 @@ class MasterGate(GateOfMachines):
         self._rows = {}
         self.on_parts = lambda parts: None  # takes a machine's outputs
 
-    @property
-    def is_open(self):
-        """Whether the workers may still be in a call."""
-        return self.local.is_open or super().is_open
-
     def start(self, command):
         """Pass the start barriers of all machines."""
         self._take_messages()

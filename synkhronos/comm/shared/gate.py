@@ -82,6 +82,7 @@ class SharedGate(Meetings, Gate):
         self._deaths = select.poll()
         self._processes = {}  # rank -> process, on the master
         self._slots = {}  # command -> its slot number, for commands that all workers have
+        self.is_open = False
         self._last = None, 0  # the last command and its slot: found without hashing the command
 
     def _locate_cells(self):
@@ -208,7 +209,9 @@ class SharedGate(Meetings, Gate):
             if slot is None:
                 slot, length = self._post(command)
         # After a Ctrl-C before SEQUENCE is stored, no worker looks at the other cells, and the next
-        # start stores them again. After a Ctrl-C behind it the call is open, see `is_open`.
+        # start stores them again. It finds the call open, and ends it first: if no worker has begun
+        # it, all have finished it already.
+        self.is_open = True
         cells[SLOT], cells[LENGTH] = slot, length
         cells[SEQUENCE] += 1
         # Only now do the workers have the command. If it were in `_slots` before, a Ctrl-C could
@@ -248,7 +251,7 @@ class SharedGate(Meetings, Gate):
             if cells[line + REPLY_KIND]:
                 self._take_reply(rank, line)
         # After all replies: a finish that a Ctrl-C has interrupted is repeated by the next start.
-        self._finished = sequence
+        self.is_open = False
 
     def _take_reply(self, rank, line):
         cells = self._cells
@@ -259,11 +262,6 @@ class SharedGate(Meetings, Gate):
         else:
             self.on_answer(rank, data)
         cells[line + REPLY_KIND] = NO_REPLY  # last: a reply is taken again rather than lost
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers may still be in a call."""
-        return self._cells[SEQUENCE] != self._finished
 
     def check_alive(self, milliseconds: int = 0) -> None:
         """Raise WorkerDied if a worker is gone, or goes in that time; the master knows them all."""

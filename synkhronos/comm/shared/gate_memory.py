@@ -13,7 +13,6 @@ these changes.
 """
 
 import ctypes
-import json
 import mmap
 import os
 import threading
@@ -102,90 +101,6 @@ def make_file(n_ranks: int) -> int:
         os.close(file)
         raise
     return file
-
-
-class Notices:
-    """Cells in which each rank tells the others something: they read it after a meeting."""
-
-    posts_bounds = True
-
-    def _line(self, rank):
-        return LINE * (rank + 1)
-
-    def label(self, **told) -> None:
-        """Say what this rank is, to `synkhronos top`; without a word, that it is no more."""
-        text = json.dumps(told).encode() if told else b""
-        self._labels[self.rank][:] = text[:LABEL].ljust(LABEL, b"\0")
-
-    def post_news(self, news: int) -> None:
-        """Tell how far this rank's board is written: a larger number with every change."""
-        # Stored after the board is written: a rank that reads the number finds the entries.
-        self._cells[self._line(self.rank) + NEWS] = news
-
-    def news(self) -> list:
-        """Return the last number that each rank has posted, in rank order."""
-        return self._cells[LINE + NEWS :: LINE].tolist()
-
-    def post_bounds(self, begin: int, end: int) -> None:
-        """Tell all ranks, before the next call, which rows it selects: the master does."""
-        # As the slot of the command, they are stored before SEQUENCE, and read in the call only.
-        cells = self._cells
-        cells[BEGIN], cells[END] = begin, end
-
-    def bounds(self) -> tuple:
-        """Return the last bounds that the master has posted."""
-        cells = self._cells
-        return cells[BEGIN], cells[END]
-
-    def report_rows(self, rows: int) -> None:
-        """Tell from how many rows this rank computed; -1 says that it did not run."""
-        self._cells[self._line(self.rank) + ROWS] = rows
-
-    def rows(self) -> list:
-        """Return the numbers that the ranks reported in the last call, in rank order."""
-        return self._cells[LINE + ROWS :: LINE].tolist()
-
-    def agree(self, vote: int) -> bool:
-        """Meet, and return whether the votes of all ranks are the same.
-
-        The ranks must meet once more before the next vote: the first rank to leave this meeting
-        would otherwise overwrite its vote before the others have read it.
-        """
-        self.vote(vote)
-        self.meet()
-        return len(set(self._cells[LINE + VOTE :: LINE].tolist())) == 1
-
-    def vote(self, vote: int) -> None:
-        """Publish a number; the other ranks read it after the next meeting."""
-        self._cells[self._line(self.rank) + VOTE] = vote
-
-    def vote_of(self, rank: int) -> int:
-        """Return the number that a rank has published."""
-        return self._cells[self._line(rank) + VOTE]
-
-    def has_left(self, rank: int) -> bool:
-        """Return whether a rank has finished the present call, or has left its group."""
-        return self._cells[self._line(rank) + DONE] >= self._cells[SEQUENCE]
-
-    def slowest(self, ranks, kind: int, value: int) -> list:
-        """Return those of `ranks` that hold up the others in a wait for cells to reach a value.
-
-        Parameters
-        ----------
-        ranks : iterable of int
-        kind : int
-            Which cell of each rank is waited for: DONE or MET.
-        value : int
-        """
-        cells, begin = self._cells, self._cells[SEQUENCE] << 20
-        met = {
-            rank: max(cells[self._line(rank) + MET], begin)
-            for rank in ranks
-            if cells[self._line(rank) + kind] < value
-        }
-        # A rank that has come to more meetings of the call waits for the ranks with fewer.
-        fewest = min(met.values(), default=begin)
-        return [rank for rank in met if met[rank] == fewest]
 
 
 def make_fence():
