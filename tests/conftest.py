@@ -243,7 +243,7 @@ def script(tmp_path):
         path = tmp_path / "script.py"
         path.write_text(text)
         here = os.path.dirname(__file__)
-        quickly = {} if layouts.ON_DEVICES else {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # or `host`
+        quickly = {} if layouts.ON_DEVICES else running.IN_PYTHON
         env = {**quickly, **os.environ, "PYTHONPATH": python_path(here), **kwargs.pop("env", {})}
         options = kwargs.pop("options", ())
         done = running.run(sys.executable, *options, path, cwd=tmp_path, env=env, **kwargs)

@@ -8,6 +8,7 @@ import subprocess
 import psutil
 import pytest
 from support import hosts
+from support.running import IN_PYTHON
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=f"needs {hosts.missing()}")
 
@@ -33,7 +34,9 @@ class Attempts:
         self.process = subprocess.Popen(
             these.launch(*arguments),
             cwd=folder,
-            env=these.environment(PYTHONUNBUFFERED="1", **hosts.IMPATIENT, **variables),
+            env=these.environment(
+                PYTHONUNBUFFERED="1", **IN_PYTHON, **hosts.IMPATIENT, **variables
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from support import hosts
-from support.running import python_path
+from support.running import IN_PYTHON, python_path
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -60,7 +60,7 @@ def start(these, script, tmp_path, ranks=1, impatient=False, **variables):
         environment.update(hosts.IMPATIENT)
     return subprocess.Popen(
         these.script("-n", str(ranks), file),
-        env={**environment, "PYTHONUNBUFFERED": "1", **variables},
+        env={**environment, **IN_PYTHON, "PYTHONUNBUFFERED": "1", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -204,7 +204,7 @@ class Job:
         environment = self.hosts.environment(PYTHONPATH=python_path(hosts.ROOT / "tests"))
         self._process = subprocess.Popen(
             self.hosts.script(self.folder / "server.py", self.folder),
-            env={**environment, "PYTHONUNBUFFERED": "1"},
+            env={**environment, **IN_PYTHON, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

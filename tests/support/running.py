@@ -5,6 +5,13 @@ import subprocess
 import sys
 import textwrap
 
+# For scripts that need no C code: before it compiles any, a process reads the keys of all modules
+# in Theano's cache, for seconds. The warning is Theano's, that there is no compiler.
+IN_PYTHON = {
+    "THEANO_FLAGS": "mode=FAST_COMPILE,cxx=",
+    "PYTHONWARNINGS": "ignore:DeprecationWarning",
+}
+
 
 def python_path(*folders):
     """Return a PYTHONPATH that has some folders before those of this process's own."""
