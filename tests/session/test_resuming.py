@@ -22,6 +22,8 @@ from synkhronos._machine.files import held
 
 LAYOUTS = [Layout(2)]
 
+# How attempts end. The timer's may be late and end no run, so it is not the first one.
+WAYS = "worker", "at once", "timer", "after the step"
 SCRIPT = """
 import os, random, signal, sys, threading
 import numpy as np, theano, theano.tensor as T
@@ -35,7 +37,7 @@ else:
 
 attempt, rule, every = int(os.environ["ATTEMPT"]), os.environ["RULE"], float(os.environ["EVERY"])
 random = random.Random(attempt)
-deadly, way = random.randrange(3, 9) if attempt >= 0 else 0, attempt % 4
+deadly, way = random.randrange(3, 9) if attempt >= 0 else 0, os.environ["WAY"]
 os.chdir(os.environ["FOLDER"])
 synk.fork(2)
 
@@ -58,16 +60,16 @@ with compiling.quickly():
         for epoch in state.epochs(3):
             for batch in state.batches(23, 4, seed=5):
                 deadly -= 1
-                if deadly == 0 and way == 0:
+                if deadly == 0 and way == "at once":
                     kill(os.getpid())
-                if deadly == 0 and way == 1:  # in the middle of something, perhaps of writing
+                if deadly == 0 and way == "timer":  # in the middle of something, perhaps of writing
                     threading.Timer(random.random() / 50, kill, [os.getpid()]).start()
-                if deadly == 0 and way == 2:
+                if deadly == 0 and way == "worker":
                     kill(synk.session.current("")._processes[1].pid)
                 Y[:] = target + noise.randn() / 10
                 found = step(X, Y, batch=batch)
                 state["losses"] = [*state.get("losses", []), float(found)]
-                if deadly == 0 and way == 3:  # w was 101 at step 100
+                if deadly == 0 and way == "after the step":  # w was 101 at step 100
                     kill(os.getpid())
                 state.tick()
                 print("ticked", state.step, flush=True)
@@ -84,24 +86,31 @@ np.savez("result.npz", state["losses"], state["epochs"], noise.rand(2), *map(syn
 def test_a_run_that_is_killed_has_the_bits_of_one_that_is_not(tmp_path, script, rule, every):
     def run(attempt, folder):
         os.makedirs(folder, exist_ok=True)
-        given = {"ATTEMPT": attempt, "RULE": rule, "EVERY": every, "FOLDER": folder}
+        given = {
+            "ATTEMPT": attempt,
+            "WAY": WAYS[attempt % 4],
+            "RULE": rule,
+            "EVERY": every,
+            "FOLDER": folder,
+        }
         return script(SCRIPT, check=False, env={name: str(each) for name, each in given.items()})
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run(-1, whole).returncode == 0
-    ticked, ways = 0, set()
+    ticked, ways, killed_by = 0, set(), None
     for attempt in itertools.count():
         done = run(attempt, killed)
         lines = done.stdout.split("\n")
         restored, begun = lines[0].split()[1:]
         assert restored == str(int(begun) > 0)
-        if every == 0:  # a kill at any time (way 1) may come between saving and printing
-            assert int(begun) - ticked in ((0, 1) if attempt % 4 == 2 else (0,))
+        if every == 0:  # the timer's kill may come between saving and printing
+            assert int(begun) - ticked in ((0, 1) if killed_by == "timer" else (0,))
         ticked = sum(line.startswith("ticked") for line in lines) + int(begun)
         if done.returncode == 0:
             break
+        killed_by = WAYS[attempt % 4]
         ways.add(done.returncode)
-        assert "WorkerDied" in done.stderr if attempt % 4 == 2 else done.returncode == -9
+        assert "WorkerDied" in done.stderr if killed_by == "worker" else done.returncode == -9
     assert ways == {1, -9} and lines[-2] == "ends 18"
     with np.load(whole / "result.npz") as expected, np.load(killed / "result.npz") as found:
         for name in expected.files:
