@@ -60,7 +60,7 @@ if layouts.ONLY is None or layouts.ONLY.transport == "shared":
 def pytest_configure(config):
     compiling.fold_constants_in_python()
     if not layouts.ON_DEVICES:
-        compiling.seed_streams_in_numpy()
+        compiling.compute_streams_in_numpy()
     Watch.stderr = os.dup(2)  # before pytest captures it
     config.add_cleanup(lambda: os.close(Watch.stderr))
     config.pluginmanager.register(Watch())

@@ -61,7 +61,7 @@ def measure(args, report):
     if not chosen:
         raise frame.Refused(f"--only {' '.join(args.only)} is in no loss's name")
     compiling.fold_constants_in_python()
-    compiling.seed_streams_in_numpy()
+    compiling.compute_streams_in_numpy()
     found = report.results["trainings"] = []
     if "keras" in args.ways:
         import_keras()
