@@ -6,6 +6,7 @@ from pathlib import Path
 
 import synkhronos
 import synkhronos.session  # which chooses Theano, before PyTensor is mocked
+from synkhronos._arithmetic.operations import OPERATIONS, kinds_in_words
 
 sys.path.insert(0, str(Path(__file__).parent))  # of the extension "figures"
 BAD_INPUT = Path(__file__).parent.parent / "tests" / "support" / "bad_input.py"
@@ -68,8 +69,19 @@ copybutton_prompt_is_regexp = True
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 
 
+def operations():
+    """Return the table of the operations that reduce arrays."""
+    rows = [
+        f'   * - ``"{name}"``\n     - {row.title}\n     - {kinds_in_words(row.kinds)}\n'
+        for name, row in OPERATIONS.items()
+    ]
+    head = "   * - op\n     - result\n     - of\n"
+    return f".. list-table::\n   :header-rows: 1\n\n{head}{''.join(rows)}"
+
+
 def add_tables(app, page, source):
-    """Append what each public name refuses to the page that introduces these tables."""
+    """Write the table of operations, and append what public names refuse to the page on these."""
+    source[0] = source[0].replace(".. operations::\n", operations())
     if page != "bad_input":
         return
     if BAD_INPUT.exists():

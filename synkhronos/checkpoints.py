@@ -18,6 +18,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.blocks import with_one_nan
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._calls import collective
 from synkhronos._hints import SharedVariable
 from synkhronos._machine.archives import damage_told, reading, writing
@@ -394,7 +395,7 @@ class LoadPlan:
                 self._to_spread.append(variable)
 
     def _mean(self, variable, values):
-        is_float = values[0].dtype.kind in "fc"
+        is_float = values[0].dtype.kind in OPERATIONS["avg"].kinds
         if not is_float or len({value.shape for value in values}) > 1:
             why = "its shapes differ" if is_float else f"it is of {variable.dtype}"
             raise ValueError(

@@ -276,8 +276,9 @@ def reduce(
     shared_vars : shared variable or list of them
         Of the same shape on all ranks. Half precision is reduced in single precision; integers in
         their own type, which wraps around; bools with "or" (sum, max) and "and" (prod, min).
-    op : {"avg", "sum", "prod", "min", "max"}
-        Every rank has the same weight in an average. Integers and bools can't be averaged.
+    op : str
+        ``"avg"``, ``"sum"`` or another of the :ref:`operations <operations>`. Every rank has the
+        same weight in an average. Integers and bools can't be averaged.
     in_place : bool
         If true, the master's variable is set to the result. The workers' are not changed.
     nccl : bool

@@ -575,10 +575,10 @@ def function(
         The expressions to compute, also each in an ``Out``, with the mode of its reduction over the
         ranks: ``"avg"`` (the default; a rank's weight is its number of rows, so the result is the
         mean over all rows; equal weights if nothing is scattered; integers and bools are averaged
-        in floatX), ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (joined along axis 0,
-        or that of `axes`, in rank order; numbers are stacked), or None (the master's own value).
-        The prefix ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL would do
-        it.
+        in floatX), ``"sum"`` or another of the :ref:`operations <operations>`, ``"gather"`` (joined
+        along axis 0, or that of `axes`, in rank order; numbers are stacked), or None (the master's
+        own value). The prefix ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL
+        would do it.
     bcast_inputs : list, as `inputs`, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or dict, optional

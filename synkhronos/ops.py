@@ -35,7 +35,8 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
     ----------
     x : tensor variable
         Of the same shape on all ranks.
-    op : {"avg", "sum", "prod", "min", "max"}
+    op : str
+        ``"avg"``, ``"sum"`` or another of the :ref:`operations <operations>`.
 
     Returns
     -------
@@ -46,7 +47,7 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
     Raises
     ------
     TypeError
-        For anything but a tensor, for an average of integers or bools, and, when a function is
+        For anything but a tensor, for a dtype that `op` does not take, and, when a function is
         made, for an `all_reduce` inside of a ``scan``.
     ValueError
         For another `op`; in a call, on every rank, if the shapes differ.

@@ -14,7 +14,7 @@ import functools
 import numpy as np
 
 from synkhronos._arithmetic import partition
-from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, divide, reciprocal
+from synkhronos._arithmetic.operations import HALF, OPERATIONS, divide, reciprocal
 
 BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
 
@@ -30,9 +30,9 @@ def parse_op(op):
 
     Raises ``ValueError`` for anything that is not an operation.
     """
-    plain = plain_name(op, OPS)
+    plain = plain_name(op, OPERATIONS)
     if plain is None:
-        raise ValueError(f"op must be one of {', '.join(OPS)}; got {op!r}.")
+        raise ValueError(f"op must be one of {', '.join(OPERATIONS)}; got {op!r}.")
     return plain
 
 
@@ -42,7 +42,7 @@ def reduce_block(op, sources, out, divisor):
     There is at least one array, and one for each rank, in rank order. Averages are divided by the
     `divisor`.
     """
-    combine, _, divides, _ = OPERATIONS[op]
+    combine, divides = OPERATIONS[op].combine, OPERATIONS[op].divides
     if out.dtype.char == HALF:
         total = sources[0].astype(np.float32)
     elif len(sources) == 1:
@@ -75,7 +75,7 @@ def with_one_nan(array):
 def reduction(op, sources, out, divisor):
     """Return a function that does what `reduce_block` does with the same arguments."""
     plain = len(sources) == 2 and out.dtype.char != HALF
-    combine, _, divides, _ = OPERATIONS[op]
+    combine, divides = OPERATIONS[op].combine, OPERATIONS[op].divides
     if not plain or (divides and divisor & (divisor - 1)):
         return functools.partial(reduce_block, op, sources, out, divisor)
     first, second = sources

@@ -1,22 +1,13 @@
 """The operations that reduce arrays element by element: one table for all places that do it.
 
-==========  ===========  ========================  =========
-name        combines by  what changes nothing      at the end
-==========  ===========  ========================  =========
-avg, mean   add          0                         divide
-sum         add          0
-prod        multiply     1
-min         minimum      the largest of a dtype
-max         maximum      the smallest of a dtype
-==========  ===========  ========================  =========
+    OPERATIONS["logsumexp"] = ReduceOperation(np.logaddexp, identity=lambda dtype: -np.inf, kinds="f")
 
 Half precision is combined in single, whose 24 bits hold the sum of many ranks, and rounded once at
 the end. All other dtypes are combined in themselves: integers wrap around, and have no average of
 their dtype. Bools are combined with "or" (sum, max) and "and" (prod, min).
 
-To combine must be associative, and the number that changes nothing must leave any other one as it
-is: a single array is never combined. So a sum of squares is no operation: square in the graph, and
-add up.
+`combine` must be associative, and is not called for one array; combined with its identity, a number
+stays what it is. So a sum of squares is no operation: square in the graph, and add up.
 """
 
 from __future__ import annotations
@@ -36,11 +27,15 @@ class ReduceOperation(NamedTuple):
     combine: Callable[..., Any]  # of two arrays; ``combine(one, other, out)`` writes into the third
     identity: Callable[[np.dtype], Any]  # the number of a dtype that changes nothing
     divides: bool = False  # by the number of arrays, or of rows, at the end
-    kinds: str = "iufc"  # of dtypes that stores take
+    kinds: str = "biufc"  # of the dtypes that it takes
+    kinds_in_stores: str = "iufc"  # stores take those of `kinds` that are here, too
+    title: str = "reduction"  # of what it makes, for messages
 
 
 class _Table(dict):
     def __missing__(self, name):
+        if name == "mean":  # the name of the average in stores
+            return self["avg"]
         raise KeyError(f"{name!r} is no operation: the table has {', '.join(self)}.")
 
 
@@ -64,16 +59,59 @@ def _limit(dtype, of_integers, infinity):
 
 
 OPERATIONS: dict[str, ReduceOperation] = _Table(
-    avg=ReduceOperation(np.add, lambda dtype: 0, divides=True, kinds="fc"),
-    sum=ReduceOperation(np.add, lambda dtype: 0),
-    prod=ReduceOperation(np.multiply, lambda dtype: 1),
-    min=ReduceOperation(_minimum, lambda dtype: _limit(dtype, "max", np.inf), kinds="iuf"),
-    max=ReduceOperation(_maximum, lambda dtype: _limit(dtype, "min", -np.inf), kinds="iuf"),
+    avg=ReduceOperation(np.add, lambda dtype: 0, divides=True, kinds="fc", title="mean"),
+    sum=ReduceOperation(np.add, lambda dtype: 0, title="sum"),
+    prod=ReduceOperation(np.multiply, lambda dtype: 1, title="product"),
+    min=ReduceOperation(
+        _minimum,
+        lambda dtype: _limit(dtype, "max", np.inf),
+        kinds_in_stores="iuf",
+        title="minimum",
+    ),
+    max=ReduceOperation(
+        _maximum,
+        lambda dtype: _limit(dtype, "min", -np.inf),
+        kinds_in_stores="iuf",
+        title="maximum",
+    ),
 )
-OPS = tuple(OPERATIONS)
-# Names of what they make, for messages.
-TITLES = {"avg": "mean", "sum": "sum", "prod": "product", "min": "minimum", "max": "maximum"}
-OPERATIONS["mean"] = OPERATIONS["avg"]  # its name in stores
+_KINDS = {"b": "bools", "iu": "integers", "f": "floats", "c": "complex numbers"}
+
+
+def divides(mode: str | None) -> bool:
+    """Return whether a mode is an operation that divides at the end: an average."""
+    return mode in OPERATIONS and OPERATIONS[mode].divides
+
+
+def kinds_in_words(kinds: str) -> str:
+    """Return the kinds of dtypes in words.
+
+    >>> kinds_in_words("iuf"), kinds_in_words("f")
+    ('integers and floats', 'floats')
+    """
+    *others, last = [name for each, name in _KINDS.items() if each in kinds]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def check_kind(caller: str, op: str, dtype: str | np.dtype, what: str) -> None:
+    """Raise TypeError if an operation does not take arrays of a dtype.
+
+    >>> check_kind("all_reduce()", "avg", "int8", "s")
+    Traceback (most recent call last):
+    TypeError: all_reduce() can't average s, of dtype int8: the result would not be of that ...
+    """
+    row = OPERATIONS[op]
+    if np.dtype(dtype).kind in row.kinds:
+        return
+    takes = f"takes {kinds_in_words(row.kinds)}"
+    if row.divides:
+        raise TypeError(
+            f"{caller} can't average {what}, of dtype {dtype}: the result would not be of that "
+            f"type. Cast it ({op!r} {takes}), or use 'sum'."
+        )
+    raise TypeError(
+        f"{caller} can't reduce {what}, of dtype {dtype}, with {op!r}, which {takes}: cast it."
+    )
 
 
 def wide(dtype: np.dtype) -> np.dtype:

@@ -13,9 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plain_name
-from synkhronos._arithmetic.operations import HALF, OPERATIONS, OPS, wide
-
-MODES = (*OPS, "gather")
+from synkhronos._arithmetic.operations import HALF, OPERATIONS, divides, wide
 
 
 class Gather(str):
@@ -45,11 +43,11 @@ def parse_mode(mode):
     """
     if mode is None:
         return None
-    plain = plain_name(mode, MODES)
+    plain = plain_name(mode, (*OPERATIONS, "gather"))
     if plain is None:
         raise ValueError(
-            f"{mode!r} is not a reduce mode. Expected one of {', '.join(MODES)}, the same with "
-            "the prefix 'c_' (reduced by the CPU), or None."
+            f"{mode!r} is not a reduce mode. Expected one of {', '.join(OPERATIONS)}, gather, the "
+            "same with the prefix 'c_' (reduced by the CPU), or None."
         )
     return plain
 
@@ -59,7 +57,8 @@ def result_dtype(mode, dtype, float_dtype):
     if mode is None:
         return None
     dtype = np.dtype(dtype)
-    return np.dtype(float_dtype) if mode == "avg" and dtype.kind not in "fc" else dtype
+    is_rounded = divides(mode) and dtype.kind not in OPERATIONS[mode].kinds
+    return np.dtype(float_dtype) if is_rounded else dtype
 
 
 def combine(mode, parts, weights, dtype):
@@ -68,7 +67,7 @@ def combine(mode, parts, weights, dtype):
     Parameters
     ----------
     mode : str or None
-        A plain mode, see :data:`MODES`.
+        A plain mode, see `parse_mode`.
     parts : list of numpy.ndarray
         One for each rank that computed, at least one. The result is a new array, or the first.
     weights : list of int
@@ -95,14 +94,15 @@ def combine(mode, parts, weights, dtype):
     within = wide(dtype)
     if parts[0].dtype is not within:
         parts = [part.astype(within) for part in parts]
-    if mode == "avg":
+    if divides(mode):
         # Divided last: rows and their sums are often exact where their ratios are not.
         if weights.count(weights[0]) == len(weights):
             divisor = len(weights)
         else:
             parts = [part * within.type(weight) for part, weight in zip(parts, weights)]
             divisor = sum(weights)
-        return np.asarray(functools.reduce(np.add, parts) / within.type(divisor), dtype)
+        total = functools.reduce(OPERATIONS[mode].combine, parts)
+        return np.asarray(total / within.type(divisor), dtype)
     return np.asarray(functools.reduce(OPERATIONS[mode].combine, parts), dtype)
 
 
@@ -129,7 +129,11 @@ def combine_some(mode, parts, weights):
     """
     shapes = {part.shape for part in parts}
     kind = parts[0].dtype.kind
-    if mode in (None, "gather") or len({*shapes}) > 1 or (mode == "avg" and kind not in "fc"):
+    if (
+        mode in (None, "gather")
+        or len({*shapes}) > 1
+        or (divides(mode) and kind not in OPERATIONS[mode].kinds)
+    ):
         return None
     within = wide(parts[0].dtype)
     return Partial(np.asarray(_reduced(mode, parts, weights, within)), len(parts))
@@ -156,13 +160,13 @@ def combine_of_machines(mode, parts, weights, dtype):
         if part is not None
     ]
     result = _reduced(mode, *zip(*weighted), within)
-    return np.asarray(result / within.type(total) if mode == "avg" else result, dtype)
+    return np.asarray(result / within.type(total) if divides(mode) else result, dtype)
 
 
 def _reduced(mode, parts, weights, within):
     """Return the reduction in a precision, without the division of an average."""
     parts = [part.astype(within, copy=False) for part in parts]
-    if mode == "avg":
+    if divides(mode):
         parts = [part * within.type(weight) for part, weight in zip(parts, weights)]
     return functools.reduce(OPERATIONS[mode].combine, parts)
 
@@ -204,7 +208,7 @@ class Accumulator:
         if self._mode == "gather":
             self._total = [value] if self._total is None else [*self._total, value]
             return
-        if self._mode == "avg":
+        if divides(self._mode):
             within = _averaged(value.dtype)
             # With the dtype: NumPy 1 would keep the float16 of an array.
             value = np.multiply(value, within.type(rows), dtype=within)
@@ -234,7 +238,7 @@ class Accumulator:
                     f"axis {axis}, {shapes}. Call the function without num_slices."
                 )
             return _gather(self._total, axis)
-        if self._mode == "avg":
+        if divides(self._mode):
             self._total = self._total / self._total.dtype.type(self._rows)
         return np.asarray(self._total)
 

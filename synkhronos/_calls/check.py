@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from synkhronos import _host
-from synkhronos._arithmetic.operations import OPS
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._calls.differences import difference
 from synkhronos._calls.serial import ABOUT_OPS, Serial
 from synkhronos._machine.interrupts import raised_here
@@ -295,7 +295,7 @@ class FirstCall(SerialComparison):
         if not told and not self._told:
             told = list(self._differing_open_updates(serial, updated))
         is_at_rest = updated and not serial.largest_change(updated)
-        is_zero = any(m in OPS and not each.any() for m, each in zip(serial.modes, expected))
+        is_zero = any(m in OPERATIONS and not each.any() for m, each in zip(serial.modes, expected))
         if not (is_at_rest or is_zero):  # zeros say little, as a count of rare items
             self._seen.add(likeness)
             self._n_compared += 1
@@ -315,7 +315,8 @@ class FirstCall(SerialComparison):
 
     def _by_chance(self, serial, place, found):
         # The largest label, say, may be the same in all parts.
-        if serial.modes[place] not in OPS or serial.whole(0)[0][place].dtype.kind not in "iub":
+        kind = serial.whole(0)[0][place].dtype.kind
+        if serial.modes[place] not in OPERATIONS or kind not in "iub":
             return None
         return serial.difference_in_other_orders(place, found)
 

@@ -5,6 +5,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import blocks
 from synkhronos._arithmetic.conversion import as_array
+from synkhronos._arithmetic.operations import check_kind
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._host.choice import advice
 from synkhronos._machine.interrupts import raised_here
@@ -63,16 +64,11 @@ def check_rows(name, variables):
 
 
 def check_reduction(name, shared_vars, op):
-    """Return the variables as a list, and the operation; raise for integers to be averaged."""
+    """Return the variables as a list, and the operation, which takes their dtypes."""
     variables = check_variables(name, shared_vars)
     op = blocks.parse_op(op)
-    if op == "avg":
-        for variable in variables:
-            if np.dtype(variable.dtype).kind not in "fc":
-                raise TypeError(
-                    f"{name}() can't average {variable}, of dtype {variable.dtype}: the result "
-                    "would not be of that type. Use op='sum'."
-                )
+    for variable in variables:
+        check_kind(f"{name}()", op, variable.dtype, str(variable))
     return variables, op
 
 

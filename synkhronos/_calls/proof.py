@@ -9,7 +9,7 @@ Where a user has chosen a mode that makes another value, this warns, and says wh
 """
 
 from synkhronos import _host
-from synkhronos._arithmetic.operations import OPS, TITLES
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import advise, count, without_folder
@@ -51,10 +51,10 @@ class Proof:
         self._mistaken = {each.variable for each in found.mistakes}
         of_outputs = zip(self._outputs.modes, found.outputs, found.are_rows)
         for output, (mode, relation, has_rows) in enumerate(of_outputs):
-            is_reduced = mode in OPS and not has_rows
+            is_reduced = mode in OPERATIONS and not has_rows
             if mode is None or relation.is_equal:
                 continue
-            is_unclear = relation.is_own and mode in ("max", "min", "prod")
+            is_unclear = relation.is_own and is_reduced and mode not in ("avg", "sum")
             if relation.is_open or is_unclear:
                 self._leave_open(self.open_outputs, output, relation)
             elif has_rows or (is_reduced and relation.right_mode != mode):
@@ -116,7 +116,7 @@ class Proof:
     def _about_output(self, relation):
         mode = relation.right_mode
         if mode is not None:
-            what = f"a {TITLES[mode]} over"
+            what = f"a {OPERATIONS[mode].title} over"
             if relation.is_proportional:
                 what = "proportional to the number of"
             return f"it is {what} the rows. Write (output, {mode!r}) in its place."

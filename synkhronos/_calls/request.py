@@ -11,6 +11,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition
+from synkhronos._arithmetic.operations import OPERATIONS, divides
 from synkhronos._arithmetic.selection import ANY_LENGTH, select_each, select_rows
 from synkhronos._calls.arguments import is_minibatch, rows_there
 from synkhronos._session import commands
@@ -189,7 +190,8 @@ class Requests:
                     f"num_slices={number}, but the update of {variable}, of type {variable.type}, "
                     "can't be accumulated over the slices: it is no tensor."
                 )
-            if mode == "avg" and np.dtype(variable.dtype).kind not in "fc":
+            kind = np.dtype(variable.dtype).kind
+            if divides(mode) and kind not in OPERATIONS[mode].kinds:
                 raise ValueError(
                     f"num_slices={number}, but the update of {variable}, of dtype {variable.dtype},"
                     " would be averaged over the slices. Give it a mode: (variable, expression, "

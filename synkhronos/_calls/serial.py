@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import partition, reduction
-from synkhronos._arithmetic.operations import OPS, TITLES
+from synkhronos._arithmetic.operations import OPERATIONS, check_kind
 from synkhronos._arithmetic.selection import select_each
 from synkhronos._calls.arguments import selected
 from synkhronos._calls.differences import (
@@ -29,10 +29,7 @@ from synkhronos._calls.function_warnings import about_idle_ranks
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
 
-_TRIED = {
-    None: ("gather", "sum", "avg", "max", "min", "prod"),
-    1: ("gather", "sum", "avg"),  # the larger of two columns' results, say, is chance
-}
+_TRIED = ("gather", "sum", "avg")
 _OTHERS = 3  # calls with other numbers
 _ORDERS = 3  # calls with the same rows in another order
 _COUNTED = 1 << 16  # items of an input in which labels are counted, at most
@@ -263,7 +260,9 @@ class Serial:
             if self._recipe.sliceables or mode not in ("gather", "sum", "prod"):
                 return None
             return "Nothing is scattered: each rank computes the whole. Write (output, None)."
-        for axis, modes in _TRIED.items():
+        every = dict.fromkeys((*_TRIED, "max", "min", *OPERATIONS))
+        # Along axis 1 the larger of two columns' results, say, is chance.
+        for axis, modes in ((None, every), (1, _TRIED)):
             if self._parts(0, axis) is None:
                 continue
             gathers = [reduction.Gather(axis=along) for along in range(1, n_axes)]
@@ -321,8 +320,8 @@ class Serial:
                 f"{along} has a row for each row of the inputs."
             )
         what = "its axis 0 has a row for each row of the inputs"
-        if mode in OPS:
-            what = f"it is a {TITLES[mode]} over the rows"
+        if mode in OPERATIONS:
+            what = f"it is a {OPERATIONS[mode].title} over the rows"
         return f"Write (output, {mode!r}) in place of the output: {what}."
 
     def _is_made(self, case, place, mode, axis):
@@ -345,6 +344,8 @@ class Serial:
         parts, counts = [outputs[place] for outputs, _ in found[0]], found[1]
         try:
             dtype = reduction.result_dtype(mode, parts[0].dtype, _host.float_dtype())
+            if mode in OPERATIONS:
+                check_kind("function()", mode, dtype, "output")
             made = reduction.combine(mode, parts, counts, dtype)
         except (TypeError, ValueError):
             return None

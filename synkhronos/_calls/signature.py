@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
+from synkhronos._arithmetic.operations import OPERATIONS, check_kind, divides
 from synkhronos._host.choice import advice
 from synkhronos._wording import MAX_DIMENSIONS, count, is_bool, line_of_user, shown, whole_number
 
@@ -208,6 +209,10 @@ def _check_output(position, output):
             f"Output {position} of type {output.type} can't be reduced. Give it as "
             "(variable, None): the master's own result."
         )
+    op = reduction.parse_mode(mode)
+    if op in OPERATIONS:
+        dtype = reduction.result_dtype(op, output.dtype, "float64")
+        check_kind("function()", op, dtype, f"output {position}")
     return output, mode
 
 
@@ -251,7 +256,11 @@ def check_updates(updates):
         if any(update[0] is target for target, _ in pairs):
             raise ValueError(f"updates[{position}] updates {update[0]} a second time.")
         pairs.append(tuple(update[:2]))
-        modes.append(reduction.parse_mode(update[2] if len(update) == 3 else "avg"))
+        mode = reduction.parse_mode(update[2] if len(update) == 3 else "avg")
+        # Averages are refused by calls with slices, which alone use the mode.
+        if mode in OPERATIONS and not divides(mode) and _host.is_array_variable(update[0]):
+            check_kind("function()", mode, update[0].dtype, f"the update of {update[0]}")
+        modes.append(mode)
     return pairs, modes
 
 

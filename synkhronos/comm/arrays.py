@@ -16,7 +16,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.blocks import cut, reduce_block, with_one_nan
-from synkhronos._arithmetic.operations import wide
+from synkhronos._arithmetic.operations import OPERATIONS, wide
 
 # Up to so many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
 # itself. Beyond that the ranks share the work, which takes a second meeting.
@@ -193,7 +193,7 @@ class Arrays:
             if _host.is_on_device(array):
                 _host.copy_from_device(array, buffer)
                 array = buffer
-            if op == "avg" and factor != 1:
+            if OPERATIONS[op].divides and factor != 1:
                 np.multiply(array, buffer.dtype.type(factor), buffer, dtype=buffer.dtype)
             elif array is buffer:
                 pass  # the function has computed it there

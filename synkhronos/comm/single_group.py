@@ -14,7 +14,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos._arithmetic.operations import round_to_16_bits
+from synkhronos._arithmetic.operations import check_kind, round_to_16_bits
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group
 
@@ -46,6 +46,7 @@ class SingleGroup(Group):
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
         """Leave the array as it is, but for rounding: the reduction of one array is the array."""
+        check_kind("all_reduce()", op, array.dtype, "array")
         self.barrier()
         if sixteen_bits:
             round_to_16_bits(array)

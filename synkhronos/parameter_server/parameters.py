@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos import _wording
-from synkhronos.parameter_server.reductions import KINDS
+from synkhronos.parameter_server.reductions import names
 
 _FLAGS = {"0": False, "1": True, "False": False, "True": True}
 _PUSH_OP = re.compile(r"push_op\[(.+)\]")
@@ -82,9 +82,9 @@ class Parameters:
             raise TypeError(f"the name of a parameter must be a str, got {_wording.shown(name)}.")
         found = _PUSH_OP.fullmatch(name)
         if found:
-            if not isinstance(value, str) or value not in KINDS:
+            if not isinstance(value, str) or value not in names():
                 raise ValueError(
-                    f"{name} must be one of {', '.join(KINDS)}, got {_wording.shown(value)}."
+                    f"{name} must be one of {', '.join(names())}, got {_wording.shown(value)}."
                 )
             self._ops[found[1]] = value
         elif name in PARAMETERS:

@@ -19,20 +19,29 @@ from typing import Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import reduce_block
-from synkhronos._arithmetic.operations import OPERATIONS
+from synkhronos._arithmetic.operations import OPERATIONS, kinds_in_words
 
 NUMBERS = "iufc"  # kinds of dtypes: a sum of bools would be no bool
-# That each reduction takes; the average is called "mean" in stores.
-KINDS = {name: each.kinds for name, each in OPERATIONS.items() if name != "avg"}
-KINDS["gather"] = NUMBERS
 _BLOCK_BYTES = 1 << 18
+
+
+def names() -> list[str]:
+    """Return the names of reductions in stores, where the average is called "mean"."""
+    return [*(name for name in OPERATIONS if name != "avg"), "mean", "gather"]
 
 
 def refuse_dtype(op: str, dtype: np.dtype, name: str) -> None:
     """Raise TypeError if arrays of a dtype can't be reduced so."""
-    if dtype.kind not in KINDS[op]:
+    taken = NUMBERS
+    if op != "gather":
+        row = OPERATIONS[op]
+        taken = "".join(kind for kind in row.kinds if kind in row.kinds_in_stores)
+    if dtype.kind not in taken:
         advice = " The mean is not of this dtype: use sum." if op == "mean" else ""
-        raise TypeError(f"{name}: arrays of {dtype} can't be reduced by {op}.{advice}")
+        raise TypeError(
+            f"{name}: arrays of {dtype} can't be reduced by {op}, which takes "
+            f"{kinds_in_words(taken)}.{advice}"
+        )
 
 
 class Reduction:

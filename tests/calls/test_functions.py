@@ -13,6 +13,7 @@ from support.layouts import Layout
 
 import synkhronos as synk
 from synkhronos import session as _session
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._wording import count
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -341,7 +342,7 @@ def test_outputs_of_other_types_only_as_the_masters_own(ranks):
     )
 
 
-@pytest.mark.parametrize("mode", ["sum", "prod", "min", "max", "avg"])
+@pytest.mark.parametrize("mode", OPERATIONS)
 @pytest.mark.layouts(Layout(2), Layout(3, master=1))
 def test_unequal_shapes_of_a_reduced_output_are_refused(ranks, mode):
     x = T.dvector("x")

@@ -7,7 +7,7 @@ import pytest
 import theano
 import theano.sparse
 import theano.tensor as T
-from support.expected import reduced, selected
+from support.expected import MODES, reduced, selected
 from support.helpers import MODE, Call, function, shares
 from support.layouts import ON_DEVICES, forked
 from support.replicas import put, replicas
@@ -15,7 +15,6 @@ from support.replicas import put, replicas
 import synkhronos as synk
 from synkhronos import WorkerError
 
-MODES = ["avg", "sum", "prod", "min", "max", "gather", None]
 IN_C = [f"c_{mode}" for mode in MODES if mode]
 
 

@@ -5,18 +5,19 @@ import pytest
 import theano
 import theano.tensor as T
 from support import host_library
+from support.expected import combined, dtypes_of
 from support.helpers import MODE, function, shares
 from support.layouts import CONFORMANCE
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos._arithmetic.operations import OPERATIONS
 
 LAYOUTS = CONFORMANCE
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
 DTYPES = [*INTEGERS, *FLOATS, "bool"]
-OPS = ["avg", "sum", "prod", "min", "max"]
 # 0-d, empty, one element, fewer than ranks, odd, matrices, 4-d.
 SHAPES = [(), (0,), (1,), (3,), (1001,), (0, 3), (7, 5), (2, 3, 5, 7)]
 SEVERAL_BLOCKS = (3, 100_001)  # of 2 bytes or more: longer than 512 KiB
@@ -78,12 +79,8 @@ def reduced(op, values):
         stacked = stacked.astype(np.float32)
     if dtype.kind == "b":
         result = {"sum": np.any, "max": np.any, "prod": np.all, "min": np.all}[op](stacked, 0)
-    elif op in ("sum", "avg"):
-        result = stacked.sum(0, dtype=stacked.dtype)
-    elif op == "prod":
-        result = stacked.prod(0, dtype=stacked.dtype)
     else:
-        result = {"min": np.minimum, "max": np.maximum}[op].reduce(stacked, 0)
+        result = combined("sum" if op == "avg" else op, stacked)
     if op == "avg":
         result = result / stacked.dtype.type(len(values))
     return np.asarray(result, dtype)
@@ -100,7 +97,7 @@ def assert_reduced(found, op, values):
 
 
 def ops_of(dtype):
-    return OPS if np.dtype(dtype).kind in "fc" else OPS[1:]
+    return [op for op in OPERATIONS if dtypes_of(op, [dtype])]
 
 
 # Reductions.
@@ -189,7 +186,7 @@ def test_half_precision_is_accumulated_in_single(ranks):
 
 def test_not_a_number_is_passed_on(ranks):
     values = [np.array([np.nan, np.inf, rank]) for rank in range(ranks.n)]
-    for op in OPS:
+    for op in ("avg", "sum", "prod", "min", "max"):
         s = shared_with(values)
         synk.all_reduce(s, op)
         found = synk.get_value(ranks.n - 1, s)

@@ -5,10 +5,12 @@ import pytest
 import theano
 import theano.tensor as T
 from support import compiling
+from support.expected import dtypes_of, reduced
 from support.layouts import ON_DEVICES, Layout
 from theano.compile.nanguardmode import NanGuardMode
 
 import synkhronos as synk
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos.extensions import rules, train
 
 pytestmark = [
@@ -133,17 +135,17 @@ def test_functions_that_take_turns(ranks):
             np.testing.assert_allclose(f(a, b), np.exp(k * (a.T @ b)).sum())
 
 
-@pytest.mark.parametrize("op", ["avg", "sum", "prod", "min", "max"])
+@pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
 @pytest.mark.sample(2)
 def test_what_is_no_product_is_copied(ranks, op, dtype):
-    if op == "avg" and dtype == "int32":
-        pytest.skip("integers have no average")
+    if not dtypes_of(op, [dtype]):
+        pytest.skip(f"{op} does not take {dtype}")
     x = T.matrix("x", dtype)
     y = synk.ops.all_reduce(x[0], op)
     f = synk.function([x], [(y, None), ((y + y).mean(), None)])
     values = RANDOM.randint(1, 4, (ranks.n, 200_000)).astype(dtype)
-    expected = getattr(np, {"avg": "mean"}.get(op, op))(values, axis=0)
+    expected = reduced(op, values, [1] * ranks.n)
     for _ in range(2):
         found, total = f(values)
         np.testing.assert_allclose(found, expected, rtol=1e-3)

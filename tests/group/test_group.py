@@ -8,10 +8,12 @@ import time
 import numpy as np
 import psutil
 import pytest
+from support.expected import combined, dtypes_of, tolerance
 from support.groups import Machines, crew_of, has_ended, run
 from support.launching import needs_mpirun
 from support.waiting import wait_until
 
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._machine.log import log
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import RankLost, WaitedTooLong
@@ -75,13 +77,11 @@ def test_one_value_goes_to_all(size):
 
 
 @all_sizes
-@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg"])
+@pytest.mark.parametrize("op", OPERATIONS)
 def test_reductions_are_those_of_numpy_with_the_same_bits_on_all_ranks(size, op):
-    dtypes = [d for d in DTYPES if op != "avg" or np.dtype(d).kind in "fc"]
-
     def reduce(group):
         found = {}
-        for dtype in dtypes:
+        for dtype in dtypes_of(op, DTYPES):
             for length in (1000, 1, 0, 70_001):
                 array = group.allocate(length, dtype)
                 array[...] = of(group.rank, dtype, length)
@@ -93,12 +93,8 @@ def test_reductions_are_those_of_numpy_with_the_same_bits_on_all_ranks(size, op)
     for (dtype, length), array in everyone[0].items():
         parts = [of(rank, dtype, length) for rank in range(size)]
         wide = [part.astype("float32") for part in parts] if dtype == "float16" else parts
-        combine = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-        total = wide[0]
-        for part in wide[1:]:
-            total = combine.get(op, np.add)(total, part)
-        wanted = (total / size if op == "avg" else total).astype(dtype)
-        np.testing.assert_array_equal(array, wanted)
+        total = combined("sum", wide) / size if op == "avg" else combined(op, wide)
+        np.testing.assert_allclose(array, total.astype(dtype), rtol=tolerance(op, dtype))
         assert all(array.tobytes() == each[dtype, length].tobytes() for each in everyone)
 
 

@@ -8,10 +8,12 @@ import pytest
 import theano
 import theano.tensor as T
 from support.compiling import IN_PYTHON
+from support.expected import dtypes_of, reduced
 from support.layouts import Layout
 from support.running import python
 
 import synkhronos as synk
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._host.theano import overlapping
 from synkhronos._session.current import Current
 from synkhronos.comm.mpi.all_reduce import CHUNK
@@ -19,7 +21,6 @@ from synkhronos.comm.mpi.transfers import SMALL
 
 LAYOUTS = [Layout(2, transport="mpi"), Layout(3, master=1, transport="mpi")]
 SIZES = [0, 8, SMALL, SMALL + 8, CHUNK + 8, 4 * CHUNK + 8]  # bytes
-OPS = {"sum": np.sum, "avg": np.mean, "prod": np.prod, "min": np.min, "max": np.max}
 FLOATS = ["float16", "float32", "float64"]
 
 
@@ -31,7 +32,7 @@ def values_of(ranks, dtype, nbytes):
 
 
 def ops_of(dtype):
-    return [op for op in OPS if dtype in FLOATS or op != "avg"]
+    return [op for op in OPERATIONS if dtypes_of(op, [dtype])]
 
 
 def set_on(ranks, variables, values):
@@ -51,7 +52,7 @@ def test_collectives(ranks, dtype):
     variables = [theano.shared(each[0]) for each in values]
     every = range(ranks.n)
     for op in ops_of(dtype):
-        expected = [OPS[op](each, 0).astype(dtype) for each in values]
+        expected = [reduced(op, each, [1] * ranks.n).astype(dtype) for each in values]
         set_on(ranks, variables, values)
         for found, wanted in zip(synk.reduce(variables, op, in_place=False), expected):
             np.testing.assert_array_equal(found, wanted)
@@ -79,7 +80,7 @@ def test_the_segment_of_open_mpi_has_no_name(ranks):
     assert all(line.endswith("(deleted)") for line in mapped), mapped
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("buckets", [False, True])
 def test_reductions_in_functions_and_outputs(ranks, op, buckets, monkeypatch):
     """With one bucket for each reduction, or without buckets."""
@@ -88,17 +89,17 @@ def test_reductions_in_functions_and_outputs(ranks, op, buckets, monkeypatch):
     rows = T.dvector("rows")
     variables = [theano.shared(part) for part in parts]
     weighted = [rows.sum() * variable for variable in variables]
-    reduced = [synk.ops.all_reduce(each, op) for each in weighted]
+    over_ranks = [synk.ops.all_reduce(each, op) for each in weighted]
     f = synk.function(
         [rows],
         [(rows[0] * variable, op) for variable in variables],
-        updates=[(variable, each - variable) for variable, each in zip(variables, reduced)],
+        updates=[(variable, each - variable) for variable, each in zip(variables, over_ranks)],
         mode=IN_PYTHON,
     )
     nodes = f._compiled.maker.fgraph.toposort()
     assert any(isinstance(node.op, overlapping.End) for node in nodes) == buckets
     given = np.arange(1.0, ranks.n + 1)
-    expected = [OPS[op]([row * part for row in given], 0) for part in parts]
+    expected = [reduced(op, [row * part for row in given], [1] * ranks.n) for part in parts]
     for found, wanted in zip(f(given), expected):
         np.testing.assert_array_equal(found, wanted)
     after = [each - part for each, part in zip(expected, parts)]

@@ -11,6 +11,7 @@ from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
 from synkhronos.parameter_server import engine
+from synkhronos.parameter_server.reductions import names
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_unknown_kinds_are_refused(kind, words):
 @pytest.mark.parametrize(
     "name, value, words",
     [
-        ("push_op[0]", "median", "one of sum, prod, min, max, mean, gather"),
+        ("push_op[0]", "median", f"one of {', '.join(names())}, got"),
         ("push_opp[0]", "sum", r"perhaps you meant push_op\[0\]"),
         ("update_on_servr", 1, "perhaps you meant update_on_server"),
         ("pull_at_backend", 1, "there is no parameter 'pull_at_backend'"),

@@ -10,10 +10,12 @@ import theano
 import theano.tensor as T
 from benchmarks import BENCHMARKS
 from support import host_library
+from support.expected import reduced
 from support.helpers import Call, function
 
 import synkhronos as synk
 from synkhronos import WorkerDied, WorkerError
+from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._session.current import current
 from synkhronos.tools.bench import frame
 
@@ -56,8 +58,8 @@ def test_many_ranks_compute_what_plain_theano_does(no_session):
         values = RANDOM.normal(size=(MANY * size, 11)) + 1
         parts = values.reshape(MANY, size, 11)
         v = theano.shared(values[:1])
-        for op in ("sum", "avg", "max", "min", "prod"):
-            expected = getattr(parts, "mean" if op == "avg" else op)(0)
+        for op in OPERATIONS:
+            expected = reduced(op, parts, [1] * MANY)
             synk.scatter(v, values)
             np.testing.assert_allclose(synk.reduce(v, op, in_place=False), expected)
             synk.all_reduce(v, op)

@@ -7,6 +7,8 @@ evaluated with the names that `names` of test_bad_input.py makes.
 from dataclasses import dataclass
 from typing import Dict
 
+from synkhronos._arithmetic.operations import OPERATIONS
+
 CASES = []
 
 
@@ -245,7 +247,7 @@ for use in (SET_VALUE, GET_VALUE):
     use.refuses("rank", TypeError, "'0'", "rank must be an integer")
     use.refuses("rank", ValueError, "-1", "rank must be from 0 to")
 for use in (REDUCE, ALL_REDUCE):
-    use.refuses("op", ValueError, "'mean'", "op must be one of avg, sum, prod, min, max")
+    use.refuses("op", ValueError, "'mean'", f"op must be one of {', '.join(OPERATIONS)}")
     use.refuses("shared_vars", TypeError, "i", "can't average i, of dtype int64")
 for use in (BROADCAST, ALL_GATHER, REDUCE, ALL_REDUCE):
     use.refuses("nccl", TypeError, "X", "nccl must be True or False")
@@ -295,7 +297,8 @@ RESTORED.refuses(
 
 IN_GRAPH = Use("synk.ops.all_reduce", {"x": "x"}, "result.eval({x: X}).tolist() == X.tolist()")
 IN_GRAPH.refuses("x", TypeError, "3", "all_reduce() takes a tensor variable")
-IN_GRAPH.refuses("op", ValueError, "'mean'", "op must be one of avg, sum, prod, min, max")
+IN_GRAPH.refuses("op", ValueError, "'mean'", f"op must be one of {', '.join(OPERATIONS)}")
+IN_GRAPH.refuses("x", TypeError, "i", "can't average i, of dtype int64")
 
 # `loss` depends on `w`, a shared vector.
 NO_PARAMS = (

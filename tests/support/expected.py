@@ -1,9 +1,30 @@
 """Selections that hypothesis draws, and the results that NumPy computes for them."""
 
+import functools
+
 import numpy as np
 from hypothesis import strategies as st
 
-UFUNC = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+from synkhronos._arithmetic.operations import OPERATIONS
+
+_NUMPY = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+MODES = [*OPERATIONS, "gather", None]
+
+
+def combined(op, arrays):
+    """Return arrays combined in their order, by NumPy where it has the operation."""
+    return functools.reduce(_NUMPY.get(op) or OPERATIONS[op].combine, arrays)
+
+
+def tolerance(op, dtype):
+    """Return the relative error that another order of arrays may make; 0 for whole numbers."""
+    is_exact = op in _NUMPY or op == "avg" or np.dtype(dtype).kind not in "fc"
+    return 0 if is_exact else 4 * np.finfo(dtype).eps
+
+
+def dtypes_of(op, dtypes):
+    """Return those dtypes that an operation takes."""
+    return [each for each in dtypes if np.dtype(each).kind in OPERATIONS[op].kinds]
 
 
 @st.composite
@@ -38,7 +59,7 @@ def reduced(mode, values, counts):
         return np.stack(values) if np.ndim(values[0]) == 0 else np.concatenate(values)
     if mode == "avg":
         return np.average(np.array(values, "float64"), axis=0, weights=counts)
-    return UFUNC[mode].reduce(np.array(values), axis=0)
+    return combined(mode, np.array(values))
 
 
 def selected(x, batch):

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from support.expected import combined, dtypes_of
 
 from synkhronos._arithmetic.blocks import reduce_block, reduction
-from synkhronos._arithmetic.operations import OPERATIONS, OPS, ReduceOperation, wide
+from synkhronos._arithmetic.operations import OPERATIONS, ReduceOperation, wide
 from synkhronos._arithmetic.reduction import Accumulator, combine, combine_of_machines, combine_some
 from synkhronos.comm.mpi.all_reduce import reduce_all
 from synkhronos.comm.mpi.buckets import reduce_into_first
 from synkhronos.parameter_server import reductions
 from synkhronos.parameter_server.remote.keeping import Keeper
 
-NUMPY = {"avg": np.add, "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 DTYPES = ["f2", "f4", "f8", "c8", "c16", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
 
 
@@ -24,9 +24,7 @@ def reference(op, arrays):
     """Return what NumPy makes of arrays in their order, of float16 in float32, rounded once."""
     dtype = arrays[0].dtype
     arrays = [each.astype("f4" if dtype == "f2" else dtype) for each in arrays]
-    total = arrays[0]
-    for each in arrays[1:]:
-        total = NUMPY[op](total, each)
+    total = combined("sum" if op == "avg" else op, arrays)
     if op == "avg":
         total = total / total.dtype.type(len(arrays))
     return total.astype(dtype)
@@ -103,12 +101,12 @@ PLACES += IN_STORES
 
 def is_taken(place, op, dtype):
     """Return whether a place takes arrays of a dtype for an operation; others are refused."""
-    in_store = dtype != "?" and (op not in ("min", "max") or dtype[0] != "c")
+    row, kind = OPERATIONS[op], np.dtype(dtype).kind
     # Outputs have averages of integers, as floats.
-    return (op != "avg" or dtype[0] in "fc") and (in_store or place not in IN_STORES)
+    return kind in row.kinds and (kind in row.kinds_in_stores or place not in IN_STORES)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_every_place_gives_the_same_bits(place, op):
     rng = np.random.RandomState(5)
@@ -130,7 +128,7 @@ def test_every_place_gives_the_same_bits(place, op):
 
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_the_identity_of_an_operation_changes_nothing(op):
-    for dtype in DTYPES:
+    for dtype in dtypes_of(op, DTYPES):
         values = (100 * np.random.RandomState(5).standard_normal(50)).astype(dtype)
         if dtype[0] in "iu":
             values[:2] = np.iinfo(dtype).min, np.iinfo(dtype).max

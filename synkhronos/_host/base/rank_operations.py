@@ -17,6 +17,7 @@ import itertools
 
 import numpy as np
 
+from synkhronos._arithmetic.operations import check_kind
 from synkhronos._host.base.calls import current_weight
 from synkhronos._host.base.chosen_library import (
     Apply,
@@ -68,11 +69,7 @@ class AllReduce(RankOperation):
         """Return the node; each output is of the type of its input."""
         inputs = [self.as_input(x) for x in inputs]
         for x, op in zip(inputs, self.ops):
-            if op == "avg" and np.dtype(x.dtype).kind not in "fc":
-                raise TypeError(
-                    f"all_reduce can't average {x}, of dtype {x.dtype}: the result would not be of "
-                    "that type. Cast it, or use op='sum'."
-                )
+            check_kind("all_reduce", op, x.dtype, str(x))
         return Apply(self, inputs, [x.type() for x in inputs])
 
     def __str__(self):

@@ -20,7 +20,7 @@ import numpy as np
 from synkhronos._arithmetic.blocks import plan as plan_of
 from synkhronos._arithmetic.operations import (
     OPERATIONS,
-    reciprocal,
+    check_kind,
     round_to_16_bits,
     scale_of_16_bits,
 )
@@ -243,8 +243,7 @@ class MachinesGroup(Group):
         That of a machine's ranks is rounded to the dtype before it is reduced with others.
         """
         number, arrays = self._local.arrays_of(array)
-        if OPERATIONS[op].divides:
-            reciprocal(array.dtype, 1)  # raises if there is no average of this dtype
+        check_kind("all_reduce()", op, array.dtype, "array")
         if sixteen_bits:
             round_to_16_bits(array)
         if not self._local.agree(number):

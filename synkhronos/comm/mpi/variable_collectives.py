@@ -218,7 +218,7 @@ class MachinesVariables(Variables):
             ranks = layout.ranks(machine)
             part = np.empty(values[0].shape, wide(values[0].dtype))
             here = [values[rank].astype(part.dtype, copy=False) for rank in ranks]
-            reduce_whole("sum" if op == "avg" else op, here, part, 1)
+            reduce_whole(op, here, part, 1)  # averages are divided below
             parts.append(part)
         result = np.empty(values[0].shape, parts[0].dtype)
         reduce_whole(op, parts, result, len(values))

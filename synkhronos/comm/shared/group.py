@@ -25,7 +25,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plan as plan_of
-from synkhronos._arithmetic.operations import round_to_16_bits
+from synkhronos._arithmetic.operations import check_kind, round_to_16_bits
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments
@@ -275,6 +275,7 @@ class SharedGroup(Meetings, Group):
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
         """Replace the values of an array of `allocate` with the reduction over all ranks."""
         number, arrays = self.arrays_of(array)
+        check_kind("all_reduce()", op, array.dtype, "array")
         if sixteen_bits:
             round_to_16_bits(array)
         key = id(array), op

@@ -204,7 +204,7 @@ class Alone(WrittenForRanks):
         if relation.right_mode == op or (relation.is_equal and op in ("max", "min")):
             return EQUAL
         # Of what all ranks have, or as of whether any rank has NaN, it may be meant.
-        if not (relation.is_equal or (relation.kind == OWN and op in ("max", "min", "prod"))):
+        if not (relation.is_equal or (relation.kind == OWN and op not in ("avg", "sum"))):
             self.mistakes.append(Mistake(variable, op, relation))
         return no_rule(variable)
 
