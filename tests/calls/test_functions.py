@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.expected import reduced
 from support.helpers import MODE, Call, function, on_ranks, shares
 from support.layouts import Layout
 
@@ -350,7 +351,7 @@ def test_unequal_shapes_of_a_reduced_output_are_refused(ranks, mode):
     with pytest.raises(ValueError, match="different shapes") as caught:
         f(np.ones(ranks.n + 1))
     assert "Output 0" in str(caught.value) and "uneven" in str(caught.value)
-    expected = {"sum": ranks.n, "avg": 1}.get(mode, 1)
+    expected = reduced(mode, [1.0] * ranks.n, [1] * ranks.n)
     is_averaged = mode == "avg"
     with pytest.warns(synk.PortingWarning) if is_averaged else contextlib.nullcontext():
         np.testing.assert_allclose(f(np.ones(ranks.n)), [expected], rtol=1e-15)
