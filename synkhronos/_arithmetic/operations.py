@@ -1,6 +1,6 @@
 """The operations that reduce arrays element by element: one table for all places that do it.
 
-    OPERATIONS["logsumexp"] = ReduceOperation(np.logaddexp, identity=lambda dtype: -np.inf, kinds="f")
+    OPERATIONS["logsumexp"] = ReduceOperation(np.logaddexp, lambda dtype: -np.inf, kinds="f")
 
 Half precision is combined in single, whose 24 bits hold the sum of many ranks, and rounded once at
 the end. All other dtypes are combined in themselves: integers wrap around, and have no average of
@@ -86,10 +86,10 @@ def divides(mode: str | None) -> bool:
 def kinds_in_words(kinds: str) -> str:
     """Return the kinds of dtypes in words.
 
-    >>> kinds_in_words("iuf"), kinds_in_words("f")
-    ('integers and floats', 'floats')
+    >>> kinds_in_words("iuf"), kinds_in_words("i")
+    ('integers and floats', 'integers')
     """
-    *others, last = [name for each, name in _KINDS.items() if each in kinds]
+    *others, last = [name for each, name in _KINDS.items() if {*each} & {*kinds}]
     return f"{', '.join(others)} and {last}" if others else last
 
 
