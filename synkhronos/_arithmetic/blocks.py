@@ -50,10 +50,10 @@ def reduce_block(op, sources, out, divisor):
         if out is not sources[0]:
             out[...] = sources[0]
     else:
-        total = combine(sources[0], sources[1], out)
+        total = combine(sources[0], sources[1], out=out)
         sources = sources[1:]
     for source in sources[1:]:
-        combine(total, source, total)
+        combine(total, source, out=total)
     if divides and divisor != 1:
         divide(total, divisor)
     if total is not out:
@@ -80,7 +80,7 @@ def reduction(op, sources, out, divisor):
         return functools.partial(reduce_block, op, sources, out, divisor)
     first, second = sources
     if not divides:
-        return functools.partial(combine, first, second, out)
+        return functools.partial(combine, first, second, out=out)
     factor = reciprocal(out.dtype, divisor)
 
     def average():

@@ -91,19 +91,20 @@ def combine(mode, parts, weights, dtype):
     for part in parts:
         if part.shape != shape:
             raise ValueError(_about_shapes(mode, [part.shape for part in parts]))
-    within = wide(dtype)
+    within = dtype if dtype.char != HALF else wide(dtype)
     if parts[0].dtype is not within:
         parts = [part.astype(within) for part in parts]
-    if divides(mode):
+    operation = OPERATIONS[mode]
+    if operation.divides:
         # Divided last: rows and their sums are often exact where their ratios are not.
         if weights.count(weights[0]) == len(weights):
             divisor = len(weights)
         else:
             parts = [part * within.type(weight) for part, weight in zip(parts, weights)]
             divisor = sum(weights)
-        total = functools.reduce(OPERATIONS[mode].combine, parts)
+        total = functools.reduce(operation.combine, parts)
         return np.asarray(total / within.type(divisor), dtype)
-    return np.asarray(functools.reduce(OPERATIONS[mode].combine, parts), dtype)
+    return np.asarray(functools.reduce(operation.combine, parts), dtype)
 
 
 class Partial(NamedTuple):

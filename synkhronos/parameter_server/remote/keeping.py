@@ -375,7 +375,7 @@ class Keeper:
                 current.total = array.astype(wide(key.dtype))
                 key.pool.append(array)
             else:
-                OPERATIONS[key.op].combine(current.total, array, current.total)
+                OPERATIONS[key.op].combine(current.total, array, out=current.total)
                 key.pool.append(array)
             current.n_added += 1
 
