@@ -1,0 +1,171 @@
+"""The names of the host library that `synkhronos._host` has for other packages.
+
+Both hosts have them: those of `base` are written once, the others once for each host. Importing
+this module imports the host.
+"""
+
+from synkhronos._host.base.chosen_library import (
+    CompiledFunction,
+    Constant,
+    In,
+    Mode,
+    Out,
+    RandomState,
+    SharedVariable,
+    Variable,
+    library,
+    tensor,
+    title,
+    tuple_forms,
+)
+
+# The rules of a host library import those of `base.dividing`, so they come first.
+if title == "Theano":
+    from synkhronos._host.theano.compiling import compile_function, expression_of, run
+    from synkhronos._host.theano.device_arrays import (
+        copy_from_device,
+        copy_to_device,
+        device_context,
+        empty_like,
+        empty_on_device,
+        import_device_backend,
+        is_on_device,
+        join_on_device,
+        open_device,
+        refuse_open_device,
+        require_open_device,
+        scale_on_device,
+        take_on_device,
+        to_device,
+        to_host,
+    )
+    from synkhronos._host.theano.dividing import intercept
+    from synkhronos._host.theano.graph import all_reduce, overlap_reductions
+    from synkhronos._host.theano.pickling import dump, load
+    from synkhronos._host.theano.random_numbers import spread_random_state
+    from synkhronos._host.theano.sparse import decomposed, sparse_parts
+    from synkhronos._host.theano.variables import (
+        cast_value,
+        fix_axes,
+        fixed_axes,
+        is_array_variable,
+        is_random_state,
+        lengths,
+        lives_on_device,
+        on_device,
+        on_host,
+        replace,
+        shared_on_host,
+        shared_zeros,
+    )
+else:
+    from synkhronos._host.pytensor.compiling import compile_function, expression_of, run
+    from synkhronos._host.pytensor.device_arrays import (
+        copy_from_device,
+        copy_to_device,
+        device_context,
+        empty_like,
+        empty_on_device,
+        import_device_backend,
+        is_on_device,
+        join_on_device,
+        open_device,
+        refuse_open_device,
+        require_open_device,
+        scale_on_device,
+        take_on_device,
+        to_device,
+        to_host,
+    )
+    from synkhronos._host.pytensor.dividing import intercept
+    from synkhronos._host.pytensor.graph import all_reduce, overlap_reductions
+    from synkhronos._host.pytensor.pickling import dump, load
+    from synkhronos._host.pytensor.random_numbers import spread_random_state
+    from synkhronos._host.pytensor.sparse import decomposed, sparse_parts
+    from synkhronos._host.pytensor.variables import (
+        cast_value,
+        fix_axes,
+        fixed_axes,
+        is_array_variable,
+        is_random_state,
+        lengths,
+        lives_on_device,
+        on_device,
+        on_host,
+        replace,
+        shared_on_host,
+        shared_zeros,
+    )
+
+from synkhronos._host.base.calls import reducing
+from synkhronos._host.base.cells import (
+    borrows,
+    cell,
+    lend,
+    on_copies,
+    peek,
+    put,
+    read,
+    replace_object,
+    tell,
+    unwatch,
+    watch,
+)
+from synkhronos._host.base.dividing import (
+    AS_SERIAL,
+    CannotDivide,
+    Mistake,
+    divide,
+    divide_step,
+    examine,
+    operation_name,
+)
+from synkhronos._host.base.dividing.serial_functions import count_alone
+from synkhronos._host.base.dividing.totals import is_total, uses
+from synkhronos._host.base.functions import (
+    added_to,
+    as_update,
+    caster,
+    clips_gradients,
+    computes_by_element,
+    default_updates,
+    destroyed_inputs,
+    float_dtype,
+    is_mode,
+    is_reusing_memory,
+    line_of,
+    same_updates,
+    set_default_update,
+    shared_in,
+    shared_variables,
+    swapped,
+    updated_variables,
+    updates_by_default,
+    variables_read,
+    without_default_updates,
+)
+from synkhronos._host.base.rank_operations import communicates, rank_weight
+from synkhronos._host.base.repeating import is_repeatable, is_watched
+from synkhronos._host.base.rows import (
+    axes_of_rows,
+    compile_number,
+    divides,
+    input_of_values,
+    numbers_of_rows,
+    row_numbers,
+    sliced_by_inputs,
+    without_row_numbers,
+)
+from synkhronos._host.base.serial_random import draws_of_all_rows, is_state_equal, keep_state_equal
+from synkhronos._host.base.server_operations import (
+    awaited,
+    compile_pushing,
+    compiling,
+    is_computed_from,
+    leaves,
+    push,
+    shared_like,
+    substituted,
+)
+from synkhronos._host.base.sparse_matrices import put_together, sparse_format, take_apart
+from synkhronos._host.base.specifications import is_kept, read_input, read_output, storage
