@@ -52,7 +52,7 @@ class Engine:
         self.error: BaseException | None = None  # the failure after which all calls fail
         self._is_closing = False
         self._process = os.getpid()
-        self.record: Callable[..., None] | None = None  # (name, key, start, end), for a profile
+        self.recording: Any = None  # a StoreRecording, while a profile is recorded
         n_push = n_devices if parameters["push_thread"] == "ndev" else 1
         n_pull = n_devices if parameters["pull_thread"] == "ndev" else 1
         self._queues = TaskQueues(n_push, n_pull, self._run, self._runs_users_code)
@@ -281,8 +281,9 @@ class Engine:
             if not future.is_done and waited >= warn_at:
                 log.warning("has waited %.0f s for %s", waited, self._waits_for(future))
                 warn_at *= 2
-        if self.record is not None:
-            self.record("wait", getattr(future, "key", None), begun, time.monotonic())
+        recording = self.recording  # another thread may end it at any time
+        if recording is not None:
+            recording.record("wait", getattr(future, "key", None), begun, time.monotonic())
 
     def _refuse_in_users_code(self, future, queue):
         """Raise for a wait, in a callback or an updater, that would wait for its own end."""
@@ -367,8 +368,9 @@ class Engine:
                 self._queues.unshare(reduction)
         else:
             is_last = reduction.run()
-        if self.record is not None:
-            self.record("reduce", key, begun, time.monotonic())
+        recording = self.recording
+        if recording is not None:
+            recording.record("reduce", key, begun, time.monotonic())
         if is_last:
             self._conclude(closed, queue, reduction.error)
 
@@ -376,6 +378,9 @@ class Engine:
         """Give the reduction to the backend, end the round, and release the queue."""
         buffer = None
         if error is None:
+            recording = self.recording
+            if recording is not None and self.backend.is_remote:
+                recording.note_handed(closed)
             try:
                 with self._queues.running(queue):
                     buffer = self.backend.accept(closed)
@@ -411,6 +416,9 @@ class Engine:
 
     def publish(self, key: Key, version: int, buffer: Buffer) -> None:
         """Make a buffer the result of a round, and of all before it."""
+        recording = self.recording
+        if recording is not None:
+            recording.note_arrived(key, version)
         with self.lock:
             self._publish(key, version, buffer)
 
@@ -451,12 +459,15 @@ class Engine:
             if reduction.run():
                 self._conclude(closed, queue, reduction.error)
         elif isinstance(task[1], Pull):
-            task[1].run(self._queues, self.record)
+            task[1].run(self._queues, self.recording)
         else:
             self._run_round(task[1], task[0])
 
-    def held(self) -> Any:
+    def held(self, pushed: Slot | Sequence[tuple[Key, Any]] | None = None) -> Any:
         """Return a context for calls of the engine in any thread, which a Ctrl-C does not split.
+
+        A profile records those that push or pull: `pushed` is the slot of a device, or pairs of
+        keys and arrays of one caller.
 
         Raises
         ------
@@ -466,7 +477,9 @@ class Engine:
         if os.getpid() != self._process:
             raise StoreClosed("the store belongs to the process that has made it: make another.")
         # Only the main thread gets a KeyboardInterrupt, and it would leave a round half closed.
-        return interrupts_held() if get_ident() == _MAIN.ident else _AT_ONCE
+        held = interrupts_held() if get_ident() == _MAIN.ident else _AT_ONCE
+        recording = self.recording
+        return held if recording is None or pushed is None else recording.call(held, pushed)
 
     def _check(self, key):
         error = self.error or key.error

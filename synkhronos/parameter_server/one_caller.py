@@ -80,7 +80,7 @@ class OneCaller:
         priority = _wording.whole_number("priority", priority if rest is None else rest, LOWEST)
         pairs = self._values(names, values)
         engine = self._ready_for(pairs)
-        with engine.held():
+        with engine.held(pairs):
             return _one(names, engine.push_all(pairs, priority))
 
     def _ready_for(self, pairs):
@@ -110,7 +110,7 @@ class OneCaller:
         priority = _wording.whole_number("priority", priority, LOWEST)
         pairs = self._targets(key, out)
         engine = self._engine
-        with engine.held():
+        with engine.held(pairs):
             return _one(key, [engine.pull(known, None, x, priority) for known, x in pairs])
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Future:
@@ -140,7 +140,7 @@ class OneCaller:
         pairs = self._values(key, value)
         into = [own for _, own in self._targets(key, value if out is None else out)]
         engine = self._ready_for(pairs)
-        with engine.held():
+        with engine.held(pairs):
             return _one(key, engine.push_pull(pairs, into, priority))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:

@@ -83,7 +83,7 @@ class Pull(Future):
         self.key.ready.append(self)
         return queues.schedule(self.queue, self)
 
-    def run(self, queues: TaskQueues, record: Callable[..., None] | None) -> None:
+    def run(self, queues: TaskQueues, recording: Any) -> None:
         """Copy the result, call the callback, and release the queue."""
         error, begun = None, time.monotonic()
         try:
@@ -97,10 +97,10 @@ class Pull(Future):
         callback = self.callback
         if error is None and callback is not None:
             error = self._call(callback, queues)
-        if record is not None:
-            record("copy", self.key, begun, copied)
+        if recording is not None:
+            recording.record("copy", self.key, begun, copied)
             if callback is not None:
-                record("callback", self.key, copied, time.monotonic())
+                recording.record("callback", self.key, copied, time.monotonic())
         with queues.lock:
             self.key.ready.remove(self)
             self.finish(error)

@@ -413,7 +413,7 @@ class Store(OneCaller):
         if self._follow is not None:
             self._follow()
         engine = self._engine
-        with engine.held():
+        with engine.held(slot):
             return engine.push(slot, array, priority, now)
 
     def pull_req(
@@ -463,7 +463,7 @@ class Store(OneCaller):
             priority = _wording.whole_number("priority", priority, LOWEST)
         call = None if callback is None else callback_of(callback, given)
         engine = self._engine
-        with engine.held():
+        with engine.held(slot):
             return engine.pull(known, slot, (array,), priority, call)
 
     def pull_wait(self, key: int | str, devid: int, timeout: float | None = None) -> None:

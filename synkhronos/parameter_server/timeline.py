@@ -1,26 +1,76 @@
 """Profiles of a store: when it pushed, reduced, waited, and what was under way meanwhile.
 
-    engine.push, pull ── timed while a profile is on ──┐
-    engine.record     ── reduce, wait, copy, callback ─┼──▶ Span ──▶ summary, trace, picture
-    link.spans        ── of the process that sends ────┘
+    engine.held   ── pushes and pulls ───────────────────┐
+    engine, pulls ── reduce, wait, copy, callback, away ─┼──▶ Span ──▶ summary, trace, picture
+    link.spans    ── of the process that sends ──────────┘
 
 A thread's time between two calls of the store is its computing. All clocks are CLOCK_MONOTONIC,
-which the processes of a machine share. Without a profile nothing is timed.
+which the processes of a machine share. Without a profile `engine.recording` is None.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Iterator
 
 from synkhronos._wording import count, one_line
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.profiling.spans import Span, covered, gaps, own_times
 from synkhronos.profiling.views import Bar, View, table
 
-_CALLS = ("push", "push_all", "push_pull", "pull")  # of the engine
 _TRACKS = {"send": "sending", "receive": "receiving"}
+
+
+class StoreRecording:
+    """What threads of a store have done since a profile began; `engine.recording` while it is on.
+
+    Attributes
+    ----------
+    spans : list of Span
+        Their tracks are the threads.
+    devices : dict
+        Thread -> the devices for which it pushes.
+    others : list of Span
+        Of keys, and of the process that sends.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.devices: dict[threading.Thread, set] = {}
+        self.others: list[Span] = []
+        self._handed: dict[tuple, float] = {}  # (key, version) -> when it was handed over
+
+    def record(self, name: str, key: Any, begin: float, end: float) -> None:
+        """Take note of what this thread did."""
+        thread = threading.current_thread()  # an identifier may be another thread's later
+        self.spans.append(Span(thread, name, getattr(key, "name", None), begin, end))
+
+    @contextlib.contextmanager
+    def call(self, held: Any, pushed: Any) -> Iterator[None]:
+        """Record a call of the engine in a with block: see `Engine.held`."""
+        device = None if isinstance(pushed, list) else pushed.device
+        keys = [key for key, _ in pushed] if isinstance(pushed, list) else [pushed.key]
+        self.devices.setdefault(threading.current_thread(), set()).add(device)
+        with held:
+            begin = time.monotonic()
+            try:
+                yield
+            finally:
+                end = time.monotonic()
+                for key in keys:  # one call of one caller may be for several
+                    self.record("push", key, begin, end)
+
+    def note_handed(self, closed: Any) -> None:
+        """Take note that the array of a round is handed over now, to be sent."""
+        self._handed[closed.key.name, closed.version] = time.monotonic()
+
+    def note_arrived(self, key: Any, version: int) -> None:
+        """Record how long an array was away, if it has been handed over in this profile."""
+        begin, name = self._handed.pop((key.name, version), None), key.name
+        if begin is not None:
+            self.others.append(Span(f"key {name}", "away", name, begin, time.monotonic()))
 
 
 class Profile(View):
@@ -73,77 +123,30 @@ class Profile(View):
         self._store = store
         self._engine: Any = None
         self._link: Any = None
-        self._recorded: list[Span] = []  # their tracks are the threads
-        self._devices: dict[threading.Thread, set] = {}  # those for which a thread pushes
-        self._handed: dict[tuple, float] = {}  # (key, version) -> when it was handed over
-        self._others: list[Span] = []  # of keys, and of the process that sends
+        self._recording = StoreRecording()
         self._began = self._ended = 0.0
 
     def __enter__(self) -> Profile:
         engine, link = self._store._engine, getattr(self._store, "_link", None)
         if engine is None:
             raise OutOfTurn("profile() needs devices: call init() before.")
-        if engine.record is not None:
+        if engine.recording is not None:
             raise OutOfTurn("a profile of this store is being recorded already.")
         self._engine, self._link = engine, link if hasattr(link, "record") else None
         self._began = time.monotonic()
-        engine.record = self._record
-        for name in _CALLS:
-            setattr(engine, name, self._timed(getattr(engine, name)))
-        if engine.backend.is_remote:
-            engine.backend.accept = self._handing(engine.backend.accept)
-            engine.publish = self._arriving(engine.publish)
+        engine.recording = self._recording
         if self._link is not None:
             self._link.record(True)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        engine = self._engine
-        for name in (*_CALLS, "publish"):
-            vars(engine).pop(name, None)  # the method of the class is there again
-        vars(engine.backend).pop("accept", None)
-        engine.record = None
+        self._engine.recording = None
         self._ended = time.monotonic()
         if self._link is not None:
-            self._others += [Span(_TRACKS[name], name, *rest) for name, *rest in self._link.spans()]
+            self._recording.others += [
+                Span(_TRACKS[name], name, *rest) for name, *rest in self._link.spans()
+            ]
             self._link.record(False)
-
-    def _record(self, name, key, begin, end):
-        thread = threading.current_thread()  # an identifier may be another thread's later
-        self._recorded.append(Span(thread, name, getattr(key, "name", None), begin, end))
-
-    def _timed(self, method):
-        def call(first, *arguments, **named):
-            device = getattr(first, "device", None)
-            if device is None and arguments:  # pull(key, slot, ...)
-                device = getattr(arguments[0], "device", None)
-            self._devices.setdefault(threading.current_thread(), set()).add(device)
-            keys = [pair[0] for pair in first] if isinstance(first, list) else [first]
-            begin = time.monotonic()
-            try:
-                return method(first, *arguments, **named)
-            finally:
-                end = time.monotonic()
-                for key in keys:  # one call of one caller may be for several
-                    self._record("push", getattr(key, "key", key), begin, end)
-
-        return call
-
-    def _handing(self, accept):
-        def call(closed):
-            self._handed[closed.key.name, closed.version] = time.monotonic()
-            return accept(closed)
-
-        return call
-
-    def _arriving(self, publish):
-        def call(key, version, buffer):
-            begin, name = self._handed.pop((key.name, version), None), key.name
-            if begin is not None:
-                self._others.append(Span(f"key {name}", "away", name, begin, time.monotonic()))
-            return publish(key, version, buffer)
-
-        return call
 
     @property
     def spans(self) -> list[Span]:
@@ -152,16 +155,16 @@ class Profile(View):
         Each has a ``track`` (a thread, process or key), a ``name`` (see above), a ``key``, or None,
         ``begin``, ``end``, and ``nbytes``, which is 0 where nothing was sent.
         """
-        recorded = list(self._recorded)
+        recorded = list(self._recording.spans)
         found = [span._replace(track=self._track(span.track)) for span in recorded]
-        for thread in list(self._devices):
+        for thread in list(self._recording.devices):
             track, own = self._track(thread), [span for span in recorded if span.track is thread]
             for begin, end in gaps(own, self._began):
                 found.append(Span(track, "compute", None, begin, end))
-        return sorted([*found, *self._others], key=lambda span: (span.begin, -span.end))
+        return sorted([*found, *self._recording.others], key=lambda span: (span.begin, -span.end))
 
     def _track(self, thread):
-        devices = self._devices.get(thread)
+        devices = self._recording.devices.get(thread)
         if devices is None:
             return thread.name
         known = sorted(each for each in devices if each is not None)
@@ -221,7 +224,7 @@ class Profile(View):
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "being recorded" if self._began else "not begun"
-        return f"<Profile of {count(len(self._recorded), 'call')}, {state}>"
+        return f"<Profile of {count(len(self._recording.spans), 'call')}, {state}>"
 
 
 def _bar(span):
