@@ -15,6 +15,7 @@ from typing import Any, Callable, Mapping
 import numpy as np
 
 from synkhronos.comm.group import Group, WaitedTooLong
+from synkhronos.comm.handlers import Handlers
 from synkhronos.rules import asynchronous
 from synkhronos.rules.arithmetic import gossip_merge
 from synkhronos.rules.job import Job
@@ -59,6 +60,14 @@ class Gossip:
         self._ended: set[int] = set()  # workers that push no more
         self._merged: set[int] = set()  # workers of which this one has the last parameters
         self._is_ending = self._has_begun = self._has_spread = False
+        self._handlers = Handlers(
+            counts=self._on_counts,
+            failed=self._leave_out,
+            first=self._on_first,
+            push=self._on_push,
+            last=self._ended.add,
+            merge=self._on_merge,
+        )
 
     @property
     def others(self) -> list[int]:
@@ -107,7 +116,7 @@ class Gossip:
                 self._leave_out(rank)
             elif rank not in self.dead:
                 name, *rest = message
-                getattr(self, f"_on_{name}")(rank, *rest)
+                self._handlers[name](rank, *rest)
             came = self._group.receive(0.0)
 
     def _take_until(self, is_ready, what):
@@ -120,9 +129,6 @@ class Gossip:
 
     def _on_counts(self, rank, counts):
         np.maximum(self.counts, counts, out=self.counts)
-
-    def _on_failed(self, rank):
-        self._leave_out(rank)
 
     def _on_first(self, rank, counts, alike, arrays):
         if said := difference(self._alike, alike, f"rank {rank}", f"rank {self._group.rank}"):
@@ -139,9 +145,6 @@ class Gossip:
         for array, other in zip(self._arrays, arrays):
             total = gossip_merge(array, self.weight, other, weight)
         self.weight = total
-
-    def _on_last(self, rank):
-        self._ended.add(rank)
 
     def _on_merge(self, rank, *pushed):
         self._on_push(rank, *pushed)

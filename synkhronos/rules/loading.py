@@ -37,6 +37,7 @@ from synkhronos._machine.devices import module_command
 from synkhronos._machine.processes import name_of_signal
 from synkhronos._wording import shown, whole_number
 from synkhronos.comm.channel import Channel, Closed, pair
+from synkhronos.comm.handlers import Handlers
 from synkhronos.rules import array_files
 from synkhronos.rules.preprocessing import Preprocess, check_mode
 
@@ -270,6 +271,7 @@ class _Work:
         self._free: collections.deque = collections.deque()
         self._positions: Iterator[int] = iter(())
         self._begun: dict[str, Any] = {"number": 0}
+        self.handlers = Handlers(open=self.open, begin=self.begin, free=self.free)
 
     def open(self, names, shape, dtype, preprocess):
         """Map the memory, and take note of the files."""
@@ -324,7 +326,7 @@ def _serve(work: _Work, channel: Channel) -> None:
             is_busy = work.step()
         channel.wait()
         for what, values in channel.receive():
-            getattr(work, what)(**values)
+            work.handlers[what](**values)
         is_busy = True
 
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from synkhronos._arithmetic.operations import wide
 from synkhronos.comm.group import Group, WaitedTooLong
+from synkhronos.comm.handlers import Handlers
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous
 from synkhronos.rules.job import Job
@@ -94,6 +95,15 @@ class Server:
         self._first: int | None = None
         self._validated = 0  # the last epoch that the first worker was told to validate
         self._is_saved = False  # by the first worker, at the end
+        self._handlers = Handlers(
+            register=self._on_register,
+            begin=self._on_begin,
+            first=self._on_first,
+            exchange=self._on_exchange,
+            center=self._on_center,
+            finish=self._on_finish,
+            leave=self._on_leave,
+        )
         self._reported, self._begun, self._report_begun = 0, time.monotonic(), time.monotonic()
 
     def serve(self) -> int:
@@ -102,7 +112,7 @@ class Server:
             rank, message = self._next_message()
             if rank not in self._gone:
                 name, *content = message or ("leave", _DIED)
-                getattr(self, f"_on_{name}")(rank, *content)
+                self._handlers[name](rank, *content)
         self._say(f"total time {(time.monotonic() - self._begun) / 3600:.4f} h")
         if not self._is_saved:
             self._say("no worker was left to validate the last parameters, and to write a snapshot")

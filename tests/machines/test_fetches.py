@@ -268,7 +268,7 @@ class Machines:
             if self._random.random() < 0.5:
                 self.see(to)
         else:
-            getattr(self.fetches[to], f"from_machine_{name}")(source, *rest)
+            self.fetches[to].from_machines[name](source, *rest)
         return True
 
     def see(self, machine):

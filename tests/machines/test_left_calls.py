@@ -38,7 +38,7 @@ class Network:
         for _ in range(50):
             while self.told:
                 source, to, (name, *rest) = self.told.popleft()
-                getattr(self.carriers[to].reductions, f"from_machine_{name}")(source, *rest)
+                self.carriers[to].reductions.from_machines[name](source, *rest)
             for carrier in self.carriers:
                 carrier.reductions.progress()
 

@@ -3,11 +3,10 @@
     ranks ◀── sockets: `Mail` ──▶ carrier ◀══ MPI ══▶ carriers of other machines
     their memory ◀── mapped ──▶
 
-A message is a tuple whose first item names it. A carrier has a method ``from_rank_NAME`` or
-``from_machine_NAME`` for each, or one of its `parts` has. Messages between two carriers keep their
-order. They travel in parts, so that each part of a long one is a sign of life. Arrays of ranks go
-from memory to memory, in messages of their own, which a small one announces: then both sides are
-ready for them.
+A message is a tuple whose first item names it: a carrier's tables `from_ranks` and `from_machines`
+have the methods that take it. Messages between two carriers keep their order. They travel in parts,
+so that each part of a long one is a sign of life. Arrays of ranks go from memory to memory, in
+messages of their own, which a small one announces: then both sides are ready for them.
 
 Each second carriers tell one another that they are alive: one that is cut off is silent.
 """
@@ -25,6 +24,7 @@ from typing import Any, Callable, Iterable, Mapping
 import numpy as np
 
 from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.heartbeats import Heartbeats
 from synkhronos.comm.mpi.mpi_library import MPI
 from synkhronos.comm.mpi.sealed import Sealed
@@ -57,8 +57,8 @@ class BaseCarrier:
         The name of each machine.
     others : list of int
         The other machines.
-    parts : list
-        Objects with methods for messages.
+    from_ranks, from_machines : Handlers
+        Of messages of ranks of this machine, and of carriers of other machines.
     traffic : list of int
         The messages that this one has sent, and their bytes.
     is_running : bool
@@ -72,7 +72,8 @@ class BaseCarrier:
         self.others = [machine for machine in range(comm.size) if machine != comm.rank]
         self.hosts = comm.allgather(socket.gethostname())
         self.segments = Segments()
-        self.parts: list[Any] = [self]
+        self.from_ranks = Handlers()
+        self.from_machines = Handlers(alive=self.from_machine_alive)
         self._mail = Mail(sockets, self.segments, self.on_notice)
         self._waiting = Waiting()
         for descriptor in self._mail.peers:
@@ -135,11 +136,7 @@ class BaseCarrier:
     def on_notice(self, peer: int, notice: tuple) -> None:
         """Do what a process of this machine asks."""
         name, *rest = notice
-        self.handler(f"from_rank_{name}")(peer, *rest)
-
-    def handler(self, name: str) -> Callable[..., None]:
-        """Return the method for a message."""
-        return next(getattr(each, name) for each in self.parts if hasattr(each, name))
+        self.from_ranks[name](peer, *rest)
 
     def post(self, peer: int, *message: Any) -> None:
         """Send a message to a process of this machine."""
@@ -193,7 +190,7 @@ class BaseCarrier:
                 del self._coming[machine]
                 frame = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 name, *rest = _unframed(frame)
-                self.handler(f"from_machine_{name}")(machine, *rest)
+                self.from_machines[name](machine, *rest)
         return has_come
 
     def from_machine_alive(self, machine: int) -> None:

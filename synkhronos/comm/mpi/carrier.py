@@ -8,9 +8,9 @@ Theano holds Python's lock while it computes, so a rank can't move data meanwhil
 that has begun MPI must not be forked. So MPI has a process of its own, which the first process of
 the machine starts. It reads and writes the segments of the ranks where they are.
 
-A message is a tuple whose first item names it: `Carrier` has a method ``from_rank_...`` or
-``from_machine_...`` for each. Messages between two carriers keep their order. What is large goes in
-a message of its own, announced by a small one, so that both sides are ready for it.
+A message is a tuple whose first item names it: see `BaseCarrier`. Messages between two carriers
+keep their order. What is large goes in a message of its own, announced by a small one, so that both
+sides are ready for it.
 
 A request that fails here, because descriptors or shared memory are used up, is answered with
 "failed" and a sentence that names this machine: its rank raises. Ranks keep memory that the carrier
@@ -66,7 +66,24 @@ class Carrier(BaseCarrier):
         self._waiting.add(listener.fileno())
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
         self._fetches, self._reductions = Fetches(self), Reductions(self)
-        self.parts += [self._fetches, self._reductions]
+        self.from_ranks.update(
+            tell=self.from_rank_tell,
+            count=self.from_rank_count,
+            watch=self.from_rank_watch,
+            leave=self.from_rank_leave,
+            settle=self.from_rank_settle,
+            end=self.from_rank_end,
+        )
+        self.from_machines.update(
+            count=self.from_machine_count,
+            counted=self.from_machine_counted,
+            told=self.from_machine_told,
+            end=self.from_machine_end,
+            gone=self.from_machine_gone,
+        )
+        for part in (self._fetches, self._reductions):
+            self.from_ranks.update(part.from_ranks)
+            self.from_machines.update(part.from_machines)
         self._settling = None  # (peer, id, session, sequence)
         self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
         self._left = 0  # the last session that has ended here

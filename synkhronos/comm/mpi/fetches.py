@@ -32,6 +32,7 @@ import socket
 import numpy as np
 
 from synkhronos._arithmetic.partition import take_rows
+from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.mpi.transfers import PART, SMALL, parts_of
 from synkhronos.errors import SharedMemoryFull
 
@@ -126,6 +127,16 @@ class Fetches:
         self._relays = {}  # (call, places) -> _Relay, until the machines behind it have asked
         self._asked = collections.defaultdict(list)  # the same -> (machine, number), before that
         self._numbers = 0
+        self.from_ranks = Handlers(
+            fetch=self.from_rank_fetch,
+            copy=self.from_rank_copy,
+            copy_to_all=self.from_rank_copy_to_all,
+        )
+        self.from_machines = Handlers(
+            want=self.from_machine_want,
+            failed=self.from_machine_failed,
+            coming=self.from_machine_coming,
+        )
 
     def from_rank_fetch(self, peer, id, call, machine, place, rows, axis):
         """Get an array of another machine, or some of its rows; answer with a place that has it."""

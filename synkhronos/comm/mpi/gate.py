@@ -21,10 +21,13 @@ import select
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
+from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.mpi.transfers import GIVEN_UP
 from synkhronos.comm.shared.gate import PATIENCE_SECONDS
 
 _HEARTBEAT_SECONDS = 1.0
+# Messages between leaders that only some of them take, or only those that begin a session.
+_OF_OTHERS = "command", "done", "died", "lost", "offer", "over", "plan", "wish"
 _LOOK_SECONDS = 0.05  # between two looks at what sends no message: an abort here, a held Ctrl-C
 
 
@@ -69,6 +72,10 @@ class GateOfMachines(Gate):
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
         self._left = {}  # machines that have ended the present call -> that number of theirs
+        self._handlers = Handlers.fromkeys(_OF_OTHERS, self._drop)
+        self._handlers.update(
+            abort=self._on_abort, left=self._on_left, exchanged=self._on_exchanged
+        )
         self.on_over = lambda: None  # leaves this process's memory to the carrier
 
     @property
@@ -354,7 +361,7 @@ class GateOfMachines(Gate):
                 if message is None:
                     return
                 machine, (name, *rest) = message
-                if not getattr(self, f"_on_{name}", self._on_other)(machine, *rest):
+                if not self._handlers[name](machine, *rest):
                     continue
             self.link.put_back(machine, (name, *rest))
             return
@@ -373,7 +380,7 @@ class GateOfMachines(Gate):
         if id[:2] >= (self.session, self.sequence):
             self._exchanged.setdefault(id, {})[machine] = value
 
-    def _on_other(self, machine, *rest):
+    def _drop(self, machine, *rest):
         """Drop a message of an earlier session."""
 
     def drop_reductions(self):

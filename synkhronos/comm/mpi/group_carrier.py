@@ -58,6 +58,20 @@ class GroupCarrier(BaseCarrier):
         self._reductions: list[tuple[int, NetworkAllReduce, Any]] = []
         self._given_up: list[tuple] = []  # those that a lost machine was to take part in
         self._over: set[int] = set()  # machines of which all ranks have ended
+        self.from_ranks.update(
+            ask=self.from_rank_ask,
+            taken=self.from_rank_taken,
+            abort=self.from_rank_abort,
+            leave=self.from_rank_leave,
+        )
+        self.from_machines.update(
+            over=self.from_machine_over,
+            to=self.from_machine_to,
+            taken=self.from_machine_taken,
+            abort=self.from_machine_abort,
+            gone=self.from_machine_gone,
+            asked=self.from_machine_asked,
+        )
         self.on_lost: Callable[[int], None] = lambda rank: None
 
     def place(self, local: int) -> tuple[str, list[int]]:

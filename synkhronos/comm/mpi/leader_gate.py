@@ -25,6 +25,7 @@ class LeaderGate(GateOfMachines):
         self.parts = lambda: None  # returns what the master gets of the ranks of this machine
         self.answers = []
         self.has_ended = False
+        self._handlers.update(command=self._on_command, over=self._on_over, wish=self._on_wish)
 
     def start(self, command):
         """Start a command on this machine."""

@@ -116,7 +116,7 @@ class CarrierLink:
         self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def send(self, *message):
-        """Send the carrier a message: the name of a method ``from_rank_...``, and its arguments.
+        """Send the carrier a message: its name, in `BaseCarrier.from_ranks`, and arguments.
 
         An id among these is that of its `answer`.
         """

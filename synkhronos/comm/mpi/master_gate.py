@@ -22,6 +22,7 @@ class MasterGate(GateOfMachines):
         self._done = {}  # machine -> what its leader has sent for the present call
         self._rows = {}
         self.on_parts = lambda parts: None  # takes a machine's outputs
+        self._handlers.update(done=self._on_done, died=self._on_died, lost=self._on_lost)
 
     def start(self, command):
         """Pass the start barriers of all machines."""

@@ -17,6 +17,7 @@ one does not have.
 
 import functools
 
+from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.mpi.all_reduce import NetworkAllReduce, reduce_all
 from synkhronos.comm.mpi.buckets import Bucket
 from synkhronos.comm.mpi.fetches import problem_here
@@ -39,6 +40,12 @@ class Reductions:
         self._begun = 0, 0, 0  # the last round that was begun here
         self._given_up = 0, 0  # the session and number of the last call that was given up
         self._over = {}  # machine -> session, call, number of rounds: of a call that was given up
+        self.from_ranks = Handlers(
+            reduce=self.from_rank_reduce,
+            bucket=self.from_rank_bucket,
+            give_up=self.from_rank_give_up,
+        )
+        self.from_machines = Handlers(over=self.from_machine_over, ready=self.from_machine_ready)
 
     @property
     def are_under_way(self):

@@ -22,7 +22,7 @@ import os
 import socket
 import threading
 import time
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
+from synkhronos.comm.handlers import Handlers
 from synkhronos.parameter_server.errors import (
     CallbackFailed,
     OutOfTurn,
@@ -84,6 +85,12 @@ class MoverLink:
         self._changed = threading.Condition()
         self._is_reading = self._is_shut = False
         self._writing = threading.Lock()
+        self._handlers = Handlers(
+            sent=self._take_sent,
+            arrived=self._take_arrived,
+            answer=self._take_answer,
+            lost=self._take_lost,
+        )
 
     @staticmethod
     def is_available() -> bool:
@@ -335,18 +342,14 @@ class MoverLink:
                 self._fail_mover()
                 return
             for _, replies in messages:
-                for reply in replies:
-                    self._take(*reply)
+                for name, *rest in replies:
+                    self._handlers[name](*rest)
 
     def _fail_mover(self):
         if self._failure is None:
             self._failure = ParameterServerError(
                 f"the process beside worker {self.rank} that reaches the servers has died."
             )
-
-    def _take(self, name, *rest):
-        take: Callable[..., None] = getattr(self, f"_take_{name}")
-        take(*rest)
 
     def _take_sent(self, number, version):
         self._sent[number] = version

@@ -21,6 +21,7 @@ from synkhronos._machine.processes import how_ended
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.group import Group
+from synkhronos.comm.handlers import Handlers
 from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.remote.buffers import Buffers
@@ -94,6 +95,24 @@ class Mover:
         self._spans: list[tuple] | None = None  # while they are recorded
         self._replies: list[tuple] = []  # to the script, of this step
         self._is_urgent, self._held_since = False, 0.0
+        self._from_script = Handlers(
+            key=self._from_script_key,
+            push=self._from_script_push,
+            pull=self._from_script_pull,
+            tell=self._from_script_tell,
+            ask=self._from_script_ask,
+            withdraw=self._from_script_withdraw,
+            close=self._from_script_close,
+            record=self._from_script_record,
+            spans=self._from_script_spans,
+        )
+        self._from_server = Handlers(
+            chunk=self._from_server_chunk,
+            failed=self._from_server_failed,
+            answer=self._from_server_answer,
+            lost=self._from_server_lost,
+            ended=self._from_server_ended,
+        )
         own, theirs = socket.socketpair()
         signal.signal(signal.SIGUSR1, lambda number, _: self._signals.append(number))
         self._script = start(theirs)
@@ -125,7 +144,7 @@ class Mover:
         self._serve_script()
         for rank, (name, *rest) in self._post.receive():
             if rank < self._n_servers:  # else another mover has ended
-                getattr(self, f"_from_server_{name}")(rank, *rest)
+                self._from_server[name](rank, *rest)
         self._post.progress()
         self._send_replies()
 
@@ -153,7 +172,7 @@ class Mover:
             return False
         for name, *rest in messages:
             if not self._is_cut_off:
-                getattr(self, f"_from_script_{name}")(*rest)
+                self._from_script[name](*rest)
         return bool(messages)
 
     def _reply(self, *message):

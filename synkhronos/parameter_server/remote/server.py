@@ -1,6 +1,6 @@
 """The process of a server: keeps its part of the keys until all workers have left.
 
-    mover: join, key, chunk, pull, updater, begun, ...  ──▶  on_..., and the `Keeper`
+    mover: join, key, chunk, pull, updater, begun, ...  ──▶  `_handlers`, here and in the `Keeper`
     mover: gone (its worker has left, or its script has died)  ──▶  told to the other workers
     a mover that dies itself: told by the group
 
@@ -14,6 +14,7 @@ from typing import Sequence
 
 from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
+from synkhronos.comm.handlers import Handlers
 from synkhronos.parameter_server.remote.keeping import Gone, Keeper
 from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer
@@ -28,17 +29,34 @@ class ServerLoop:
         self._group, self._post = group, Post(group)
         self._n_servers, self._n_workers = n_servers, group.size - n_servers
         self._rank, self._hosts = group.rank, hosts
-        self._keeper = Keeper(group.rank, n_servers, self._n_workers, self._send, self._fail)
+        keeper = Keeper(group.rank, n_servers, self._n_workers, self._send, self._fail)
+        self._keeper = keeper
         self._at_barrier: dict[int, int] = {}  # worker -> the number of its question
         self._mode: str | None = None
+        self._handlers = Handlers(
+            join=self._on_join,
+            mode=self._on_mode,
+            chunk=self._on_chunk,
+            barrier=self._on_barrier,
+            withdraw=self._on_withdraw,
+            missing=self._on_missing,
+            states=self._on_states,
+            set_states=self._on_set_states,
+            gone=self._on_gone,
+            ended=self._on_ended,
+            key=keeper.on_key,
+            pull=keeper.on_request,
+            updater=keeper.on_updater,
+            hyper=keeper.on_hyper,
+            begun=keeper.on_begun,
+        )
 
     def run(self) -> int:
         """Serve until all workers have left; return the exit status."""
         while len(self._keeper.gone) < self._n_workers:
             self._group.wait(LOOK_SECONDS)
             for rank, (name, *rest) in self._post.receive():
-                handle = getattr(self, f"_on_{name}", None) or getattr(self._keeper, f"on_{name}")
-                handle(rank - self._n_servers, *rest)
+                self._handlers[name](rank - self._n_servers, *rest)
             self._post.progress()
         self._finish()
         return 0
@@ -82,9 +100,6 @@ class ServerLoop:
         if place is not None:
             place[...] = chunk
             self._keeper.arrived(worker, number, version, chunk.nbytes)
-
-    def _on_pull(self, worker, number, version, priority):
-        self._keeper.on_request(worker, number, version, priority)
 
     def _on_barrier(self, worker, question):
         self._at_barrier[worker] = question

@@ -1,0 +1,21 @@
+"""The methods that take messages: each class that has some makes a table of them."""
+
+
+class Handlers(dict):
+    """Name of a message -> the method that takes it.
+
+    Raises
+    ------
+    ValueError
+        For a message that is not in the table.
+
+    Examples
+    --------
+    >>> Handlers(push=print, pull=print)["puhs"]
+    Traceback (most recent call last):
+    ValueError: the message 'puhs' is unknown here: known are push, pull.
+    """
+
+    def __missing__(self, name):
+        known = ", ".join(self)
+        raise ValueError(f"the message {name!r} is unknown here: known are {known}.")
