@@ -1,6 +1,15 @@
 """PyTensor 3 as the host library. Only this folder, and `extensions/pymc`, import PyTensor.
 
 Importing it raises ImportError for a PyTensor that Synkhronos does not know.
+
+What is replaced in PyTensor, because it has no other way in (`tests/host/test_replaced.py`):
+
+by the first block of `parallel`, by `dividing.intercepting`: libraries keep `pytensor.function`
+    pytensor.compile.maker.function                its code: calls become those of the next name
+    pytensor.compile.maker.synkhronos_intercepted  the function that the block was given is called
+the class of objects that the script has already: so it sees no other objects than its own
+    pytensor.link.basic.Container                  `base.cells`: tells when the value is set or read
+    pytensor.compile.executor.Function             `base.dividing.intercepting`: tells of its calls
 """
 
 from pytensor import __version__

@@ -1,4 +1,46 @@
 """Theano 1.0.5 as the host library. Only this folder imports Theano.
 
 Importing this package imports no Theano: `import_support` must come before Theano does.
+
+What is replaced in Theano, because it has no other way in (`tests/host/test_replaced.py` compares):
+
+when Theano is imported, by `import_support`
+    theano.gof.compilelock.lock                    short, quiet waits, without races
+    theano.gof.compilelock.Unlocker.unlock         the same
+    theano.tensor.blas._ldflags                    paths of a BLAS may have spaces
+when a name of `synkhronos._host` is first used, by `faster` and `printing`
+    theano.gof.cc.CLinker.cmodule_key              a module that the master has sent needs no key
+    theano.gof.op.Op.make_c_thunk                  which node such a module is for
+    theano.gof.cmodule.ModuleCache._get_module     loads it
+    theano.gof.cc.CLinker.cmodule_key_             operations without parameters have versions
+    theano.gof.op.COp.c_code_cache_version         the same version in each process
+    theano.gof.cmodule.KeyData.save_pkl            in one step, for processes that read meanwhile
+    theano.gof.cmodule.KeyData.add_key             once more, after an attempt that has failed
+    theano.gof.cmodule.ModuleCache.check_key       the cache may have been cleared
+    theano.gof.cmodule.output_subprocess_Popen     compilers run at the same time
+    theano.gof.vm.VM_Linker.make_all               the modules that these are to compile
+    theano.printing.Print.perform                  the rank in front of what is printed
+by the first block of `parallel`, by `dividing.intercepting`: libraries keep `theano.function`
+    theano.compile.pfunc                           calls of it, by its name in the package
+    theano.compile.pfunc.pfunc                     the same, in its module
+    theano.compile.function.pfunc                  calls by `theano.function`
+    theano.compile.function.orig_function          the same, for inputs that are tuples
+    theano.compile.pfunc.orig_function             the same, by a `pfunc` from before the block
+the class of objects that the script has already: so it sees no other objects than its own
+    theano.gof.link.Container                      `base.cells`: tells when the value is set or read
+    theano.compile.function_module.Function        `base.dividing.intercepting`: tells of its calls
+in a rank on an OpenCL device, by `devices`: kernels that can't be built there, or are wrong
+    theano.scalar.basic.Maximum.c_code             PoCL has no nan("")
+    theano.scalar.basic.Minimum.c_code
+    theano.scalar.basic.Maximum.c_code_cache_version
+    theano.scalar.basic.Minimum.c_code_cache_version
+    also the rewrites of `theano.gpuarray.opt`     `_NOT_ON_OPENCL`, and sums in half precision
+in a rank on a CUDA device, by `devices` and `cudnn`
+    theano.gpuarray.elemwise.GpuCAReduceCuda.c_code_cache_version_apply     0 counted as no version
+    theano.gof.type.CDataType.c_code_cache_version          with the version of cuDNN
+    theano.gof.type.CDataType, theano.gpuarray.dnn.DnnBase, GpuDnnConvDesc: c_header_dirs,
+    c_lib_dirs, c_compile_args                              this process's cuDNN, 8 or later
+    theano.gpuarray.dnn.GpuDnnConv, GpuDnnConvGradW, GpuDnnConvGradI: load_c_code
+                                                            asks for free memory only when needed
+    theano.gpuarray.dnn.RNNBlock, GpuDnnRNNOp: __init__     refused, where cuDNN 9 has no such calls
 """

@@ -62,15 +62,12 @@ def is_called_inside(modules):
 
 def _compile_serially(compile_function, args, kwargs, note=None):
     function = compile_function(*args, **kwargs)
-    _let_tell(function)
-    if note is not None:
-        function.maker.synkhronos_note = note
-        function.__class__ = _Telling
+    _let_tell(function, note)
     return function
 
 
-def _let_tell(function):
-    """Let a function tell of what it updates, but for those that this package has compiled."""
+def _let_tell(function, note=None):
+    """Let a function that this package has not compiled tell of what it updates, and of calls."""
     if getattr(function.maker, "is_of_synkhronos", False):
         return
     updated = [
@@ -80,6 +77,9 @@ def _let_tell(function):
     ]
     if updated:
         function.maker.synkhronos_updated = updated
+    if note is not None:
+        function.maker.synkhronos_note = note
+    if updated or note is not None:
         function.__class__ = _Telling
 
 
