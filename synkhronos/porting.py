@@ -435,7 +435,7 @@ def _inputs_of(arguments):
     """
     if arguments["params"] is None:
         raise _host.CannotDivide(
-            "was given tuples as inputs, or compiled by a pfunc from before the block",
+            "was given tuples as inputs",
             "Call theano.function, and write theano.In in place of a tuple.",
         )
     usual = {"accept_inplace": [False], "rebuild_strict": [True], "profile": [None, False]}

@@ -21,11 +21,9 @@ when a name of `synkhronos._host` is first used, by `faster` and `printing`
     theano.gof.vm.VM_Linker.make_all               the modules that these are to compile
     theano.printing.Print.perform                  the rank in front of what is printed
 by the first block of `parallel`, by `dividing.intercepting`: libraries keep `theano.function`
-    theano.compile.pfunc                           calls of it, by its name in the package
-    theano.compile.pfunc.pfunc                     the same, in its module
-    theano.compile.function.pfunc                  calls by `theano.function`
-    theano.compile.function.orig_function          the same, for inputs that are tuples
-    theano.compile.pfunc.orig_function             the same, by a `pfunc` from before the block
+    theano.compile.pfunc.pfunc                     its code: calls become those of the next name
+    theano.compile.pfunc.synkhronos_intercepted    the function that the block was given is called
+    theano.compile.function.orig_function          in place of `pfunc` for inputs that are tuples
 the class of objects that the script has already: so it sees no other objects than its own
     theano.gof.link.Container                      `base.cells`: tells when the value is set or read
     theano.compile.function_module.Function        `base.dividing.intercepting`: tells of its calls

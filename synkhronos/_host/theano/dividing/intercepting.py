@@ -2,15 +2,16 @@
 
     theano.function(...) ──▶ pfunc ──▶ the function that the block was given ──▶ any callable
 
-Libraries keep ``theano.function`` under names of their own, so the functions that it calls are
-replaced: `pfunc`, and `orig_function` for inputs that are tuples, which a `pfunc` from before the
-block calls, too. Calls from Theano's modules (``eval``, scans) and from this package go on as
-before, and so do those of other threads.
+Libraries keep ``theano.function`` and `pfunc` under names of their own, so the code of `pfunc` is
+replaced, not its name; and `orig_function`, which ``theano.function`` calls for inputs that are
+tuples. Calls from Theano's modules (``eval``, scans) and from this package go on as before, and so
+do those of other threads.
 """
 
 import contextlib
 import inspect
 import sys
+import types
 
 from theano.compile.function_module import orig_function
 from theano.compile.pfunc import pfunc
@@ -20,6 +21,11 @@ from synkhronos._host.base.dividing import serial_functions
 # The package `theano.compile` has functions of these names.
 _MODULES = [sys.modules["theano.compile.function"], sys.modules["theano.compile.pfunc"]]
 _PARAMETERS = inspect.signature(pfunc)
+_compile = types.FunctionType(pfunc.__code__, vars(_MODULES[1]), "pfunc", pfunc.__defaults__)
+
+
+def _forward(*args, **kwargs):
+    return synkhronos_intercepted(*args, **kwargs)  # noqa: F821 - a name in pfunc's module
 
 
 @contextlib.contextmanager
@@ -29,14 +35,14 @@ def intercept(make):
     `arguments` are those of ``theano.function``, by name, with a list of outputs and "is_list";
     ``compile_serially(note)`` compiles them as Theano does; if ``note(seconds)`` is given, it is
     called after each call of the function. Such functions, and those that the script has compiled
-    before, tell of the shared variables that they update. "params" is None where the inputs can't
-    be known.
+    before, tell of the shared variables that they update. "params" is None where inputs are tuples.
     """
     token = serial_functions.begin(make)
-    for module in (*_MODULES, sys.modules["theano.compile"]):
-        module.pfunc = _intercepted
-    for module in _MODULES:
-        module.orig_function = _noted
+    in_function, in_pfunc = _MODULES
+    in_pfunc.synkhronos_intercepted = _intercepted
+    pfunc.__signature__ = _PARAMETERS
+    pfunc.__code__ = _forward.__code__
+    in_function.orig_function = _noted
     try:
         yield
     finally:
@@ -45,8 +51,10 @@ def intercept(make):
 
 def _intercepted(*args, **kwargs):
     if serial_functions.is_called_inside(_MODULES):
-        return pfunc(*args, **kwargs)
-    return serial_functions.make_instead(pfunc, lambda: _arguments(args, kwargs), *args, **kwargs)
+        return _compile(*args, **kwargs)
+    return serial_functions.make_instead(
+        _compile, lambda: _arguments(args, kwargs), *args, **kwargs
+    )
 
 
 def _arguments(args, kwargs):
