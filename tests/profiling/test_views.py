@@ -68,7 +68,8 @@ def of_store(*names):
             now = time.monotonic()
             for name in names:  # these may have the identifiers of the others
                 span = "callback", None, now, now
-                thread = threading.Thread(target=store._engine.recording.record, args=span, name=name)
+                record = store._engine.recording.record
+                thread = threading.Thread(target=record, args=span, name=name)
                 thread.start()
                 thread.join()
     return recorded

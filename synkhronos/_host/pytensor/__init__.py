@@ -9,7 +9,7 @@ by the first block of `parallel`, by `dividing.intercepting`: libraries keep `py
     pytensor.compile.maker.synkhronos_intercepted  the function that the block was given is called
 the class of objects that the script has already: so it sees no other objects than its own
     pytensor.link.basic.Container                  `base.cells`: tells when the value is set or read
-    pytensor.compile.executor.Function             `base.dividing.intercepting`: tells of its calls
+    pytensor.compile.executor.Function             `dividing.serial_functions`: tells of its calls
 """
 
 from pytensor import __version__

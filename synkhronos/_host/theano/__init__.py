@@ -26,14 +26,14 @@ by the first block of `parallel`, by `dividing.intercepting`: libraries keep `th
     theano.compile.function.orig_function          in place of `pfunc` for inputs that are tuples
 the class of objects that the script has already: so it sees no other objects than its own
     theano.gof.link.Container                      `base.cells`: tells when the value is set or read
-    theano.compile.function_module.Function        `base.dividing.intercepting`: tells of its calls
-in a rank on an OpenCL device, by `devices`: kernels that can't be built there, or are wrong
+    theano.compile.function_module.Function        `dividing.serial_functions`: tells of its calls
+in a rank on an OpenCL device, by `device_arrays`: kernels that can't be built there, or are wrong
     theano.scalar.basic.Maximum.c_code             PoCL has no nan("")
     theano.scalar.basic.Minimum.c_code
     theano.scalar.basic.Maximum.c_code_cache_version
     theano.scalar.basic.Minimum.c_code_cache_version
     also the rewrites of `theano.gpuarray.opt`     `_NOT_ON_OPENCL`, and sums in half precision
-in a rank on a CUDA device, by `devices` and `cudnn`
+in a rank on a CUDA device, by `device_arrays` and `cudnn`
     theano.gpuarray.elemwise.GpuCAReduceCuda.c_code_cache_version_apply     0 counted as no version
     theano.gof.type.CDataType.c_code_cache_version          with the version of cuDNN
     theano.gof.type.CDataType, theano.gpuarray.dnn.DnnBase, GpuDnnConvDesc: c_header_dirs,
