@@ -201,7 +201,7 @@ setup(
     entry_points={
         "console_scripts": [
             "synkhronos = synkhronos.__main__:main",
-            "tmlauncher = synkhronos.tools.tmlauncher:main",
+            "tmlauncher = synkhronos.rules.tmlauncher:main",
         ]
     },
 )

@@ -1,4 +1,4 @@
-"""The command line: ``synkhronos run``, ``launch``, ``rule``, ``info`` and others."""
+"""The command line: ``synkhronos run``, ``launch``, ``info`` and others."""
 
 from __future__ import annotations
 
@@ -20,16 +20,24 @@ else:
 
 import argparse
 import functools
+import importlib
 import os
 from pathlib import Path
 from typing import Sequence
 
+from synkhronos import _systems
 from synkhronos._host import choice
 from synkhronos._host.theano import import_support
 
 try:
     from synkhronos.launch import INTERRUPTED
-    from synkhronos.tools import launch, rule, run, top
+    from synkhronos.tools import launch, run, top
+
+    _COMMANDS = {
+        name: (text, importlib.import_module(module))
+        for system in _systems.there()
+        for name, (text, module) in system.commands.items()
+    }
 except ModuleNotFoundError as error:  # all need NumPy, which comes with the host library
     if error.name != "numpy":
         raise
@@ -105,14 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_arguments(launcher)
     launcher.set_defaults(run=_launch)
 
-    ruled = commands.add_parser(
-        "rule",
-        help="train a model by one of Theano-MPI's rules",
-        description=rule.__doc__,
-        allow_abbrev=False,
-    )
-    rule.add_arguments(ruled)
-
     topped = commands.add_parser(
         "top",
         help="watch sessions that run",
@@ -138,17 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     theanorc.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     theanorc.set_defaults(run=_theanorc)
 
-    bench = commands.add_parser(
-        "bench", help="run a benchmark", description="Run a benchmark; without a name, list them."
-    )
-    bench.add_argument("name", metavar="NAME", nargs="?", help="which one")
-    bench.add_argument(
-        "rest",
-        metavar="...",
-        nargs=argparse.REMAINDER,
-        help="its arguments; NAME --help lists them",
-    )
-    bench.set_defaults(run=_bench)
+    for name, (text, module) in _COMMANDS.items():
+        added = commands.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
+        module.add_arguments(added)
     return parser
 
 
@@ -165,11 +157,10 @@ class _Version(argparse.Action):
 
 
 def _launch(options):
-    if options.servers is None and options.workers is None:
-        return launch.main(options)
-    from synkhronos.tools import nodes
-
-    return nodes.main(options)
+    for added in _systems.launch_options():
+        if any(getattr(options, name[2:]) is not None for name in added.options):
+            return importlib.import_module(added.module).main(options)
+    return launch.main(options)
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -247,13 +238,6 @@ def _theanorc(arguments: argparse.Namespace) -> int:
         return 1
     print(f"wrote {path}")
     return 0
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    from synkhronos.tools import bench
-    from synkhronos.tools.bench import frame
-
-    return frame.main("synkhronos bench", bench.BENCHMARKS, arguments.name, arguments.rest)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,11 @@
-"""Settings for the examples in docstrings: fast compilation, and Keras, if it is installed."""
-
-import importlib.util
+"""Settings for the examples in docstrings: they are compiled quickly."""
 
 import numpy as np
 import pytest
 from support import compatible, compiling, host_library  # of the folder tests, see pyproject.toml
 
-collect_ignore = ["rules/compatible/zoo"]  # model files: they import theanompi, as ranks do
-if importlib.util.find_spec("keras") is None:
-    collect_ignore.append("extensions/keras")
-if importlib.util.find_spec("pymc") is None:
-    collect_ignore.append("extensions/pymc")
-if importlib.util.find_spec("jax") is None:
-    collect_ignore.append("extensions/pymc/in_jax.py")
 if not host_library.ON_PYTENSOR:
-    collect_ignore.append("_host/pytensor")
+    collect_ignore = ["_host/pytensor"]
 
 
 def pytest_ignore_collect(collection_path):
@@ -29,10 +20,10 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def settings_of_examples(request, monkeypatch, tmp_path_factory, doctest_namespace):
+def settings_of_examples(monkeypatch, doctest_namespace):
     """Run examples as a script, whose functions `parallel` divides and the package's it does not.
 
-    Compile examples quickly; restore the settings of Keras and Theano, and imports.
+    Restore the settings of Theano, and imports.
     """
     from theano import config
 
@@ -41,10 +32,6 @@ def settings_of_examples(request, monkeypatch, tmp_path_factory, doctest_namespa
     doctest_namespace["__name__"] = "__main__"
     monkeypatch.setenv("SYNKHRONOS_CHECK", "first")  # off in tests
     floatx = config.floatX
-    if request.node.name.startswith("synkhronos.extensions.keras."):
-        monkeypatch.setenv("KERAS_BACKEND", "theano")
-        monkeypatch.setenv("KERAS_HOME", str(tmp_path_factory.mktemp("keras")))
-        config.floatX = "float32"  # Keras sets it when it is imported
     # Numbers as NumPy 1 shows them: 14.0 and not np.float32(14.0).
     shown = {"legacy": "1.25"} if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else {}
     with compiling.quickly(), compatible.restored(), np.printoptions(**shown):

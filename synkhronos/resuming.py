@@ -185,7 +185,7 @@ class RunState(UserDict):
     """
 
     restored = False
-    callback: Any = None  # of Keras: see `extensions.keras.resume`
+    callback: Any = None  # of a library that trains in a loop of its own
 
     def __init__(self, path, variables, randoms, every, keep, unequal, preemptible):
         super().__init__()

@@ -197,7 +197,7 @@ def fork(
 def session_of_leaders() -> Iterator[job.MachineLayout]:
     """Begin a session with one rank on each machine, in place of that of ``synkhronos run``.
 
-    For extensions, whose ranks each of these starts on its machine. Yield how many fork() would
+    For systems, whose ranks each of these starts on its machine. Yield how many fork() would
     begin where: as the launch was told, or one for each core.
     """
     with _Current.lock:

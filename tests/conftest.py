@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import importlib
 import importlib.util
 import itertools
 import os
@@ -36,7 +37,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tests")
-COMPILE_MUCH = {"calls", "collectives", "docs", "faster", "ported", "stress", "training"}  # folders
+# Folders.
+COMPILE_MUCH = {"calls", "collectives", "docs", "faster", "ported", "stress", "training", "whole"}
 # How `make test` begins to say which tests it leaves out: all others have further layouts.
 QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor; the
@@ -215,6 +217,15 @@ def compiled_if_thorough(request):
         return
     with compiling.in_python():
         yield
+
+
+@pytest.fixture
+def extensions():
+    """Return the package `synkhronos.extensions`; skip the test where the core is alone."""
+    package = pytest.importorskip("synkhronos.extensions")
+    for name in ("rules", "train", "update_rules", "updates"):
+        importlib.import_module(f"{package.__name__}.{name}")
+    return package
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
-from synkhronos import _host
+from synkhronos import _host, _systems
 from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._calls.differences import difference
 from synkhronos._calls.serial import ABOUT_OPS, Serial
@@ -344,7 +344,7 @@ def _cause_in_updates(variable, found, expected, before):
     """Return what to write for a variable that each rank has updated with its own rows."""
     cause = (
         "Each rank updates with its own rows: reduce gradients over the ranks with "
-        "synk.ops.all_reduce(g), or take the rule from synkhronos.extensions.updates"
+        f"synk.ops.all_reduce(g){_systems.advice('own rows')}"
     )
     average = sum(found) / len(found) if len({v.shape for v in found}) == 1 else None
     if average is not None and not difference(average, expected, before=before):

@@ -8,7 +8,7 @@
 Where a user has chosen a mode that makes another value, this warns, and says what to write.
 """
 
-from synkhronos import _host
+from synkhronos import _host, _systems
 from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
@@ -162,8 +162,8 @@ class Proof:
         else:
             why = (
                 f"Each rank {_computes(relation)}. Divide by what all ranks have, as in "
-                "(m * errors).mean() / synk.ops.all_reduce(m.mean()); or let "
-                "synkhronos.extensions.train.make_train_step divide the loss, whatever it is."
+                "(m * errors).mean() / synk.ops.all_reduce(m.mean())"
+                f"{_systems.advice('any loss')}."
             )
         advise(f"{what} computes. {why}{also}")
 

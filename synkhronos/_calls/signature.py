@@ -436,3 +436,29 @@ def swap_variables(source, swap, defaults):
         sliceables=[swap.get(each, each) for each in source.sliceables or ()],
         keywords={**source.keywords, "givens": list(zip(*swapped(source.keywords["givens"])))},
     )
+
+
+def check_pairs(name, updates):
+    """Return updates as a list of pairs; raise for anything else, and a variable that has two."""
+    updates = list(updates.items()) if hasattr(updates, "items") else updates
+    if not isinstance(updates, (list, tuple)):
+        raise TypeError(
+            f"{name} must be pairs (shared variable, expression) in a list, got {updates!r}."
+        )
+    seen = set()
+    for pair in updates:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
+            )
+        target, value = pair
+        if not isinstance(target, _host.SharedVariable):
+            raise TypeError(f"{name} must update shared variables, got {target!r} among them.")
+        if not isinstance(value, _host.Variable) and np.asarray(value).dtype.kind not in "biufc":
+            raise TypeError(
+                f"{name} gives {target} the value {shown(value)}, which is no expression."
+            )
+        if target in seen:
+            raise ValueError(f"{name} must update each variable once, but {target} comes twice.")
+        seen.add(target)
+    return [tuple(pair) for pair in updates]

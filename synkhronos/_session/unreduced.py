@@ -8,7 +8,7 @@ Of the next call that computes with the variable: a script may collect a rank's 
 
 import weakref
 
-from synkhronos import _host
+from synkhronos import _host, _systems
 from synkhronos._wording import advise, count
 
 
@@ -70,7 +70,7 @@ def _about_update(variable, updating, owner, others):
     return (
         f"The update of {variable} in {updating} is not what serial {_host.title} computes, and "
         f"{'the next call' if owner == updating else owner} uses it. Each rank updates with its "
-        "own rows: reduce gradients over the ranks with synk.ops.all_reduce(g), and running "
-        "statistics with synkhronos.extensions.train.average_updates, or take the rule from "
-        f"synkhronos.extensions.updates; or call synk.all_reduce({name}) after each call.{also}"
+        "own rows: reduce gradients over the ranks with synk.ops.all_reduce(g)"
+        f"{_systems.advice('running statistics')}{_systems.advice('own rows')}; or call "
+        f"synk.all_reduce({name}) after each call.{also}"
     )

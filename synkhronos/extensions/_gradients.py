@@ -7,6 +7,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._calls.signature import check_pairs
 from synkhronos._hints import Scalar, SharedVariable, Variable
 from synkhronos._host import library
 from synkhronos._host import tensor as T
@@ -63,32 +64,6 @@ def check_loss(loss):
             f"loss must be a scalar of floats, got {loss} of type {loss.type}: take the mean."
         )
     return loss
-
-
-def check_updates(name, updates):
-    """Return updates as a list of pairs; raise for anything else, and a variable that has two."""
-    updates = list(updates.items()) if hasattr(updates, "items") else updates
-    if not isinstance(updates, (list, tuple)):
-        raise TypeError(
-            f"{name} must be pairs (shared variable, expression) in a list, got {updates!r}."
-        )
-    seen = set()
-    for pair in updates:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(
-                f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
-            )
-        target, value = pair
-        if not isinstance(target, SharedVariable):
-            raise TypeError(f"{name} must update shared variables, got {target!r} among them.")
-        if not isinstance(value, Variable) and np.asarray(value).dtype.kind not in "biufc":
-            raise TypeError(
-                f"{name} gives {target} the value {shown(value)}, which is no expression."
-            )
-        if target in seen:
-            raise ValueError(f"{name} must update each variable once, but {target} comes twice.")
-        seen.add(target)
-    return [tuple(pair) for pair in updates]
 
 
 def check_params(params):
@@ -231,7 +206,7 @@ def rule_updates(update_rule, grads, params, args=(), kwargs=()):
             "update_rule must be a function (grads, params, ...) or have a method get_updates(loss,"
             f" params), got {update_rule!r}."
         )
-    return OrderedDict(check_updates("What the update rule returns", updates))
+    return OrderedDict(check_pairs("What the update rule returns", updates))
 
 
 def _loss_with(grads, params):

@@ -24,6 +24,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._arithmetic.selection import select_rows
+from synkhronos._calls.signature import check_pairs
 from synkhronos._hints import Rows, Variable
 from synkhronos._host import tensor as T
 from synkhronos._machine.interrupts import raised_here
@@ -34,7 +35,6 @@ from synkhronos.extensions._gradients import (
     check_loss,
     check_params,
     check_rule,
-    check_updates,
     check_variables,
     clip_by_global_norm,
     derive,
@@ -358,7 +358,7 @@ def make(
 ):  # fmt: skip
     """Return a `StoredStep`; see ``make_train_step``."""
     params, inputs = check_params(params), check_variables("inputs", inputs)
-    averages = check_updates("averages", {} if averages is None else averages)
+    averages = check_pairs("averages", {} if averages is None else averages)
     options = dict(options or {})
     if "no_default_updates" in options:
         raise TypeError("options of a step with a store can't have no_default_updates.")
@@ -390,7 +390,7 @@ def make(
     else:
         grads = grads if max_norm is None else clip_by_global_norm(grads, max_norm)
         updates = list(rule_updates(update_rule, grads, params, args, kwargs).items())
-    updates = check_updates("What the update rule returns and averages", [*updates, *of_averages])
+    updates = check_pairs("What the update rule returns and averages", [*updates, *of_averages])
     given = {variable for variable, _ in updates}
     updates += [  # such as the state of random numbers in the shape of a gradient
         (variable, value)

@@ -22,6 +22,7 @@ import numpy as np
 
 from synkhronos import _host, collectives, functions, ops
 from synkhronos._calls.proof import place_of
+from synkhronos._calls.signature import check_pairs
 from synkhronos._hints import (
     Output,
     Rule,
@@ -44,7 +45,6 @@ from synkhronos.extensions._gradients import (
     check_params,
     check_rule,
     check_tensor,
-    check_updates,
     clip_by_global_norm,
     gradients,
     rule_updates,
@@ -237,7 +237,7 @@ def make_train_step(
     if per_rank not in PER_RANK:
         raise ValueError(f"per_rank must be one of {PER_RANK}, got {shown(per_rank)}.")
     check_rule(update_rule)
-    averages = check_updates("averages", {} if averages is None else averages)
+    averages = check_pairs("averages", {} if averages is None else averages)
     returned = loss if outputs is None else [loss, *outputs]
     return _make(
         inputs, loss, check_params(params), returned, averages, options or {}, max_norm, per_rank,
@@ -256,7 +256,7 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
             grads = clip_by_global_norm(grads, max_norm)
         statistics = average_updates(averages) if per_rank else dict(averages)
         pairs = [*rule(grads, params).items(), *statistics.items()]
-        return check_updates("What the update rule returns and averages", pairs)
+        return check_pairs("What the update rule returns and averages", pairs)
 
     check_loss(loss)
     if max_norm is not None:
@@ -595,7 +595,7 @@ def average_updates(updates: UpdatesLike) -> Updates:
     """
     return OrderedDict(
         (variable, ops.all_reduce(T.as_tensor_variable(value)))
-        for variable, value in check_updates("updates", updates)
+        for variable, value in check_pairs("updates", updates)
     )
 
 

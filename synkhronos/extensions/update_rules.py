@@ -19,9 +19,10 @@ import operator
 from collections import OrderedDict
 from typing import Sequence
 
+from synkhronos._calls.signature import check_pairs
 from synkhronos._hints import LossOrGrads, Scalar, SharedVariable, Updates, UpdatesLike
 from synkhronos._host import tensor as T
-from synkhronos.extensions._gradients import check_params, check_updates
+from synkhronos.extensions._gradients import check_params
 from synkhronos.extensions._precision import (
     counter,
     like,
@@ -499,7 +500,7 @@ def _descended(loss_or_grads, params, learning_rate, momentum, looks_ahead):
 
 
 def _sped_up(updates, params, momentum, looks_ahead):
-    updates = OrderedDict(check_updates("updates", updates))
+    updates = OrderedDict(check_pairs("updates", updates))
     params = list(updates) if params is None else check_params(params)
     for param in params:
         if param not in updates:

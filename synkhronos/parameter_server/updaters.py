@@ -740,9 +740,9 @@ def _graph_of(rule, hyper, name, weight):
     except TypeError as error:
         raise TypeError(f"{_name_of(rule)} can't be used as a rule: {sentence(error)}") from error
     # Only now: it imports Theano, which stores without rules do without.
-    from synkhronos.extensions._gradients import check_updates
+    from synkhronos._calls.signature import check_pairs
 
-    pairs = check_updates(f"the updates of {_name_of(rule)}", updates)
+    pairs = check_pairs(f"the updates of {_name_of(rule)}", updates)
     if variable not in dict(pairs):
         raise ValueError(
             f"the updates of {_name_of(rule)} do not have the parameter that it was given."

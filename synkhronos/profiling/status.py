@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Hashable, Literal, Optional, Tuple, Union, overload
 
-from synkhronos import _host
+from synkhronos import _host, _systems
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.processes import life_of, proc_has_our_numbers
 from synkhronos._session.current import Current, current
@@ -235,7 +235,7 @@ def status(live: bool = False) -> Union[Status, LiveStatus]:
 
 
 def _count_alone():
-    others = "synkhronos.extensions.pymc", "synkhronos.parameter_server"
+    others = [each.module for each in _systems.there() if each.has_functions_of_its_own]
     if Current.report is not None or any(map(sys.modules.get, others)):
         return None
     return _host.count_alone()

@@ -9,16 +9,30 @@
 A run ends with the script that has called ``init``, so call ``wait``.
 """
 
+import importlib
 from types import ModuleType
-
-from synkhronos.rules.rule_classes import ASGD as ASGD
-from synkhronos.rules.rule_classes import BSP as BSP
-from synkhronos.rules.rule_classes import EASGD as EASGD
-from synkhronos.rules.rule_classes import GOSGD as GOSGD
-from synkhronos.rules.rule_classes import Rule as Rule
-from synkhronos.rules.rule_classes import RuleFailed as RuleFailed
+from typing import TYPE_CHECKING, Any, List
 
 __all__ = ["ASGD", "BSP", "EASGD", "GOSGD", "Rule", "RuleFailed", "theanompi"]
+
+# Imported when they are used: `tmlauncher` first lets a Ctrl-C end it without a traceback.
+if TYPE_CHECKING:
+    from synkhronos.rules.rule_classes import ASGD as ASGD
+    from synkhronos.rules.rule_classes import BSP as BSP
+    from synkhronos.rules.rule_classes import EASGD as EASGD
+    from synkhronos.rules.rule_classes import GOSGD as GOSGD
+    from synkhronos.rules.rule_classes import Rule as Rule
+    from synkhronos.rules.rule_classes import RuleFailed as RuleFailed
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.rule_classes"), name)
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})
 
 
 def theanompi() -> ModuleType:

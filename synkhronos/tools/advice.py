@@ -42,7 +42,7 @@ from synkhronos.errors import SessionError
 from synkhronos.functions import Function
 from synkhronos.inputs import Data, data
 from synkhronos.profiling.tables import Tables
-from synkhronos.tools.bench import turns
+from synkhronos.tools import turns
 
 __all__ = ["Advice", "advise"]
 

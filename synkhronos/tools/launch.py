@@ -2,10 +2,6 @@
 
 Without --hosts and --hostfile it takes the machines of a batch job, or else this one.
 
-With --workers it starts servers and workers of a parameter server instead: each worker is a process
-that runs the script. Servers and then workers fill the machines in order, as many on each as its
-number says, or evenly: --servers 1 --workers 3 --hosts a:2,b:2.
-
 With --restarts the script starts again after a machine or a process was lost, on the hosts that
 answer then; --discover names a program that prints them. It ends all when the machine of this
 command is lost. A script that fails by itself is not started again.
@@ -22,7 +18,7 @@ import sys
 from dataclasses import replace
 from typing import Any, Callable, Mapping, Sequence
 
-from synkhronos import _wording
+from synkhronos import _systems, _wording
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
 from synkhronos.comm import heartbeats
 from synkhronos.launch import CannotLaunch, attempts, children, mpirun, through, watch, where
@@ -39,12 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace", metavar="SECONDS", type=_seconds, default=through.GRACE,
         help="seconds that a script has to end, after a Ctrl-C (default: 10)",
     )  # fmt: skip
-    parser.add_argument(
-        "--servers", metavar="S", type=int, help="servers of a parameter server (default: 1)"
-    )
-    parser.add_argument(
-        "--workers", metavar="W", type=int, help="its workers, each of which runs the script"
-    )
+    for added in _systems.launch_options():
+        group = parser.add_argument_group(added.title, added.description)
+        for name, words in added.options.items():
+            group.add_argument(name, **words)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the command line, and don't run it"
     )

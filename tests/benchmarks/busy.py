@@ -18,7 +18,8 @@ import time
 import numpy as np
 
 from synkhronos._machine.processes import end_with_parent
-from synkhronos.tools.bench import call, frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import call, frame, options
 
 _SETTLE_SECONDS = 0.5  # in which busy processes have started and the system has spread them
 

@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks import groups
 from synkhronos.comm.mpi import folders
 from synkhronos.launch import CannotLaunch, mpirun
-from synkhronos.tools.bench import collectives, frame, options, programs, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import collectives, frame, options, programs
 
 _MANY = 1000  # small variables
 _SMALL = 1e-3  # gigabytes of the small Data to scatter

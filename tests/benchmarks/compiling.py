@@ -9,7 +9,8 @@ import tempfile
 import numpy as np
 
 from benchmarks import groups
-from synkhronos.tools.bench import frame, networks, options, programs, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, networks, options, programs
 
 # In a fresh interpreter with an empty compile cache: a step of training, as in `make demo`.
 COMPILE = """

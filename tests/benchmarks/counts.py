@@ -22,7 +22,8 @@ import numpy as np
 
 from synkhronos._machine import shared_memory
 from synkhronos.comm.shared.gate_memory import GateMemory
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 _SETTLE_SECONDS = 0.03  # in which ranks without work go to sleep
 _AT_REST = ("descriptors", "maps", "threads", "own memory, MB")

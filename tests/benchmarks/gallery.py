@@ -25,7 +25,8 @@ from unittest import mock
 
 import numpy as np
 
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 _MOST_MODELS = 12  # of a notebook
 _SECONDS = 60  # for a statement

@@ -1,7 +1,8 @@
 """The time of importing Theano, then Synkhronos, and of a fork; in fresh interpreters."""
 
 from benchmarks import groups
-from synkhronos.tools.bench import frame, options, programs, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options, programs
 
 # One after another in one interpreter: the time of a step is what it adds to the steps before.
 STEPS = {

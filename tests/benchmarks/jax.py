@@ -8,7 +8,8 @@ import importlib.util
 
 import numpy as np
 
-from synkhronos.tools.bench import frame, options, pymc, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options, pymc
 
 _MODELS = {"negative_binomial": 200_000, **pymc.MODELS, "logistic": 200_000}
 _COLUMNS, _GROUPS = 5, 200

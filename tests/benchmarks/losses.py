@@ -31,7 +31,8 @@ from support import compiling
 from support.losses import LOSSES
 
 from synkhronos import session
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 LOAD_MATTERS = False
 WAYS = ("step", "function", "forgotten", "keras")

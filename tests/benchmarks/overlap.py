@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks import groups
 from synkhronos._wording import count
-from synkhronos.tools import launch
-from synkhronos.tools.bench import frame, options, programs, turns
+from synkhronos.tools import launch, turns
+from synkhronos.tools.bench import frame, options, programs
 
 WAYS = {
     "compute": "compute, without a store",

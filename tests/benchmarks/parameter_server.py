@@ -22,7 +22,8 @@ import numpy as np
 
 from benchmarks import groups
 from synkhronos import parameter_server as ps
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 SIZES = "1K,1M,16M,64M"
 _KEY_BYTES = 1024  # of each of many keys

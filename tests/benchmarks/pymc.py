@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import stan
-from synkhronos.tools.bench import pymc, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import pymc
 
 
 def add_arguments(parser):

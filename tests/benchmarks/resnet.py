@@ -18,7 +18,8 @@ from benchmarks import groups
 from benchmarks import training as beside_torch
 from synkhronos._machine import devices
 from synkhronos._wording import count
-from synkhronos.tools.bench import frame, networks, options, programs, training, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, networks, options, programs, training
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # where demos are
 # Relative, of the losses of the first steps, which are not timed. An update amplifies roundings:

@@ -27,7 +27,8 @@ from benchmarks import groups
 from synkhronos import _wording
 from synkhronos.rules import recorder
 from synkhronos.rules.options import RULES
-from synkhronos.tools.bench import frame, options, programs, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options, programs
 
 _FIRST = 5  # steps of each rank that are not counted
 _SECONDS = 1800  # for one run, which compiles

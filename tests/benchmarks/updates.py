@@ -11,7 +11,8 @@ import numpy as np
 from synkhronos import session
 from synkhronos._host import library
 from synkhronos.extensions import train, update_rules
-from synkhronos.tools.bench import frame, networks, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, networks, options
 
 RULES = ("adam", "momentum", "sgd", "rmsprop", "adagrad", "adadelta", "adamax", "nesterov_momentum")
 WAYS = {"serial": "serial", "plain": "not vectorized", "ranks": "ranks"}

@@ -9,7 +9,6 @@ import numpy as np
 import theano, theano.tensor as T
 before = sys.getrecursionlimit()
 import synkhronos as synk
-from synkhronos.extensions import train, update_rules
 
 MODE = {host_library.MODE!r}
 x = T.dvector("x")
@@ -77,6 +76,7 @@ synk.fork(2)
 works(deep(4000), 4000)
 """,
     "training step": """
+from synkhronos.extensions import train, update_rules
 synk.fork(2)
 w = theano.shared(np.ones(3), "w")
 loss = chain(w * x.sum(), 700).sum()
@@ -95,6 +95,8 @@ in_small_thread(lambda: works(f, 1001) or True)
 
 @pytest.mark.slow("compiles thousands of operations")
 @pytest.mark.parametrize("what", DEEP)
-def test_a_deep_graph(script, what):
+def test_a_deep_graph(script, what, request):
+    if what == "training step":
+        request.getfixturevalue("extensions")
     end = "assert sys.getrecursionlimit() == before and threading.stack_size() == 0"
     script(BEGIN + DEEP[what] + end)

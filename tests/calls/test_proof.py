@@ -14,7 +14,6 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos._calls import check as check_module
-from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.one_machine]
@@ -126,15 +125,15 @@ def test_batch_normalization_over_all_ranks():
     assert_silent(lambda: made([x], loss, updates=steps), np.random.randn(12, 3, 2, 2))
 
 
-def test_losses_of_training_functions_are_right_or_asked_for():
+def test_losses_of_training_functions_are_right_or_asked_for(extensions):
     x, m, w = T.dmatrix("x"), T.dvector("m"), theano.shared(np.full(2, 0.5), "w")
     errors = T.sqr(T.dot(x, w) - 1)
     options = {"check": "first", "mode": MODE}
     for loss in ((errors * m).sum() / m.sum(), errors.var() + 0 * m.mean()):
         for per_rank in (None, "loss"):
             make = functools.partial(
-                train.make_train_step, [x, m], loss, [w], update_rules.sgd, 0.05,
-                options=options, per_rank=per_rank,
+                extensions.train.make_train_step, [x, m], loss, [w], extensions.update_rules.sgd,
+                0.05, options=options, per_rank=per_rank,
             )  # fmt: skip
             assert_silent(make, X, np.ones(12))
 
@@ -180,14 +179,14 @@ def test_nothing_is_told_where_it_is_turned_off():
 
 
 @pytest.mark.parametrize("is_averaged", [True, False])
-def test_default_updates_are_told_by_the_function_that_uses_them(is_averaged):
+def test_default_updates_are_told_by_the_function_that_uses_them(extensions, is_averaged):
     """As of the running means of Lasagne's batch normalization."""
     x, mean = T.dmatrix("x"), theano.shared(np.zeros(2), "mean")
     running = theano.clone(mean, share_inputs=False)
     running.default_update = 0.9 * running + 0.1 * x.mean(axis=0)
     rows, updates = x + 0 * running, []
     if is_averaged:
-        updates = train.average_updates([(running, running.default_update)])
+        updates = extensions.train.average_updates([(running, running.default_update)])
     step = made([x], rows.mean(), updates=updates)
     validate = made([x], T.sqr(x - mean).mean())
     assert told_in(lambda: (step(X), step(X), synk.all_reduce(mean), validate(X)))[1] == []

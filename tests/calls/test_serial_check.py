@@ -12,7 +12,6 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos import PortingWarning
-from synkhronos.extensions import update_rules, updates
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
 X = np.arange(14.0).reshape(7, 2) / 5
@@ -104,7 +103,7 @@ def test_variables_are_as_without_the_check(ranks):
     np.testing.assert_equal(values[0], values[1])
 
 
-def test_updates_with_the_rows_of_each_rank(ranks):
+def test_updates_with_the_rows_of_each_rank(ranks, extensions):
     x, w = T.dmatrix("x"), theano.shared(np.ones(2), "w")
     loss = T.sqr(T.dot(x, w)).mean()
     f = made([x], updates=[(w, w - 0.01 * T.grad(loss, w))])
@@ -114,7 +113,7 @@ def test_updates_with_the_rows_of_each_rank(ranks):
         assert "synk.ops.all_reduce(g)" in messages[0] and "synk.all_reduce(w)" in messages[0]
     v = theano.shared(np.ones(2), "v")
     grad = synk.ops.all_reduce(T.grad(T.sqr(T.dot(x, v)).mean(), v))
-    f = made([x], updates=update_rules.adam([grad], [v]))
+    f = made([x], updates=extensions.update_rules.adam([grad], [v]))
     for _ in range(3):
         f(X)
 
@@ -208,10 +207,10 @@ def test_outputs_where_nothing_is_scattered(ranks):
             assert "each rank computes the whole. Write (output, None)" in message
 
 
-def test_rules_in_two_steps(ranks):
+def test_rules_in_two_steps(ranks, extensions):
     x, y, w = T.dmatrix("x"), T.dvector("y"), theano.shared(np.ones(2), "w")
     loss = T.sqr(T.dot(x, w) - y).mean()
-    for rule in (updates.adam, updates.sgd_nonflat):
+    for rule in (extensions.updates.adam, extensions.updates.sgd_nonflat):
         grad_updates, param_updates, grads = rule(loss, [w], 0.1)
         first, second = made([x, y], loss, updates=grad_updates), made([], updates=param_updates)
         for _ in range(2):

@@ -8,7 +8,6 @@ from support.layouts import ON_DEVICES, Layout
 
 import synkhronos as synk
 from synkhronos._host.theano.faster.vectorizing import VectorizedElemwise
-from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2)]
 N = 1003  # elements: vectors of 16, and some more
@@ -16,16 +15,15 @@ N = 1003  # elements: vectors of 16, and some more
 pytestmark = pytest.mark.skipif(ON_DEVICES, reason="updates on devices are no loops")
 
 
-def trained(rule, dtype, vectorized):
+def trained(extensions, rule, dtype, vectorized):
     """Return the nodes of a training function, and all values after some steps, on each rank."""
     mode = theano.compile.get_default_mode()
     mode = mode if vectorized else mode.excluding("synkhronos_vectorize")
     x = T.matrix("x", dtype)
     w = theano.shared(np.linspace(-1, 1, N).astype(dtype), "w")
     loss = T.sqr(T.dot(x, w)).mean()
-    step = train.make_train_step(
-        [x], loss, [w], getattr(update_rules, rule), learning_rate=0.1, options={"mode": mode}
-    )
+    rule, options = getattr(extensions.update_rules, rule), {"mode": mode}
+    step = extensions.train.make_train_step([x], loss, [w], rule, 0.1, options=options)
     random = np.random.RandomState(0)
     for rows in (5, 2, 7):
         step(random.randn(rows, N).astype(dtype))
@@ -40,9 +38,9 @@ def trained(rule, dtype, vectorized):
 @pytest.mark.slow("compiles a step of training twice")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rule", ["adam", "adamax", "adagrad", "rmsprop", "adadelta"])
-def test_the_bits_are_the_same(ranks, rule, dtype):
-    ops, values = trained(rule, dtype, vectorized=True)
-    others, expected = trained(rule, dtype, vectorized=False)
+def test_the_bits_are_the_same(ranks, extensions, rule, dtype):
+    ops, values = trained(extensions, rule, dtype, vectorized=True)
+    others, expected = trained(extensions, rule, dtype, vectorized=False)
     assert any(isinstance(op, VectorizedElemwise) for op in ops)
     assert not any(isinstance(op, VectorizedElemwise) for op in others)
     assert values == expected
@@ -50,8 +48,8 @@ def test_the_bits_are_the_same(ranks, rule, dtype):
 
 
 @pytest.mark.usefixtures("compiled_if_thorough")
-def test_other_expressions_stay(ranks):
-    ops, _ = trained("momentum", "float32", vectorized=True)
+def test_other_expressions_stay(ranks, extensions):
+    ops, _ = trained(extensions, "momentum", "float32", vectorized=True)
     assert not any(isinstance(op, VectorizedElemwise) for op in ops)
 
 

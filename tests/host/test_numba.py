@@ -14,7 +14,6 @@ import pytensor.tensor as pt
 from support.layouts import Layout
 
 import synkhronos as synk
-from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2)]
 MODES = pytest.mark.parametrize("mode", ["NUMBA", "CVM"])
@@ -31,13 +30,14 @@ def regression():
 
 @MODES
 @pytest.mark.slow("numba compiles")
-def test_a_step_of_training_is_that_of_one_process(ranks, mode):
+def test_a_step_of_training_is_that_of_one_process(ranks, extensions, mode):
+    train, adam = extensions.train, extensions.update_rules.adam
     inputs, params, loss = regression()
     step = train.make_train_step(
-        inputs, loss, params, update_rules.adam, learning_rate=0.1, options={"mode": mode}
+        inputs, loss, params, adam, learning_rate=0.1, options={"mode": mode}
     )
     own, own_params, own_loss = regression()
-    updates = update_rules.adam(own_loss, own_params, learning_rate=0.1)
+    updates = adam(own_loss, own_params, learning_rate=0.1)
     serial = pytensor.function(own, own_loss, updates=updates, mode=mode)
     for rows in (9, 1, 4):  # with 1 row a rank has none
         np.testing.assert_allclose(step(X[:rows], Y[:rows]), serial(X[:rows], Y[:rows]))

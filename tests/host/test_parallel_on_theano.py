@@ -16,7 +16,6 @@ from theano.tensor.raw_random import RandomFunction
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos.extensions import train, update_rules
 from synkhronos.porting import ParallelFunction
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
@@ -87,7 +86,7 @@ def test_a_convolution_says_how_many_images_a_call_must_have(ranks, name):
 
 
 @pytest.mark.slow("compiles convolutions")
-def test_a_number_of_images_is_wrong_on_ranks(ranks):
+def test_a_number_of_images_is_wrong_on_ranks(ranks, extensions):
     """Each has fewer, so means over images are too small: told by function, right in a step."""
     images, filters = T.dtensor4("images"), theano.shared(np.ones((2, 1, 3, 3)))
     loss = T.sqr(conv2d(images, filters, (12, 1, 4, 4))).mean()
@@ -95,9 +94,8 @@ def test_a_number_of_images_is_wrong_on_ranks(ranks):
     f = synk.function([images], (loss, "avg"), check="first", **options)
     with pytest.warns(synk.PortingWarning, match="is not what serial Theano computes"):
         f(values)
-    step = train.make_train_step(
-        [images], loss, [filters], update_rules.sgd, learning_rate=0.1, options=options
-    )
+    rule = extensions.update_rules.sgd
+    step = extensions.train.make_train_step([images], loss, [filters], rule, 0.1, options=options)
     assert step(values) == pytest.approx(81)
     with pytest.raises(ValueError, match="12 rows"):
         step(values[:10])

@@ -10,7 +10,7 @@ from support.helpers import on_ranks, worker
 from support.layouts import Layout
 
 import synkhronos as synk
-from synkhronos.parameter_server import updaters
+from synkhronos import _systems
 
 if not host_library.ON_PYTENSOR:
     pytest.skip("it is about PyTensor", allow_module_level=True)
@@ -72,6 +72,7 @@ def test_a_tuple_as_an_input_is_told_what_to_write_instead(ranks):
 
 
 def test_updaters_name_the_library_of_their_functions():
+    updaters = pytest.importorskip("synkhronos.parameter_server.updaters")
     x, s = pt.dvector("x"), pytensor.shared(np.ones(2), "s")
     step = pytensor.function([x], updates=[(s, s - x)], mode=host_library.MODE)
     with pytest.raises(TypeError, match="got a compiled PyTensor function: write theano_updater"):
@@ -86,7 +87,7 @@ def test_modes_whose_arrays_are_not_numpys_are_refused(ranks, mode):
     x = pt.dvector("x")
     with pytest.raises(ValueError, match=f"mode {mode} can't run.*mode='NUMBA'") as said:
         synk.function([x], x.sum(), mode=mode)
-    assert "functions of JAX call the ranks in a block of synkhronos" in str(said.value)
+    assert _systems.advice("JAX") in str(said.value)
 
 
 @pytest.mark.parametrize("bits", [MT19937, PCG64, Philox, SFC64])

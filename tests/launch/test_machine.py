@@ -7,7 +7,7 @@ import sys
 
 import psutil
 import pytest
-from support import rules
+from support import launching
 from support.running import python_path
 from support.waiting import LONG, wait_until
 
@@ -21,7 +21,7 @@ def started(*line, count=1, stderr=subprocess.PIPE, **variables):
     """Start the ranks of one machine, without mpirun."""
     return subprocess.Popen(
         machine.command("token", [count], line),
-        env={**os.environ, **rules.FOR_ROOT, **variables},
+        env={**os.environ, **launching.FOR_ROOT, **variables},
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
@@ -75,7 +75,7 @@ def test_ranks_end_without_the_daemon_of_mpirun():
     code = f"import subprocess, time; print(subprocess.Popen({line!r}).pid, flush=True)"
     daemon = subprocess.Popen(
         [sys.executable, "-c", f"{code}; time.sleep(600)"],
-        env={**os.environ, **rules.FOR_ROOT},
+        env={**os.environ, **launching.FOR_ROOT},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

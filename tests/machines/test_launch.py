@@ -200,8 +200,7 @@ def test_an_mpirun_of_another_mpi(monkeypatch, tmp_path, version, loaded, messag
 def test_a_ctrl_c_before_the_start_prints_nothing(empty, module, whom, status):
     """While the launcher imports, and while it asks which MPI there is."""
     (empty / f"{module}.py").write_text(f"import os, signal\nos.kill(os.{whom}(), signal.SIGINT)")
-    given = ("--mpirun-args=--verbose", "--servers", "1", "--workers", "1", "empty.py")
-    found = run(*given, folder=empty, PYTHONPATH=python_path(empty))
+    found = run("--hosts", "a,b", "empty.py", folder=empty, PYTHONPATH=python_path(empty))
     assert found == (status, "", "")
 
 

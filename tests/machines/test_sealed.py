@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from support import rules
+from support import launching
 from support.running import run
 
 from synkhronos.comm.mpi import secret
@@ -181,11 +181,11 @@ NO_PORTS = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
 
 
 def mpirun(folder, *arguments, ways=PORTS):
-    environment = {**os.environ, **rules.FOR_ROOT, "XDG_CONFIG_HOME": str(folder)}
-    return run(rules.MPIRUN, *LOCAL, *ways, *arguments, env=environment, cwd=folder)
+    environment = {**os.environ, **launching.FOR_ROOT, "XDG_CONFIG_HOME": str(folder)}
+    return run(launching.MPIRUN, *LOCAL, *ways, *arguments, env=environment, cwd=folder)
 
 
-@rules.needs_mpirun
+@launching.needs_mpirun
 def test_forged_messages_between_processes_are_dropped_and_told_of_once(tmp_path):
     done = mpirun(tmp_path, "-n", "3", sys.executable, "-c", PROCESSES)
     assert done.stdout.count("right") == 3, done.stderr
@@ -205,7 +205,7 @@ except secret.NoSecret as error:
 """
 
 
-@rules.needs_mpirun
+@launching.needs_mpirun
 def test_processes_take_the_users_secret_or_are_refused_if_theirs_differ(tmp_path):
     """The key of a job needs one secret; processes of one machine without ports need none."""
     script = [sys.executable, "-c", CHECKED]

@@ -9,8 +9,8 @@ from support import nodes as runs
 from support.launching import allow_root, needs_mpirun
 
 from synkhronos.__main__ import main
-from synkhronos.parameter_server.remote import node
-from synkhronos.tools import launch, nodes
+from synkhronos.parameter_server.remote import node, nodes
+from synkhronos.tools import launch
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_a_model_file_trains_as_it_is(tmp_path, rule):
     flags = {"THEANO_FLAGS": "cxx=,floatX=float32,optimizer_excluding=fusion"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "synkhronos.tools.tmlauncher", "-cfg=launch_session.cfg"],
+            [sys.executable, "-m", "synkhronos.rules.tmlauncher", "-cfg=launch_session.cfg"],
             cwd=tmp_path,
             env={**os.environ, **FOR_ROOT, **flags, "SYNKHRONOS_DATA": "made"},
             capture_output=True,

@@ -7,9 +7,8 @@ import pytest
 from support import gallery
 from support.launching import allow_root, needs_mpirun
 
-from synkhronos.rules import cfg, modelfile
+from synkhronos.rules import cfg, modelfile, tmlauncher
 from synkhronos.rules.recorder import Recorder
-from synkhronos.tools import tmlauncher
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("mpi4py")

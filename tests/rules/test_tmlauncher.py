@@ -8,8 +8,8 @@ from support.launching import allow_root, needs_mpirun
 from support.rules import README
 
 from synkhronos.launch.where import find_places
-from synkhronos.rules import options
-from synkhronos.tools import rule, tmlauncher
+from synkhronos.rules import command as rule
+from synkhronos.rules import options, tmlauncher
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos.extensions import train, update_rules
 
 LAYOUTS = [Layout(2), Layout(1), Layout(3, master=1)]
 RANDOM = np.random.RandomState(0)
@@ -26,7 +25,7 @@ Y = (X.sum(axis=1) > 0).astype("float64")
 class Run:
     """Training with Adam, dropout and early stopping, as a script has it."""
 
-    def __init__(self, streams, seed):
+    def __init__(self, extensions, streams, seed):
         start = np.random.RandomState(seed)  # a new process begins with other parameters
         x, y = T.dmatrix("x"), T.dvector("y")
         self.params = [
@@ -39,9 +38,8 @@ class Run:
         kept = streams(seed).binomial(hidden.shape, p=0.5, dtype="float64")
         loss = T.nnet.binary_crossentropy(T.nnet.sigmoid(T.dot(hidden * kept, v)), y).mean()
         self.rate = theano.shared(0.05, "rate")
-        self.step = train.make_train_step(
-            [x, y], loss, self.params, update_rules.adam, learning_rate=self.rate
-        )
+        rule = extensions.update_rules.adam
+        self.step = extensions.train.make_train_step([x, y], loss, self.params, rule, self.rate)
         clean = T.nnet.binary_crossentropy(T.nnet.sigmoid(T.dot(hidden, v)), y).mean()
         self.validate = synk.function([x, y], clean)
         self.epoch = theano.shared(0, "epoch")
@@ -135,16 +133,18 @@ def test_a_value_that_was_set_before_is_not_sent_after_a_load(path):
 @pytest.mark.parametrize("n, master", [(1, 0), (2, 0), (3, 1)])
 @pytest.mark.skipif(ON_DEVICES, reason="forks for itself")
 @pytest.mark.sample(2)
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path, n, master, streams):
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(
+    tmp_path, extensions, n, master, streams
+):
     path = tmp_path / "run.npz"
     with compiling.quickly():
         with forked(Layout(n, master)):
-            whole = Run(streams, 1).go_on(2)
+            whole = Run(extensions, streams, 1).go_on(2)
             synk.save(path, whole.saved)
             before = len(whole.losses)
             expected = whole.go_on(5).values()
         with forked(Layout(n, master)):
-            resumed = Run(streams, 2)
+            resumed = Run(extensions, streams, 2)
             synk.load(path, resumed.saved)
             assert resumed.epoch.get_value() == 2
             assert resumed.go_on(5).values() == expected

@@ -83,6 +83,7 @@ np.savez("result.npz", state["losses"], state["epochs"], noise.rand(2), *map(syn
 @pytest.mark.faults
 @pytest.mark.slow("starts a script five times")
 @pytest.mark.parametrize("rule, every", [("adam", 0), ("momentum", 0.001)])
+@pytest.mark.usefixtures("extensions")
 def test_a_run_that_is_killed_has_the_bits_of_one_that_is_not(tmp_path, script, rule, every):
     def run(attempt, folder):
         os.makedirs(folder, exist_ok=True)

@@ -16,8 +16,8 @@ from support.threads import in_thread
 from support.waiting import wait_until
 
 import synkhronos as synk
+from synkhronos import _systems
 from synkhronos._session.current import Current
-from synkhronos.extensions import rules, train
 
 on_hosts = pytest.mark.skipif(ON_DEVICES, reason="values are on devices")
 
@@ -83,11 +83,11 @@ def test_functions_and_whether_the_workers_have_them(ranks):
 
 @pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.slow("starts an interpreter")
-def test_a_function_without_a_name_has_the_line_of_the_script(ranks):
+def test_a_function_without_a_name_has_the_line_of_the_script(ranks, extensions):
     x, w = T.dvector("x"), theano.shared(np.ones(3), "w")
     loss = (x.mean() * w.sum()) ** 2
     steps = [
-        train.make_train_step([x], loss, [w], rules.sgd, 0.1),
+        extensions.train.make_train_step([x], loss, [w], extensions.rules.sgd, 0.1),
         synk.function([x], loss, mode="FAST_COMPILE"),
     ]
     names = [each.name for each in synk.status().functions][-2:]
@@ -172,8 +172,9 @@ def test_a_call_under_way_is_not_waited_for(ranks, tmp_path):
 
 def test_functions_inside_operations_are_not_those_of_the_script(ranks, monkeypatch):
     monkeypatch.setattr(Current, "report", None)  # that other tests have left
-    for name in "synkhronos.extensions.pymc", "synkhronos.parameter_server":
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for system in _systems.there():
+        if system.has_functions_of_its_own:
+            monkeypatch.delitem(sys.modules, system.module, raising=False)
     x, v = T.dmatrix("x"), T.dvector("v")
     before = synk.status()
     states, _ = theano.scan(lambda now, h: h + now, x.T, T.zeros((x.shape[0],)))

@@ -4,6 +4,9 @@ import collections
 import os
 
 import pytest
+
+pytest.importorskip("synkhronos.extensions")
+
 from support import compiling, random_training
 from support.layouts import ON_DEVICES, Layout
 

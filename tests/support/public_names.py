@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from synkhronos import __main__ as command_line
-from synkhronos.rules import cfg
-from synkhronos.tools import bench, tmlauncher
+from synkhronos.rules import cfg, tmlauncher
+from synkhronos.tools import bench
 from synkhronos.tools.bench import frame
 
 MODULES = (

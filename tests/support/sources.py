@@ -26,4 +26,4 @@ def modules():
         yield name, path
 
 
-MODULES = Trees({name: path for name, path in modules() if name != "conftest"})
+MODULES = Trees({name: path for name, path in modules() if not name.endswith("conftest")})

@@ -72,7 +72,7 @@ def main(arguments):
 
         return rank(Job.from_json(arguments[1]))
     from synkhronos.__main__ import main
-    from synkhronos.tools import rule
+    from synkhronos.rules import command as rule
 
     def command(asked, cores):
         return [sys.executable, "-u", os.path.abspath(__file__), "rank", asked.job(cores).as_json()]

@@ -14,7 +14,6 @@ from support.running import run
 from synkhronos.__main__ import main, theanorc
 from synkhronos._host.theano import import_support
 from synkhronos._machine import devices as _devices
-from synkhronos.tools import bench
 from synkhronos.tools import info as _info
 from synkhronos.tools.info import cuda_libraries
 from synkhronos.tools.info.cuda_libraries import NEEDED, Opened
@@ -363,24 +362,6 @@ def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, mon
     assert child.stdout == flags["blas.ldflags"] + "\n", child.stderr
 
 
-def test_bench(monkeypatch, tmp_path, capsys):
-    (tmp_path / "nap_benchmark.py").write_text(
-        '"""Sleep for a while.\n\nNot long."""\n'
-        "def add_arguments(parser): parser.add_argument('--seconds', default='0.5')\n"
-        "def measure(args, report): report.show(f'slept {args.seconds}')\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(bench, "BENCHMARKS", {"nap": "nap_benchmark"})
-    assert main(["bench"]) == 0
-    assert capsys.readouterr().out == "  nap  Sleep for a while.\n"
-    assert "nap_benchmark" not in sys.modules
-    assert main(["bench", "nap", "--seconds", "0.25", "--busy-ok"]) == 0
-    assert capsys.readouterr().out == "slept 0.25\n"
-    assert main(["bench", "jump"]) == 2
-    assert "no benchmark 'jump'; there are: nap" in capsys.readouterr().err
-    sys.modules.pop("nap_benchmark")
-
-
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info", "--nonsense"]])
 def test_mistakes_show_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as exit_status:
@@ -389,7 +370,7 @@ def test_mistakes_show_the_usage(arguments, capsys):
     assert "usage: synkhronos" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", ["--help", "info --help", "bench --help", "--version"])
+@pytest.mark.parametrize("arguments", ["--help", "info --help", "launch --help", "--version"])
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as exit_status:
         main(arguments.split())

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from synkhronos import _systems
 from synkhronos.__main__ import main
 from synkhronos._host import choice, pythons
 from synkhronos.tools import info
@@ -85,9 +86,10 @@ def test_numba_is_essential(monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "status"), [("6.4.0", "ok"), (None, "missing")])
-def test_pymc_may_be_missing(monkeypatch, version, status):
+def test_what_one_system_needs_may_be_missing(monkeypatch, version, status):
     monkeypatch.setattr(pytensor, "installed_version", lambda name: version)
-    check = pytensor.check_pymc()
+    system = _systems.SystemRow("a.system", package=("PyMC", "pymc"))
+    check = pytensor.check_package(system)
     assert (check.status, check.failed) == (status, False)
     assert ("pip install 'synkhronos[pymc]'" in check.advice) == (version is None)
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 
 import pytest
@@ -212,19 +211,3 @@ def test_a_launcher_is_told_of_an_end_that_no_loss_has_brought(script, told):
             lambda kind, _: found.append(kind),
         )
     assert found == told
-
-
-SIGNALLING = """
-import os, signal, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "synkhronos.rules.options":
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Finder())
-"""
-
-
-@pytest.mark.parametrize("module", ["synkhronos.__main__", "synkhronos.tools.tmlauncher"])
-def test_a_ctrl_c_in_the_imports_of_a_command_leaves_no_traceback(tmp_path, module):
-    done = python(tmp_path, "-c", SIGNALLING + f"import {module}\nprint('imported')")
-    assert done == (-signal.SIGINT, "", "")

@@ -332,10 +332,11 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers():
         assert len(columns.replace("no call", "no_call").split()) == names
 
 
-def test_what_a_command_has_begun_is_shown_as_this_command():
+def test_what_a_command_has_begun_is_shown_as_this_command(monkeypatch):
+    monkeypatch.setattr(sampling, "_BEGUN", {"a.program"})
     code = (
         "import subprocess as s, sys; "
-        "p = s.Popen([sys.executable, '-u', '-m', 'synkhronos.rules.worker', '-'], stdin=s.PIPE); "
+        "p = s.Popen([sys.executable, '-c', 'input()', 'a.program'], stdin=s.PIPE); "
         "print(p.pid, flush=True); input(); p.kill()"
     )
     given = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

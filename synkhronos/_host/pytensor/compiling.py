@@ -15,6 +15,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
+from synkhronos import _systems
 from synkhronos._host.base.deep_graphs import compiling_deep
 from synkhronos._host.base.functions import computed_by, release_arguments
 from synkhronos._host.base.rewriting import with_fused_reductions
@@ -48,9 +49,8 @@ def _checked(mode):
         raise ValueError(
             f"A function of the mode {name} can't run on several ranks: its library starts threads "
             "in the master, which no process survives that is forked afterwards, and its arrays "
-            "are not NumPy's. Give mode='NUMBA' (PyTensor's default) or mode='CVM'. Of a PyMC "
-            "model, functions of JAX call the ranks in a block of "
-            "synkhronos.extensions.pymc.likelihood."
+            "are not NumPy's. Give mode='NUMBA' (PyTensor's default) or mode='CVM'."
+            + _systems.advice("JAX")
         )
     return mode
 

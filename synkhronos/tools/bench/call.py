@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from synkhronos._machine.processes import cpu_seconds_of
-from synkhronos.tools.bench import options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import options
 
 _IN_A_ROUND = 100  # calls of each kind
 _LONG_CALL_SECONDS = 1e-3  # of a call with a profile and without

@@ -13,7 +13,8 @@ import os
 
 import numpy as np
 
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter")
 SIZES = "1K,16K,256K,1M,4M,16M,64M"

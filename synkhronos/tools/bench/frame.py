@@ -25,7 +25,7 @@ from pathlib import Path
 from synkhronos._machine import load
 from synkhronos._wording import printable
 from synkhronos.errors import SessionError, SharedMemoryFull
-from synkhronos.tools.bench import turns
+from synkhronos.tools import turns
 
 
 class Refused(Exception):

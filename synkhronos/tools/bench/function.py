@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 _UNITS = (800, 800)
 _IMAGE = (3, 128, 128)  # shape of a row in the data set that rows are picked from

@@ -24,7 +24,8 @@ import itertools
 import numpy as np
 
 from synkhronos._host import pythons
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 SAMPLERS = ("pymc", "nutpie", "numpyro", "blackjax")
 MODELS = {"logistic": 500_000, "hierarchical": 200_000, "poisson": 200_000, "student": 100_000}

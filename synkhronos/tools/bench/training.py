@@ -27,7 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from synkhronos._wording import count
-from synkhronos.tools.bench import frame, options, programs, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options, programs
 from synkhronos.tools.bench.networks import NETWORKS
 
 BATCH = 512

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from synkhronos import _systems
 from synkhronos._host import pythons
 from synkhronos._machine import devices as _devices
 from synkhronos.tools.info.report import (
@@ -35,7 +36,7 @@ def checks() -> list[Check]:
         check_numba(facts),
         check_compiler(facts),
         check_cache("PyTensor", facts),
-        check_pymc(),
+        *(check_package(system) for system in _systems.there() if system.package),
     ]
 
 
@@ -87,10 +88,11 @@ def check_compiler(facts: dict) -> Check:
     return Check("C++ compiler", OK, f"{path}, with {facts['ldflags']}")
 
 
-def check_pymc() -> Check:
-    """Name the version of PyMC, which only synkhronos.extensions.pymc needs."""
-    version = installed_version("pymc")
+def check_package(system: _systems.SystemRow) -> Check:
+    """Name the version of a package that only one system needs."""
+    title, name = system.package or ("", "")
+    version = installed_version(name)
     if version:
-        return Check("PyMC", OK, version)
-    advice = f"only synkhronos.extensions.pymc needs it: {pythons.install('pymc')}"
-    return Check("PyMC", MISSING, "not installed", advice)
+        return Check(title, OK, version)
+    advice = f"only {system.module} needs it: {pythons.install(name)}"
+    return Check(title, MISSING, "not installed", advice)

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
+from synkhronos import _systems
 from synkhronos._machine.processes import cpu_seconds_of, life_of, stat_of
 from synkhronos._machine.shared_memory import mapped_by
 from synkhronos.comm.shared.gate_memory import (
@@ -40,7 +41,7 @@ MOST_RANKS, MOST_GATES = 4096, 64  # of a gate, and of a process
 _MOST_RANKS_ANYWHERE, _MOST_PID = 1 << 20, 1 << 22
 COMPUTES, WAITS, NO_CALL = "computes", "waits", "no_call"
 # What a command or a script of the user starts, as which it is shown.
-_BEGUN = {"synkhronos.rules.worker", "synkhronos.parameter_server.remote.node"}
+_BEGUN = frozenset(program for system in _systems.there() for program in system.programs)
 _MOST_BEGUN = 8  # each by the one before
 _MOST_BYTES = 1 << 16  # of the command of a process
 _LINK = f"/memfd:{NAME} (deleted)"

@@ -34,7 +34,8 @@ from pathlib import Path
 
 import synkhronos as synk
 from benchmarks.foreign.table import PROGRAMS
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import frame, options
 
 EQUAL = 1e-5  # of numbers that are printed with six digits
 CLOSE = 0.3  # of programs that draw random numbers

@@ -19,7 +19,8 @@ from synkhronos._host import library
 from synkhronos._host import tensor as T
 from synkhronos.rules.compatible.models.classifier import Classifier
 from synkhronos.rules.compatible.models.data import MNIST_data
-from synkhronos.tools.bench import programs, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import programs
 
 FIRST = 5  # steps that are not counted
 _SECONDS = 300  # for the others to compile

@@ -7,7 +7,7 @@ import theano.tensor as T
 import synkhronos as synk
 from scenarios import Skip, scenario, training
 from synkhronos.extensions import update_rules
-from synkhronos.tools.bench import turns
+from synkhronos.tools import turns
 from synkhronos.tools.bench.collectives import bus_factor
 from synkhronos.tools.bench.networks import NETWORKS
 

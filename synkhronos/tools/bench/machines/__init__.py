@@ -26,8 +26,8 @@ from synkhronos._machine.devices import python_command
 from synkhronos._wording import count
 from synkhronos.comm.mpi import folders
 from synkhronos.launch import CannotLaunch, mpirun, where
-from synkhronos.tools import launch
-from synkhronos.tools.bench import frame, options, turns
+from synkhronos.tools import launch, turns
+from synkhronos.tools.bench import frame, options
 from synkhronos.tools.bench.programs import Program
 
 SIZES = "1K,16K,256K,1M,4M,16M,64M"

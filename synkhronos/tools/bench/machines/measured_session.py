@@ -11,7 +11,8 @@ from synkhronos._host import library
 from synkhronos._host import tensor as T
 from synkhronos._session.current import Current
 from synkhronos.extensions import train, update_rules
-from synkhronos.tools.bench import networks, programs, turns
+from synkhronos.tools import turns
+from synkhronos.tools.bench import networks, programs
 
 RATE = 0.001
 _NETWORKS = {"mlp": networks.Mlp, "dense": networks.Dense}

@@ -1,4 +1,4 @@
-"""How all benchmarks measure: systems take turns, so that other programs disturb all alike."""
+"""Measurements that take turns, so that other programs disturb all alike."""
 
 import contextlib
 import statistics

@@ -39,7 +39,7 @@ import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import load
 from synkhronos.parameter_server import Store
-from synkhronos.tools import bench
+from synkhronos.tools import bench, turns
 from synkhronos.tools.bench import (
     call,
     collectives,
@@ -49,7 +49,6 @@ from synkhronos.tools.bench import (
     programs,
     scaling,
     training,
-    turns,
 )
 
 IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
@@ -928,3 +927,21 @@ def test_more_machines_are_modelled(capsys, tmp_path):
         file.write_text(wrong)
         assert run("clusters --network", file) == 1
         assert f"cannot use {file}: " in capsys.readouterr().err
+
+
+def test_the_command(monkeypatch, tmp_path, capsys):
+    (tmp_path / "nap_benchmark.py").write_text(
+        '"""Sleep for a while.\n\nNot long."""\n'
+        "def add_arguments(parser): parser.add_argument('--seconds', default='0.5')\n"
+        "def measure(args, report): report.show(f'slept {args.seconds}')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(bench, "BENCHMARKS", {"nap": "nap_benchmark"})
+    assert main(["bench"]) == 0
+    assert capsys.readouterr().out == "  nap  Sleep for a while.\n"
+    assert "nap_benchmark" not in sys.modules
+    assert main(["bench", "nap", "--seconds", "0.25", "--busy-ok"]) == 0
+    assert capsys.readouterr().out == "slept 0.25\n"
+    assert main(["bench", "jump"]) == 2
+    assert "no benchmark 'jump'; there are: nap" in capsys.readouterr().err
+    sys.modules.pop("nap_benchmark")

@@ -34,8 +34,9 @@ from synkhronos._machine import devices, shared_memory
 from synkhronos.launch import machine, watch
 from synkhronos.launch.where import RankPlace
 from synkhronos.profiling import status, summary
+from synkhronos.rules import command as rule
 from synkhronos.rules import loading, plain_pickles, request, rule_classes
-from synkhronos.tools import info, launch, rule
+from synkhronos.tools import info, launch
 from synkhronos.tools.bench import frame, scaling
 from synkhronos.tools.info import cuda_libraries, machines
 

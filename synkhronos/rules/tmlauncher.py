@@ -42,9 +42,9 @@ from typing import Any, Sequence
 from synkhronos import _wording
 from synkhronos.launch import INTERRUPTED, where
 from synkhronos.rules import cfg
+from synkhronos.rules import command as _command
 from synkhronos.rules import options as _options
 from synkhronos.rules import request as _request
-from synkhronos.tools import rule as _rule
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in answers.notes:
         print(_wording.printable(f"tmlauncher: {note}"), file=sys.stderr)
     again = [word for word in line if not word.lstrip("-").startswith("resume")]
-    return _rule.start(
+    return _command.start(
         asked, ["tmlauncher", *again, "-resume"], dry_run=bool(answers.get("dry_run")), refused=1
     )
 

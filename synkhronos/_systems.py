@@ -1,0 +1,115 @@
+"""The systems that stand on the core, in one table: what each adds to its commands and messages.
+
+The core is what ``import synkhronos`` gives, with the commands ``run``, ``launch``, ``info``,
+``top`` and ``theanorc``. It runs without the folders of the systems, and imports what a row names
+only when it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from typing import Any, Mapping, NamedTuple
+
+
+class LaunchOptions(NamedTuple):
+    """Options of ``synkhronos launch``: if one is given, ``main(options)`` of `module` runs."""
+
+    title: str
+    description: str
+    options: Mapping[str, Mapping[str, Any]]  # by their names, for argparse
+    module: str
+
+
+class SystemRow(NamedTuple):
+    """A system, which is there if its module is."""
+
+    module: str
+    # Name -> (what it does, the module whose `add_arguments(parser)` sets `run`).
+    commands: Mapping[str, tuple[str, str]] = {}
+    launch: LaunchOptions | None = None
+    # What commands or scripts start, and `top` shows as these.
+    programs: tuple[str, ...] = ()
+    # Where it is imported, functions that run in the script's process alone are no mistake.
+    has_functions_of_its_own: bool = False
+    # (title, distribution) of what it alone needs, for `info` where PyTensor is the host.
+    package: tuple[str, str] | None = None
+    # By topics, what messages of the core say where this system has a remedy.
+    advice: Mapping[str, str] = {}
+
+
+_ALL = (
+    SystemRow(
+        "synkhronos.rules",
+        commands={
+            "rule": ("train a model by one of Theano-MPI's rules", "synkhronos.rules.command")
+        },
+        programs=("synkhronos.rules.worker",),
+    ),
+    SystemRow(
+        "synkhronos.parameter_server",
+        launch=LaunchOptions(
+            "parameter server",
+            "With --workers, launch starts servers and workers of a parameter server instead: each "
+            "worker is a process that runs the script. Servers and then workers fill the machines "
+            "in order, as many on each as its number says, or evenly: --servers 1 --workers 3 "
+            "--hosts a:2,b:2.",
+            {
+                "--servers": {"metavar": "S", "type": int, "help": "servers (default: 1)"},
+                "--workers": {"metavar": "W", "type": int, "help": "each runs the script"},
+            },
+            "synkhronos.parameter_server.remote.nodes",
+        ),
+        programs=("synkhronos.parameter_server.remote.node",),
+        has_functions_of_its_own=True,
+    ),
+    SystemRow(
+        "synkhronos.extensions",
+        advice={
+            "own rows": ", or take the rule from synkhronos.extensions.updates",
+            "running statistics": (
+                ", and running statistics with synkhronos.extensions.train.average_updates"
+            ),
+            "any loss": (
+                "; or let synkhronos.extensions.train.make_train_step divide the loss, whatever "
+                "it is"
+            ),
+        },
+    ),
+    SystemRow(
+        "synkhronos.extensions.pymc",
+        has_functions_of_its_own=True,
+        package=("PyMC", "pymc"),
+        advice={
+            "JAX": (
+                " Of a PyMC model, functions of JAX call the ranks in a block of "
+                "synkhronos.extensions.pymc.likelihood."
+            )
+        },
+    ),
+    SystemRow(
+        "synkhronos.tools.bench",
+        commands={"bench": ("run a benchmark", "synkhronos.tools.bench.command")},
+    ),
+)
+
+
+def there() -> list[SystemRow]:
+    """Return the systems whose folders are there."""
+    return [system for system in _ALL if _is_there(system.module)]
+
+
+def _is_there(module):
+    with contextlib.suppress(ModuleNotFoundError):  # of the folder that it is in
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
+def launch_options() -> list[LaunchOptions]:
+    """Return the options of ``synkhronos launch`` that these systems add."""
+    return [system.launch for system in there() if system.launch is not None]
+
+
+def advice(topic: str) -> str:
+    """Return what systems say about a topic, as the end of a sentence; empty without them."""
+    return "".join(system.advice.get(topic, "") for system in there())
