@@ -91,12 +91,13 @@ test-theano: venv ## run what test-all has for Theano (PYTEST_ARGS="tests/stress
 test-rest: venv ## run what test-all has and test has not
 	$(py) -m pytest -m "$(rest)" $(PYTEST_ARGS)
 
-lint: venv ## check style, spelling, type hints, imports, and what Python 3.8 has
+lint: venv ## check style, spelling, type hints, imports, budgets of lines, and what Python 3.8 has
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	$(py) -m codespell_lib
 	$(py) -m mypy
 	.venv/bin/lint-imports --no-cache --no-logo
+	$(py) .ci/budgets.py
 	.venv/bin/vermin -t=3.8- --no-tips --violations --exclude-regex synkhronos/_host/pytensor/ --exclude-regex synkhronos/extensions/pymc/ synkhronos
 
 docs: venv ## build the documentation into docs/_build/html
