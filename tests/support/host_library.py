@@ -36,6 +36,7 @@ SUITES = [
     "tests/docs/test_readme.py",
     "tests/session/test_resuming.py",
     "tests/tools/test_info_pytensor.py",
+    "tests/whole/test_added_operation.py",
     "tests/whole/test_bad_input.py",
     "tests/parameter_server/test_train_with_store.py",
     "tests/parameter_server/test_storing.py",
