@@ -347,7 +347,7 @@ TWICE = [(V, V + 1), (V, V + 2)]
         (lambda: updates.apply_momentum(updates.sgd(V**2, [V], 0.1)), TypeError, "be pairs"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(call, kind, message):
+def test_what_does_not_fit_is_refused_by_name(ranks, call, kind, message):
     with pytest.raises(kind, match=message):
         call()
 
