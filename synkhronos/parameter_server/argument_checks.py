@@ -10,7 +10,7 @@ import numpy as np
 from synkhronos import _wording
 from synkhronos.parameter_server.operands import operand_of
 from synkhronos.parameter_server.reductions import NUMBERS
-from synkhronos.parameter_server.rounds import Key, plane
+from synkhronos.parameter_server.rounds import LOWEST, Key, plane
 
 
 def name_of(key: Any) -> int | str:
@@ -26,12 +26,11 @@ def name_of(key: Any) -> int | str:
     return int(key)
 
 
-def names_of(key: Any) -> list[int | str]:
-    """Return a key, or a list of keys, as a list."""
-    names = [name_of(each) for each in (key if isinstance(key, (list, tuple)) else [key])]
-    if len(set(names)) < len(names):
-        raise ValueError(f"key must name each key once, got {_wording.shown(key)}.")
-    return names
+def priority_of(priority: Any) -> int:
+    """Return an argument `priority` as an int."""
+    if type(priority) is int and priority >= LOWEST:
+        return priority
+    return _wording.whole_number("priority", priority, LOWEST)
 
 
 def devices_of(devices: Any) -> list[int]:
@@ -53,13 +52,35 @@ def devices_of(devices: Any) -> list[int]:
     return numbers
 
 
-def fitting(value: Any, key: Key, shape: tuple, name: str, writes: bool = False) -> Any:
-    """Return a user's array as the engine takes it; raise if it does not fit a key."""
-    is_plain = type(value) is np.ndarray and (value.flags.writeable or not writes)
-    array = value if is_plain else operand_of(value, name, writes)
-    if array.shape != shape or array.dtype != key.dtype:
-        refuse_array(name, array, key, shape, None)
-    return array
+def values_of(value: Any, key: Key, writes: bool = False) -> list[Any]:
+    """Return what one caller pushes of a key, an array or a list, as the engine takes it."""
+    arrays = value if isinstance(value, (list, tuple)) else [value]
+    if not arrays:
+        raise ValueError(f"value of key {key.name!r} must have at least one array.")
+    if key.op == "gather" and len(arrays) != key.n_devices:
+        raise ValueError(
+            f"value of key {key.name!r} must have {_wording.count(key.n_devices, 'array')} to "
+            f"gather, one for each device, got {len(arrays)}."
+        )
+    return _fitting(arrays, key, key.shape, "value", writes)
+
+
+def targets_of(out: Any, key: Key) -> list[Any]:
+    """Return what gets the result of a key, an array or a list, as the engine takes it."""
+    arrays = out if isinstance(out, (list, tuple)) else [out]
+    return _fitting(arrays, key, key.result_shape, "out", writes=True)
+
+
+def _fitting(values, key, shape, name, writes):
+    """Return arrays, or operands; raise if one does not fit a key."""
+    arrays = []
+    for value in values:
+        is_plain = type(value) is np.ndarray and (value.flags.writeable or not writes)
+        array = value if is_plain else operand_of(value, name, writes)
+        if array.shape != shape or array.dtype != key.dtype:
+            refuse_array(name, array, key, shape, None)
+        arrays.append(array)
+    return arrays
 
 
 def refuse_array(call: str, array: Any, key: Key, shape: tuple, device: int | None) -> None:
@@ -78,10 +99,13 @@ def refuse_array(call: str, array: Any, key: Key, shape: tuple, device: int | No
 
 def by_key(key: Any, **arguments: Any) -> list[Sequence[Any]]:
     """Return a key, or a list of keys, as a list, and arguments as lists with an entry for each."""
-    names = names_of(key)
+    is_list = isinstance(key, (list, tuple))
+    names = [name_of(each) for each in key] if is_list else [name_of(key)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"key must name each key once, got {_wording.shown(key)}.")
     found: list[Sequence[Any]] = [names]
     for name, value in arguments.items():
-        values = value if isinstance(key, (list, tuple)) else [value]
+        values = value if is_list else [value]
         if not isinstance(values, (list, tuple)):
             raise TypeError(
                 f"{name} must be a list, with an entry for each of the "

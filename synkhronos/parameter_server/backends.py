@@ -19,9 +19,8 @@ from synkhronos._machine.log import log
 from synkhronos.parameter_server import updaters, weight_files
 from synkhronos.parameter_server.errors import OutOfTurn, ParameterServerError
 from synkhronos.parameter_server.hyper import HyperChanges
-from synkhronos.parameter_server.pulls import Pull
 from synkhronos.parameter_server.remote import placement
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, PushRound
+from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, PushRound
 
 _QUESTION_SECONDS = 1.0
 _COPIED = (-1, 0)  # in the place of a request whose result is being copied

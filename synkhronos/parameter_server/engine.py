@@ -8,7 +8,7 @@ the call that completes them, if nothing waits before them.
 
 Arrays of devices are not copied when they are pushed: they are read when the round is closed. Those
 of one caller for all devices have been read when the call returns, which reduces them: see
-`Engine.push_all`.
+`Engine.push_rounds`.
 
 References
 ----------
@@ -25,17 +25,23 @@ from _thread import get_ident
 from contextlib import nullcontext
 from typing import Any, Callable, Sequence
 
-import numpy as np
-
 from synkhronos._arithmetic.blocks import reduce_block
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.log import log
 from synkhronos.parameter_server.backends import Backend
 from synkhronos.parameter_server.errors import CallbackFailed, OutOfTurn, RoundTimeout, StoreClosed
 from synkhronos.parameter_server.parameters import Parameters
-from synkhronos.parameter_server.pulls import Pull
 from synkhronos.parameter_server.reductions import Reduction
-from synkhronos.parameter_server.rounds import Buffer, Future, Key, PushRound, Slot, devices_have
+from synkhronos.parameter_server.rounds import (
+    Buffer,
+    Future,
+    Key,
+    Pull,
+    PushRound,
+    Slot,
+    arrays_of,
+    devices_have,
+)
 from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueues
 
 WARN_AFTER = 10.0  # seconds of a wait
@@ -67,84 +73,107 @@ class Engine:
         With `now` the last device of a round reduces it in this call, however large it is.
         """
         key = slot.key
-        with self.lock:
-            self._check(key)
-            opened = key.round
-            if opened is None:
-                opened = key.round = PushRound(self, key, key.n_devices)
-            elif opened.parts[slot.position] is not None:
-                raise OutOfTurn(
-                    f"device {slot.device} has pushed key {key.name!r} already in round "
-                    f"{opened.version}, in which {devices_have(key.missing())} not pushed yet: "
-                    "call pull_wait before the next push."
-                )
-            opened.parts[slot.position] = array
-            opened.n_missing -= 1
-            slot.rounds += 1
-            if priority > opened.priority:
-                opened.priority = priority
-            if opened.n_missing:
-                return opened
-            task = self._close(opened, slot.position, now)
-        if task is not None:
-            self._run(task)
-        return opened
+        with self._held(slot):
+            with self.lock:
+                self._check(key)
+                opened = key.round
+                if opened is None:
+                    opened = key.round = PushRound(self, key, [None] * key.n_devices)
+                elif opened.parts[slot.position] is not None:
+                    raise OutOfTurn(
+                        f"device {slot.device} has pushed key {key.name!r} already in round "
+                        f"{opened.version}, in which {devices_have(key.missing())} not pushed yet: "
+                        "call pull_wait before the next push."
+                    )
+                opened.parts[slot.position] = array
+                opened.n_missing -= 1
+                slot.rounds += 1
+                if priority > opened.priority:
+                    opened.priority = priority
+                if opened.n_missing:
+                    return opened
+                key.round = None
+                queue = self._queues.push[slot.position % len(self._queues.push)]
+                task = self._close(opened, queue, self._is_free(key, queue, now))
+            if task is not None:
+                self._run(task)
+            return opened
 
-    def make_room(self, pairs: Sequence[tuple[Key, Sequence[Any]]]) -> None:
-        """Wait until fewer than `_MOST_AHEAD` rounds of each key are to be reduced."""
-        for key, _ in pairs:
+    def push_rounds(
+        self, rounds: Sequence[tuple[Key, Sequence[Any], Sequence[Any] | None]], priority: int
+    ) -> list[Future]:
+        """Make a whole round of each key from arrays of one caller, for all devices.
+
+        Waits until fewer than `_MOST_AHEAD` rounds of each key are to be reduced. What was pushed
+        has been read when it returns.
+
+        Parameters
+        ----------
+        rounds : list of (key, pushed arrays, arrays for the result)
+            None in the place of the last for a round whose result is not pulled.
+        priority : int
+
+        Returns
+        -------
+        list of Future
+            The pulls, or the rounds that are not pulled.
+        """
+        for key, _, _ in rounds:
             while len(key.closed) >= _MOST_AHEAD and not getattr(self._queues.users, "queues", ()):
                 with contextlib.suppress(IndexError):  # another thread has ended it
                     self.wait(key.closed[0])
+        futures = []
+        with self._held(rounds):
+            with self.lock:
+                for key, _, _ in rounds[1:]:  # `_push_round` looks at the first
+                    self._refuse_open(key)
+            for key, arrays, into in rounds:
+                futures.append(self._push_round(key, arrays, into, priority))
+        return futures
 
-    def push_all(
-        self, pairs: Sequence[tuple[Key, Sequence[Any]]], priority: int
-    ) -> list[PushRound]:
-        """Make a whole round of each key from arrays of one caller, or of none.
+    def _refuse_open(self, key):
+        self._check(key)
+        if key.round is not None:
+            raise OutOfTurn(
+                f"a round of key {key.name!r} is open, in which {devices_have(key.missing())} not "
+                "pushed yet: one caller for all devices can't push in the midst of it."
+            )
 
-        The arrays have been read when this returns.
-        """
-        with self.lock:
-            self._refuse_open(pairs)
-        return [self._push_all(key, arrays, priority)[0] for key, arrays in pairs]
-
-    def _refuse_open(self, pairs):
-        for key, _ in pairs:
-            self._check(key)
-            if key.round is not None:
-                raise OutOfTurn(
-                    f"a round of key {key.name!r} is open, in which "
-                    f"{devices_have(key.missing())} not pushed yet: one caller for all devices "
-                    "can't push in the midst of it."
-                )
-
-    def _push_all(self, key, arrays, priority, into=None):
+    def _push_round(self, key, arrays, into, priority):
         """Make a round, and a pull of it into arrays; read what was pushed.
 
         A round that can't be reduced in this call gets its sum, or what is to be gathered, in
         memory of its own.
         """
-        reduced = None
+        queue, into_queue = self._queues.push[0], self._queues.pull[0]
         with self.lock:
-            self._refuse_open([(key, arrays)])
-            is_free = self._is_free(key)
+            self._refuse_open(key)
+            is_free = self._is_free(key, queue, now=True)
             if is_free:
-                made, pull, task = self._close_all(key, arrays, None, priority, into)
+                made, pull = key.whole_round(self, arrays, priority, into, into_queue)
+                task = self._close(made, queue, is_free)
             else:
                 reduced = key.spare.pop() if key.spare else key.new_buffer()
         if not is_free:
             self._reduce_apart(key, arrays, reduced.flat)
+            parts = reduced.flat.reshape(len(arrays) if key.op == "gather" else 1, -1)
             with self.lock:
-                self._refuse_open([(key, arrays)])
-                made, pull, task = self._close_all(key, arrays, reduced, priority, into)
+                self._refuse_open(key)
+                made, pull = key.whole_round(self, parts, priority, into, into_queue)
+                made.reduced = reduced
+                task = self._close(made, queue, self._is_free(key, queue, now=False))
         if task is not None:
             self._run(task)
             self.wait(made)  # for other threads, which have taken blocks
-        return made, pull
+        if pull is None:
+            return made
+        if self.backend.is_remote and not pull.is_done:
+            self.backend.request(key, pull.needed, priority)
+        return pull
 
     @staticmethod
     def _reduce_apart(key, arrays, result):
-        parts = [each.reshape(-1) for each in _arrays(arrays, None)]
+        parts = arrays_of(arrays, -1)
         if key.is_small:
             reduce_block(key.op, parts, result, len(parts))
             return
@@ -153,25 +182,12 @@ class Engine:
         if reduction.error is not None:
             raise reduction.error
 
-    def _is_free(self, key):
-        """Return whether the next round can be reduced in a caller's thread at once."""
-        if key.closed or not self._queues.push[0].is_idle:
+    def _is_free(self, key, queue, now):
+        """Return whether a call may reduce the next round of a key: small ones, or any if `now`."""
+        if key.closed or not queue.is_idle:
             return False
         is_small = key.is_small and self.backend.is_plain
-        return is_small or self.backend.is_quick(key, key.n_closed + 1)
-
-    def _close_all(self, key, arrays, reduced, priority, into):
-        if reduced is not None:
-            n_parts = len(key.slots) if key.op == "gather" else 1
-            arrays = list(reduced.flat.reshape(n_parts, -1))
-        made, pull = PushRound(self, key, len(arrays)), None
-        made.parts, made.priority, made.reduced = list(arrays), priority, reduced
-        for slot in key.slots:
-            slot.rounds += 1
-        if into is not None:
-            pull = self._pull_of_caller(key, into, made.version, priority)
-            key.waiting.append(pull)
-        return made, pull, self._close(made, 0, now=reduced is None)
+        return is_small or (now and self.backend.is_quick(key, key.n_closed + 1))
 
     def pull(
         self,
@@ -182,43 +198,25 @@ class Engine:
         callback: Callable[[], Any] | None = None,
     ) -> Pull:
         """Ask for the result of a device's last round, or without a slot of all closed ones."""
-        with self.lock:
-            self._check(key)
-            if slot is None:
-                pull = self._pull_of_caller(key, arrays, key.n_closed, priority)
-            else:
-                if slot.pull is not None and not slot.pull.is_done:
-                    raise OutOfTurn(
-                        f"device {slot.device} waits for a pull of key {key.name!r} already: call "
-                        "pull_wait before the next pull_req."
-                    )
-                queue = self._queues.pull[slot.position % len(self._queues.pull)]
-                pull = Pull(self, key, slot, queue, arrays, slot.rounds, priority, callback)
-                slot.pull = pull
-            is_wanted = self._begin_pull(pull)
-        if is_wanted:
-            self.backend.request(key, pull.needed, priority)
-        return pull
-
-    def push_pull(
-        self,
-        pairs: Sequence[tuple[Key, Sequence[Any]]],
-        into: Sequence[Sequence[Any]],
-        priority: int,
-    ) -> list[Pull]:
-        """Make whole rounds, and ask for their results: pulls are there when the rounds close."""
-        with self.lock:
-            self._refuse_open(pairs)
-        pulls = []
-        for (key, arrays), own in zip(pairs, into):
-            pull = self._push_all(key, arrays, priority, own)[1]
-            if self.backend.is_remote and not pull.is_done:
+        with self._held([(key, arrays)] if slot is None else slot):
+            with self.lock:
+                self._check(key)
+                if slot is None:
+                    queue = self._queues.pull[0]
+                    pull = Pull(self, key, None, queue, arrays, key.n_closed, priority)
+                else:
+                    if slot.pull is not None and not slot.pull.is_done:
+                        raise OutOfTurn(
+                            f"device {slot.device} waits for a pull of key {key.name!r} already: "
+                            "call pull_wait before the next pull_req."
+                        )
+                    queue = self._queues.pull[slot.position % len(self._queues.pull)]
+                    pull = Pull(self, key, slot, queue, arrays, slot.rounds, priority, callback)
+                    slot.pull = pull
+                is_wanted = self._begin_pull(pull)
+            if is_wanted:
                 self.backend.request(key, pull.needed, priority)
-            pulls.append(pull)
-        return pulls
-
-    def _pull_of_caller(self, key, arrays, needed, priority):
-        return Pull(self, key, None, self._queues.pull[0], arrays, needed, priority, None)
+            return pull
 
     def _begin_pull(self, pull):
         """Queue a pull, or let it wait for its round; return whether the backend is to be asked."""
@@ -248,7 +246,7 @@ class Engine:
         queues = self._queues.push if queue is None else [*self._queues.push, queue]
         warn_at, dozes = WARN_AFTER, DOZES
         while not future.is_done:
-            with self.held():
+            with self._held():
                 with self.lock:
                     if future.is_done:
                         break
@@ -309,34 +307,19 @@ class Engine:
             why = "its reduction, copy or callback runs"
         return f"{future}: {why}."
 
-    def _close(self, closed, position, now):
-        """Queue a round whose last push has come; return it with its queue if it is to run now."""
+    def _close(self, closed, queue, is_free):
+        """Reduce or queue a round whose last push has come; or return it with its queue, to run."""
         key = closed.key
-        key.round = None
         key.n_closed = closed.version
         key.closed.append(closed)
-        queue = self._queues.push[position % len(self._queues.push)]
-        is_free = len(key.closed) == 1 and queue.is_idle
-        if is_free and key.is_small and self.backend.is_plain:
-            self._reduce_small(closed)
-        elif is_free and now and self.backend.is_quick(key, closed.version):
+        if not is_free:
+            self._queues.schedule(queue, closed)
+        elif key.is_small and self.backend.is_plain:
+            closed.reduce(self._queues)
+        else:
             queue.is_busy = key.is_reducing = True
             return queue, closed
-        else:
-            self._queues.schedule(queue, closed)
         return None
-
-    def _reduce_small(self, closed):
-        """Reduce and publish a small round, under the lock."""
-        key = closed.key
-        try:
-            buffer = key.free_buffer()
-            parts = _arrays(closed.parts, key.shape)
-            reduce_block(key.op, parts, buffer.shaped, len(parts))
-        except Exception as error:
-            self._end_round(closed, None, error)
-        else:
-            self._end_round(closed, buffer, None)
 
     def _run_round(self, closed, queue):
         """Reduce a round of any size; the thread that finishes it releases the queue."""
@@ -349,7 +332,7 @@ class Engine:
             if closed.buffer is None:
                 with self.lock:
                     closed.buffer = key.free_buffer()
-            parts = [part.reshape(-1) for part in _arrays(closed.parts, None)]
+            parts = arrays_of(closed.parts, -1)
             with self.lock:
                 pulls, copies = closed.copies(parts) if self.backend.is_plain else ((), ())
             n_threads = self._n_threads if key.size >= self._bound else 1
@@ -394,25 +377,8 @@ class Engine:
                     failed.__cause__ = caught
                     error = failed
         with self.lock:
-            self._end_round(closed, buffer, error)
+            closed.end(self._queues, buffer, error)
             self._queues.release(queue)
-
-    def _end_round(self, closed, buffer, error):
-        key = closed.key
-        key.closed.popleft()
-        key.is_reducing = False
-        closed.parts = [None] * len(closed.parts)  # they are the caller's
-        if closed.reduced is not None:
-            key.spare.append(closed.reduced)
-        closed.finish(error)
-        if error is not None:
-            key.failures[closed.version] = error
-            key.fail_pulls(error, last=closed.version)
-        elif buffer is not None:
-            self._publish(key, closed.version, buffer)
-        set_aside, key.set_aside = key.set_aside, []
-        for queue, entry in set_aside:
-            self._queues.put_back(queue, entry)
 
     def publish(self, key: Key, version: int, buffer: Buffer) -> None:
         """Make a buffer the result of a round, and of all before it."""
@@ -420,19 +386,7 @@ class Engine:
         if recording is not None:
             recording.note_arrived(key, version)
         with self.lock:
-            self._publish(key, version, buffer)
-
-    def _publish(self, key, version, buffer):
-        if version < key.version:
-            return  # a later one has come before
-        key.version, key.source = version, buffer
-        key.failures = {number: e for number, e in key.failures.items() if number > version}
-        waiting, key.waiting = key.waiting, []
-        for pull in waiting:
-            if pull.needed <= version:
-                pull.make_ready(self._queues, buffer)
-            else:
-                key.waiting.append(pull)
+            key.publish(version, buffer, self._queues)
 
     def fail(self, error: BaseException, keys: Sequence[Key]) -> None:
         """Fail all pulls that wait, and all calls from now on."""
@@ -463,16 +417,12 @@ class Engine:
         else:
             self._run_round(task[1], task[0])
 
-    def held(self, pushed: Slot | Sequence[tuple[Key, Any]] | None = None) -> Any:
+    def _held(self, pushed=None):
         """Return a context for calls of the engine in any thread, which a Ctrl-C does not split.
 
-        A profile records those that push or pull: `pushed` is the slot of a device, or pairs of
-        keys and arrays of one caller.
-
-        Raises
-        ------
-        StoreClosed
-            In a child process: the threads are its parent's, and the lock may be held for ever.
+        A profile records those that push or pull: `pushed` is the slot of a device, or a list of
+        tuples that begin with a key, of one caller. Raise StoreClosed in a child process: the
+        threads are its parent's, and the lock may be held for ever.
         """
         if os.getpid() != self._process:
             raise StoreClosed("the store belongs to the process that has made it: make another.")
@@ -527,7 +477,7 @@ class Engine:
         except RoundTimeout as error:
             late = error
         finally:
-            with self.held(), self.lock:
+            with self._held(), self.lock:
                 self._queues.cancel(dropped)
                 for key in keys:
                     key.cancel(dropped)
@@ -537,11 +487,3 @@ class Engine:
             )
         if late is not None:
             raise late
-
-
-def _arrays(parts, shape):
-    """Return the arrays of a round, of a device's or on the host."""
-    arrays = [x if type(x) is np.ndarray else x.read() for x in parts]
-    if shape is None:
-        return arrays
-    return [x if x.shape == shape else x.reshape(shape) for x in arrays]

@@ -15,7 +15,12 @@ from typing import Any, Callable
 
 from synkhronos import _wording
 from synkhronos.parameter_server import weight_files
-from synkhronos.parameter_server.argument_checks import by_key, fitting, names_of
+from synkhronos.parameter_server.argument_checks import (
+    by_key,
+    priority_of,
+    targets_of,
+    values_of,
+)
 from synkhronos.parameter_server.backends import Backend, LocalBackend, UpdatingBackend
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.parameter_server.hyper import is_same
@@ -23,9 +28,6 @@ from synkhronos.parameter_server.operands import operand_of
 from synkhronos.parameter_server.parameters import Parameters
 from synkhronos.parameter_server.rounds import Future, Futures
 from synkhronos.parameter_server.updaters import as_updater, rule_updater
-
-LOWEST = -(1 << 62)  # of priorities
-
 
 # Calls of KVStore that stores do not have, and what to do instead.
 _OTHERS = {
@@ -77,17 +79,13 @@ class OneCaller:
                 "push() takes an array, a key, a device and a priority; or a key, a value and a "
                 f"priority. The first was {_wording.shown(first)}."
             )
-        priority = _wording.whole_number("priority", priority if rest is None else rest, LOWEST)
-        pairs = self._values(names, values)
-        engine = self._ready_for(pairs)
-        with engine.held(pairs):
-            return _one(names, engine.push_all(pairs, priority))
-
-    def _ready_for(self, pairs):
+        priority, rounds = priority_of(priority if rest is None else rest), []
+        for name, given in zip(*by_key(names, value=values)):
+            key = self._known(name)
+            rounds.append((key, values_of(given, key), None))
         if self._follow is not None:
             self._follow()
-        self._engine.make_room(pairs)
-        return self._engine
+        return _one(names, self._engine.push_rounds(rounds, priority))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -107,11 +105,12 @@ class OneCaller:
         -------
         Future
         """
-        priority = _wording.whole_number("priority", priority, LOWEST)
-        pairs = self._targets(key, out)
-        engine = self._engine
-        with engine.held(pairs):
-            return _one(key, [engine.pull(known, None, x, priority) for known, x in pairs])
+        priority = priority_of(priority)
+        names, outs = by_key(key, out=out) if out is not None else (by_key(key)[0], None)
+        keys = [self._known(name) for name in names]
+        targets = [targets_of(each, of) for each, of in zip(outs or [()] * len(keys), keys)]
+        pulls = [self._engine.pull(of, None, own, priority) for of, own in zip(keys, targets)]
+        return _one(key, pulls)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Future:
         """Push arrays of all devices and pull the result; into `value` if `out` is not given.
@@ -136,19 +135,23 @@ class OneCaller:
         >>> gradients
         [[array([2., 2.]), array([2., 2.])], [array([2.]), array([2.])]]
         """
-        priority = _wording.whole_number("priority", priority, LOWEST)
-        pairs = self._values(key, value)
-        into = [own for _, own in self._targets(key, value if out is None else out)]
-        engine = self._ready_for(pairs)
-        with engine.held(pairs):
-            return _one(key, engine.push_pull(pairs, into, priority))
+        priority, rounds = priority_of(priority), []
+        outs = value if out is None else out
+        for name, given, target in zip(*by_key(key, value=value, out=outs)):
+            known = self._known(name)
+            is_target = out is None and known.op != "gather"
+            arrays = values_of(given, known, writes=is_target)
+            rounds.append((known, arrays, arrays if is_target else targets_of(target, known)))
+        if self._follow is not None:
+            self._follow()
+        return _one(key, self._engine.push_rounds(rounds, priority))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Make keys with values, and write these into arrays: ``init``, ``pull`` and a wait.
 
         All arguments are checked before a key is made.
         """
-        priority = _wording.whole_number("priority", priority, LOWEST)
+        priority = priority_of(priority)
         for name, given, arrays in zip(*by_key(key, value=value, out=out)):
             given = operand_of(given, "value")
             for each in arrays if isinstance(arrays, (list, tuple)) else [arrays]:
@@ -371,34 +374,6 @@ class OneCaller:
             if changed and backend is not None:
                 backend.change_hyper(list(self._keys.values()), changed)
                 self._sent_hyper = now
-
-    def _values(self, key, value):
-        """Return pairs of a key and the arrays of its devices."""
-        pairs = []
-        for each, arrays in zip(*by_key(key, value=value)):
-            known = self._known(each)
-            if not isinstance(arrays, (list, tuple)):
-                arrays = [arrays]
-            if not arrays:
-                raise ValueError(f"value of key {each!r} must have at least one array.")
-            if known.op == "gather" and len(arrays) != known.n_devices:
-                raise ValueError(
-                    f"value of key {each!r} must have {_wording.count(known.n_devices, 'array')} "
-                    f"to gather, one for each device, got {len(arrays)}."
-                )
-            pairs.append((known, [fitting(x, known, known.shape, "value") for x in arrays]))
-        return pairs
-
-    def _targets(self, key, out):
-        if out is None:
-            return [(self._known(name), ()) for name in names_of(key)]
-        pairs = []
-        for each, arrays in zip(*by_key(key, out=out)):
-            known = self._known(each)
-            arrays = arrays if isinstance(arrays, (list, tuple)) else [arrays]
-            own = [fitting(x, known, known.result_shape, "out", writes=True) for x in arrays]
-            pairs.append((known, own))
-        return pairs
 
     def _known(self, name):
         try:

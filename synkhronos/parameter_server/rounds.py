@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos._arithmetic.blocks import reduce_block
+from synkhronos._machine.log import log
 from synkhronos._wording import seconds
-from synkhronos.parameter_server.errors import StoreClosed
+from synkhronos.parameter_server.errors import CallbackFailed, StoreClosed
 from synkhronos.parameter_server.reductions import may_copy
+from synkhronos.parameter_server.task_queues import TaskQueue, TaskQueues
 
 SMALL = 4096  # elements that are reduced and copied at once, in less time than a thread is woken
+LOWEST = -(1 << 62)  # of priorities
 
 
 class Future:
@@ -72,14 +76,16 @@ class Future:
         ParameterServerError
             If the push or pull has failed.
         """
-        self._engine.wait(self, seconds("timeout", timeout))
-        if self.error is not None:
-            raise self.error.with_traceback(None)
+        error = self.exception(timeout)
+        if error is not None:
+            raise error.with_traceback(None)
         return self.value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until the future is done; return the exception with which it failed, or None."""
-        self._engine.wait(self, seconds("timeout", timeout))
+        limit = None if timeout is None else seconds("timeout", timeout)
+        if not self.is_done:
+            self._engine.wait(self, limit)
         return self.error
 
 
@@ -95,18 +101,8 @@ class Futures(Future):
         """Return whether all are done, or have failed."""
         return all(part.done() for part in self._parts)
 
-    def wait(self, timeout: float | None = None) -> list[Any]:
-        """Wait until all are done; return the list of the values of all.
-
-        Raises the first exception of those that have failed, once all are done.
-        """
-        error = self.exception(timeout)
-        if error is not None:
-            raise error.with_traceback(None)
-        return [part.value for part in self._parts]
-
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until all are done; return the first exception, or None."""
+        """Wait until all are done; return the first exception of those that failed, or None."""
         left = _Left(timeout)
         errors = [part.exception(left()) for part in self._parts]
         return next((error for error in errors if error is not None), None)
@@ -115,6 +111,11 @@ class Futures(Future):
     def is_done(self) -> bool:  # type: ignore[override]
         """Whether all are done, or have failed."""
         return self.done()
+
+    @property
+    def value(self) -> list[Any]:  # type: ignore[override]
+        """The list of the values of all."""
+        return [part.value for part in self._parts]
 
 
 class _Left:
@@ -210,6 +211,38 @@ class Key:
         parts = self.round.parts
         return [slot.device for slot, part in zip(self.slots, parts) if part is None]
 
+    def whole_round(
+        self,
+        engine: Any,
+        parts: Sequence[Any],
+        priority: int,
+        into: Sequence[Any] | None,
+        queue: TaskQueue,
+    ) -> tuple[PushRound, Pull | None]:
+        """Return a round in which all devices have pushed, and its pull into arrays, if given."""
+        made, pull = PushRound(engine, self, parts), None
+        made.priority = priority
+        for slot in self.slots:
+            slot.rounds += 1
+        if into is not None:
+            pull = Pull(engine, self, None, queue, into, made.version, priority)
+            self.waiting.append(pull)
+        return made, pull
+
+    def publish(self, version: int, buffer: Buffer, queues: TaskQueues) -> None:
+        """Make a buffer the result of a round, and of all before it."""
+        if version < self.version:
+            return  # a later one has come before
+        self.version, self.source = version, buffer
+        if self.failures:
+            self.failures = {at: error for at, error in self.failures.items() if at > version}
+        waiting, self.waiting = self.waiting, []
+        for pull in waiting:
+            if pull.needed <= version:
+                pull.make_ready(queues, buffer)
+            else:
+                self.waiting.append(pull)
+
     def fail_pulls(self, error: BaseException, first: int = 0, last: int | None = None) -> None:
         """Fail the pulls that wait, and need one of these rounds."""
         waiting, self.waiting = self.waiting, []
@@ -240,13 +273,13 @@ class PushRound(Future):
 
     __slots__ = ("buffer", "key", "n_missing", "parts", "priority", "reduced", "version")
 
-    def __init__(self, engine: Any, key: Key, n_parts: int) -> None:
+    def __init__(self, engine: Any, key: Key, parts: Sequence[Any]) -> None:
         super().__init__(engine)
         self.key = key
         self.version = key.n_closed + 1
-        self.parts: list[Any] = [None] * n_parts
-        self.n_missing = n_parts
-        self.priority = -(1 << 62)
+        self.parts = list(parts)  # None for a device that has not pushed
+        self.n_missing = len(self.parts)
+        self.priority = LOWEST
         self.buffer: Buffer | None = None
         self.reduced: Buffer | None = None  # what has been reduced before it was queued
 
@@ -278,6 +311,36 @@ class PushRound(Future):
                 arrays += own
         return found, arrays
 
+    def reduce(self, queues: TaskQueues) -> None:
+        """Reduce a small round, and publish it."""
+        key = self.key
+        try:
+            buffer = key.free_buffer()
+            parts = arrays_of(self.parts, key.shape)
+            reduce_block(key.op, parts, buffer.shaped, len(parts))
+        except Exception as error:
+            self.end(queues, None, error)
+        else:
+            self.end(queues, buffer, None)
+
+    def end(self, queues: TaskQueues, buffer: Buffer | None, error: BaseException | None) -> None:
+        """Finish, as the first of the key's closed rounds; publish the result if it is there."""
+        key = self.key
+        key.closed.popleft()
+        key.is_reducing = False
+        self.parts = [None] * len(self.parts)  # they are the caller's
+        if self.reduced is not None:
+            key.spare.append(self.reduced)
+        self.finish(error)
+        if error is not None:
+            key.failures[self.version] = error
+            key.fail_pulls(error, last=self.version)
+        elif buffer is not None:
+            key.publish(self.version, buffer, queues)
+        set_aside, key.set_aside = key.set_aside, []
+        for queue, entry in set_aside:
+            queues.put_back(queue, entry)
+
     def start(self, queue: Any, entry: Any) -> PushRound | None:
         """Return the round of the key that is next, which may be another one.
 
@@ -291,6 +354,132 @@ class PushRound(Future):
             return None
         key.is_reducing = True
         return key.closed[0]
+
+
+class Pull(Future):
+    """A request for the result of a round: its arrays are written, then its callback is called."""
+
+    __slots__ = (
+        "arrays",
+        "callback",
+        "is_copied",
+        "key",
+        "needed",
+        "priority",
+        "queue",
+        "slot",
+        "source",
+    )
+
+    def __init__(
+        self,
+        engine: Any,
+        key: Key,
+        slot: Slot | None,
+        queue: TaskQueue,
+        arrays: Sequence[Any],
+        needed: int,
+        priority: int,
+        callback: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(engine)
+        self.key, self.slot, self.queue, self.arrays = key, slot, queue, arrays
+        self.needed, self.priority, self.callback = needed, priority, callback
+        self.source: Buffer | None = None
+        self.is_copied = False
+
+    def __str__(self) -> str:
+        of = "" if self.slot is None else f" of device {self.slot.device}"
+        return f"the pull{of} of key {self.key.name!r}, round {max(self.needed, 1)}"
+
+    def start(self, queue: TaskQueue, entry: Any) -> Pull:
+        """Return this pull, which can always start."""
+        return self
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Finish, and let go of the arrays, which are the caller's."""
+        super().finish(error)
+        self.arrays, self.callback = (), None
+
+    def missing(self) -> list[int]:
+        """Return the devices that have not pushed in the round that it needs."""
+        key, needed = self.key, max(self.needed, 1)
+        if self.source is not None or key.version >= self.needed or key.n_closed >= needed:
+            return []
+        return key.missing() if key.round is not None else [slot.device for slot in key.slots]
+
+    def make_ready(self, queues: TaskQueues, buffer: Buffer) -> None:
+        """Finish if the result, which is there now, is small, or else queue; under the lock."""
+        self.source = buffer
+        if self.slot is not None:
+            self.slot.pulled = self.key.version
+        if self.callback is None:
+            if self.is_copied:
+                return self.finish()
+            if self.key.is_small and self.queue.is_idle:
+                try:
+                    self._write()
+                except Exception as error:
+                    return self.finish(error)
+                return self.finish()
+        buffer.users += 1
+        self.key.ready.append(self)
+        return queues.schedule(self.queue, self)
+
+    def run(self, queues: TaskQueues, recording: Any) -> None:
+        """Copy the result, call the callback, and release the queue."""
+        error, begun = None, time.monotonic()
+        try:
+            if not self.is_copied:
+                self._write()
+        except Exception as caught:
+            error = caught
+        copied = time.monotonic()
+        with queues.lock:
+            self.source.users -= 1
+        callback = self.callback
+        if error is None and callback is not None:
+            error = self._call(callback, queues)
+        if recording is not None:
+            recording.record("copy", self.key, begun, copied)
+            if callback is not None:
+                recording.record("callback", self.key, copied, time.monotonic())
+        with queues.lock:
+            self.key.ready.remove(self)
+            self.finish(error)
+            queues.release(self.queue)
+
+    def _call(self, callback, queues):
+        """Call a callback; return its exception, as the one that the pull's waits raise."""
+        try:
+            with queues.running(self.queue):
+                callback()
+        except BaseException as caught:
+            error = CallbackFailed(
+                f"the callback of {self} has raised {type(caught).__name__}: {caught}"
+            )
+            error.__cause__ = caught
+            log.error("%s", error, exc_info=caught)
+            return error
+        return None
+
+    def _write(self):
+        """Copy the result to the arrays that were given."""
+        shaped = self.source.shaped
+        if not self.arrays:
+            self.value = shaped.copy()
+            return
+        for array in self.arrays:
+            fitting = shaped if array.shape == shaped.shape else shaped.reshape(array.shape)
+            if type(array) is np.ndarray:
+                array[...] = fitting
+            else:
+                array.write(fitting)
+
+
+def arrays_of(parts: Sequence[Any], shape: Any) -> list[np.ndarray]:
+    """Return arrays of a round, of devices or on the host, as arrays of NumPy of a shape."""
+    return [(x if type(x) is np.ndarray else x.read()).reshape(shape) for x in parts]
 
 
 def plane(shape: tuple[int, ...]) -> tuple[int, int]:

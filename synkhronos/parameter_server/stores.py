@@ -25,6 +25,7 @@ from synkhronos.parameter_server.argument_checks import (
     devices_of,
     dtype_of,
     name_of,
+    priority_of,
     refuse_array,
 )
 from synkhronos.parameter_server.backends import (
@@ -41,7 +42,7 @@ from synkhronos.parameter_server.errors import (
     StoreClosed,
     WeightsDiffer,
 )
-from synkhronos.parameter_server.one_caller import LOWEST, OneCaller
+from synkhronos.parameter_server.one_caller import OneCaller
 from synkhronos.parameter_server.operands import operand_of
 from synkhronos.parameter_server.parameters import Parameters
 from synkhronos.parameter_server.reductions import refuse_dtype
@@ -408,13 +409,10 @@ class Store(OneCaller):
             array = operand_of(array, "array")
         if array.shape != known.shape or array.dtype != known.dtype:
             refuse_array("push", array, known, known.shape, devid)
-        if type(priority) is not int:
-            priority = _wording.whole_number("priority", priority, LOWEST)
+        priority = priority_of(priority)
         if self._follow is not None:
             self._follow()
-        engine = self._engine
-        with engine.held(slot):
-            return engine.push(slot, array, priority, now)
+        return self._engine.push(slot, array, priority, now)
 
     def pull_req(
         self,
@@ -459,12 +457,8 @@ class Store(OneCaller):
             array = operand_of(array, "array", writes=True)
         if array.shape != known.result_shape or array.dtype != known.dtype:
             refuse_array("pull_req", array, known, known.result_shape, devid)
-        if type(priority) is not int:
-            priority = _wording.whole_number("priority", priority, LOWEST)
         call = None if callback is None else callback_of(callback, given)
-        engine = self._engine
-        with engine.held(slot):
-            return engine.pull(known, slot, (array,), priority, call)
+        return self._engine.pull(known, slot, (array,), priority_of(priority), call)
 
     def pull_wait(self, key: int | str, devid: int, timeout: float | None = None) -> None:
         """Wait until this device's last pull of a key is done, its callback included.
@@ -495,10 +489,7 @@ class Store(OneCaller):
             timeout = _wording.seconds("timeout", timeout)
         if pull is None:
             return
-        if not pull.is_done:
-            self._engine.wait(pull, timeout)
-        if pull.error is not None:
-            raise pull.error.with_traceback(None)
+        pull.wait(timeout)
 
     def set_weight(self, array: Any, key: int | str, devid: int) -> None:
         """Give the store a device's weight to update beside the device (``test_on_server=1``).

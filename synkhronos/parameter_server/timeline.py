@@ -1,8 +1,8 @@
 """Profiles of a store: when it pushed, reduced, waited, and what was under way meanwhile.
 
-    engine.held   ── pushes and pulls ───────────────────┐
-    engine, pulls ── reduce, wait, copy, callback, away ─┼──▶ Span ──▶ summary, trace, picture
-    link.spans    ── of the process that sends ──────────┘
+    Engine._held   ── pushes and pulls ───────────────────┐
+    engine, rounds ── reduce, wait, copy, callback, away ─┼──▶ Span ──▶ summary, trace, picture
+    link.spans     ── of the process that sends ──────────┘
 
 A thread's time between two calls of the store is its computing. All clocks are CLOCK_MONOTONIC,
 which the processes of a machine share. Without a profile `engine.recording` is None.
@@ -49,9 +49,9 @@ class StoreRecording:
 
     @contextlib.contextmanager
     def call(self, held: Any, pushed: Any) -> Iterator[None]:
-        """Record a call of the engine in a with block: see `Engine.held`."""
+        """Record a call of the engine in a with block: see `Engine._held`."""
         device = None if isinstance(pushed, list) else pushed.device
-        keys = [key for key, _ in pushed] if isinstance(pushed, list) else [pushed.key]
+        keys = [each[0] for each in pushed] if isinstance(pushed, list) else [pushed.key]
         self.devices.setdefault(threading.current_thread(), set()).add(device)
         with held:
             begin = time.monotonic()

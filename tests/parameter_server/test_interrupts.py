@@ -9,17 +9,9 @@ from support import interrupts
 from support.parameter_server import SECONDS
 
 from synkhronos import parameter_server as ps
-from synkhronos.parameter_server import (
-    engine,
-    one_caller,
-    pulls,
-    reductions,
-    rounds,
-    stores,
-    task_queues,
-)
+from synkhronos.parameter_server import engine, one_caller, reductions, rounds, stores, task_queues
 
-MODULES = [engine, task_queues, one_caller, pulls, reductions, rounds, stores]
+MODULES = [engine, task_queues, one_caller, reductions, rounds, stores]
 
 
 def expected_and_parts(size, number):
