@@ -19,22 +19,6 @@ import numpy as np
 _BLOCK = 1 << 16  # elements: blocks of a temporary array that stays in the cache
 
 
-def row_weights(rows: Sequence[float]) -> list[float]:
-    r"""Return each rank's weight in a sum that is divided by the number of ranks later.
-
-    .. math:: w_r = k \, n_r / \sum_s n_s
-
-    With as many rows on each of `k` ranks the weights are exactly 1.
-
-    >>> row_weights([32, 32]), row_weights([30, 10])
-    ([1.0, 1.0], [1.5, 0.5])
-    """
-    total = float(sum(rows))
-    if not total:
-        return [0.0 for _ in rows]
-    return [len(rows) * float(n) / total for n in rows]
-
-
 def warmed_up(epoch: int, size: int, epochs: int) -> float:
     r"""Return by which factor the learning rate has grown when an epoch begins.
 

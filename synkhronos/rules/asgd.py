@@ -8,7 +8,7 @@ formulas.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from synkhronos.comm.group import Group
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import served
 from synkhronos.rules.arithmetic import blocks
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 
 
 class Downpour(Updater):
@@ -88,7 +88,7 @@ class Downpour(Updater):
             square[...] = states[key]["squares"]
 
 
-def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Interrupt) -> int:
     """Serve or train, as the rank says; return the exit status."""
     if group.rank:
         return _ASGDWorker(job, group, interrupt).work()

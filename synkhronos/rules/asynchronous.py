@@ -13,9 +13,9 @@ import numpy as np
 from synkhronos._machine.log import log
 from synkhronos.comm.group import Group
 from synkhronos.rules import contract
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, described
-from synkhronos.rules.run import Run, build
+from synkhronos.rules.run import Interrupted, Run, build
 
 
 class AsynchronousWorker(ABC):
@@ -25,8 +25,7 @@ class AsynchronousWorker(ABC):
     ----------
     job : Job
     group : Group
-    interrupt : callable
-        Returns whether a signal has asked this process to end.
+    interrupt : Interrupt
 
     Attributes
     ----------
@@ -44,7 +43,7 @@ class AsynchronousWorker(ABC):
     epoch: int
     has_lost_others = False
 
-    def __init__(self, job: Job, group: Group, interrupt: Callable[[], bool]) -> None:
+    def __init__(self, job: Job, group: Group, interrupt: Interrupt) -> None:
         self.job, self.group, self._interrupt = job, group, interrupt
 
     def work(self) -> int:
@@ -65,8 +64,8 @@ class AsynchronousWorker(ABC):
             except Exception as error:
                 log.warning("can't tell the others of a failure: %s", error)
             raise
-        if run.is_interrupted:
-            run.interrupted()
+        if run.interrupt.is_set:
+            raise Interrupted
         return int(self.has_lost_others)
 
     @abstractmethod
@@ -103,7 +102,8 @@ class AsynchronousWorker(ABC):
 
     def _alike(self):
         """Return what all workers must have alike; each of them counts epochs by its batches."""
-        model, n_batches = self.run.model, self.run.n_batch_train()
+        model = self.run.model
+        n_batches = int(model.data.n_batch_train)
         if n_batches < 1:
             raise ValueError(
                 f"{type(model.data).__name__}.n_batch_train is {n_batches} on rank "
@@ -114,14 +114,14 @@ class AsynchronousWorker(ABC):
         return {**{name: described(each) for name, each in variables.items()}, **lengths}
 
     def _train(self):
-        run, model, recorder, batch = self.run, self.run.model, self.run.recorder, 0
+        model, recorder, batch = self.run.model, self.run.recorder, 0
         recorder.start_epoch()
         while not self.is_over():
             for _ in range(int(model.n_subb)):
                 model.train_iter(batch, recorder)
             batch += 1
             recorder.print_train_info(self.count_batch())
-            if batch >= run.n_batch_train():
+            if batch >= int(model.data.n_batch_train):
                 model.reset_iter("train")
                 batch = 0
             self.exchange()

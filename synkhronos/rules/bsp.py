@@ -27,21 +27,21 @@ Ma, Mao, Taylor, "Theano-MPI: a Theano-based Distributed Training Framework", ar
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from synkhronos import _host
 from synkhronos.comm.group import Group
 from synkhronos.rules import contract
-from synkhronos.rules.arithmetic import pairs_of, row_weights, warmed_up
-from synkhronos.rules.job import Job
+from synkhronos.rules.arithmetic import pairs_of, warmed_up
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, described, difference
 from synkhronos.rules.run import Interrupted, Run, build
 from synkhronos.rules.step_rows import StepRows
 
 
-def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Interrupt) -> int:
     """Train the model of this rank together with all other ranks; return the exit status."""
     group.barrier()
     strategy, note = strategy_for(job.options["exch_strategy"], job.devices, group.hosts)
@@ -162,7 +162,7 @@ class SynchronousWorker:
         batch, every = run.first_batch, self._options["exchange_freq"]
         self._rows.begin()
         while True:
-            has_batch = batch < run.n_batch_train()
+            has_batch = batch < int(model.data.n_batch_train)
             self._next = epoch, batch
             for _ in range(int(model.n_subb)):
                 if has_batch:
@@ -170,54 +170,54 @@ class SynchronousWorker:
                     n_rows = self._rows.of_last_step()
                     for name in ("rows", "rows_of_epoch"):
                         run.own[name] = run.own.get(name, 0) + n_rows
-                weights, any_batch, any_interrupted = self._agree(has_batch)
+                rows, any_batch, any_interrupted = self._agree(has_batch)
                 if not any_batch:
                     if self._steps % every and self._options["sync_type"] == "avg":
-                        self._exchange_now(weights, has_batch)
+                        self._exchange_now(rows, has_batch)
                         self._steps = 0
                     return batch
                 self._steps += 1
                 if self._steps % every == 0:
-                    self._exchange_now(weights, has_batch)
+                    self._exchange_now(rows, has_batch)
             batch += 1
             recorder.print_train_info(run.count_before + batch * self._size)
             if any_interrupted:
                 self._save(epoch, batch)
-                run.interrupted()
+                raise Interrupted
 
     def _save(self, epoch, batch):
         factor = 1.0 if self._rate is None else self._rate.factor
         self._run.save(epoch, batch, steps=self._steps, factor=factor)
 
-    def _exchange_now(self, weights, has_batch):
+    def _exchange_now(self, rows, has_batch):
         self._run.own["rows"] = 0
         if self._exchange is not None:
             self._run.recorder.start()
-            self._exchange(weights[self._group.rank], has_batch)
+            self._exchange(row_weight(rows, self._group.rank), has_batch)
             self._run.recorder.end("comm")
 
     def _agree(self, has_batch):
-        """Return the ranks' weights, and whether any has a batch, and any was interrupted.
+        """Return the ranks' rows, and whether any has a batch, and any was interrupted.
 
-        The weights are those of the rows since the last exchange. All ranks meet here, so the time
-        is that of waiting for the slowest.
+        The rows are those since the last exchange. All ranks meet here, so the time is that of
+        waiting for the slowest.
         """
-        own = np.array([self._run.own.get("rows", 0), has_batch, self._run.is_interrupted], float)
+        run = self._run
+        own = np.array([run.own.get("rows", 0), has_batch, run.interrupt.is_set], float)
         everyone = own[np.newaxis]
         if self._size > 1:
-            recorder = self._run.recorder
-            recorder.start()
+            run.recorder.start()
             everyone = np.array(self._group.all_gather(own))
-            recorder.end("sync")
-        return row_weights(everyone[:, 0]), everyone[:, 1].any(), everyone[:, 2].any()
+            run.recorder.end("sync")
+        return everyone[:, 0], everyone[:, 1].any(), everyone[:, 2].any()
 
     def _average_statistics(self):
         """Average the running statistics of all ranks, which each rank has of its own rows."""
         rows = self._run.own.pop("rows_of_epoch", 0)
         if self._size > 1 and self._run.statistics:
-            weights = row_weights(self._group.all_gather(rows))
-            if any(weights):
-                self._statistics.compute(weights[self._group.rank] / self._size)
+            everyone = self._group.all_gather(rows)
+            if any(everyone):
+                self._statistics.compute(row_weight(everyone, self._group.rank) / self._size)
 
 
 def strategy_for(name: str, devices: Sequence[str], hosts: Sequence[str]) -> tuple[str, str]:
@@ -245,6 +245,20 @@ def strategy_for(name: str, devices: Sequence[str], hosts: Sequence[str]) -> tup
     return "ar", f"nccl32 {why}: ranks exchange in host memory, with the same sums"
 
 
+def row_weight(rows: Sequence[float], rank: int) -> float:
+    r"""Return a rank's weight in a sum that is divided by the number of ranks later.
+
+    .. math:: w_r = k \, n_r / \sum_s n_s
+
+    With as many rows on each of `k` ranks the weights are exactly 1; without rows they are 0.
+
+    >>> row_weight([32, 32], 0), row_weight([30, 10], 1), row_weight([0, 0], 1)
+    (1.0, 0.5, 0.0)
+    """
+    total = float(sum(rows))
+    return len(rows) * float(rows[rank]) / total if total else 0.0
+
+
 class Sums:
     """Sums over all ranks, in place, of the values of some shared variables.
 
@@ -267,7 +281,7 @@ class Sums:
 
             self._nccl = GroupSums(group, self._sixteen_bits)
         else:
-            self._flat = Flat(self._targets, group.allocate, sums=True)
+            self._flat = Flat(targets, sources, group.allocate, sums=True)
 
     def compute(self, weight: float) -> None:
         """Set the targets to the sum over ranks of each rank's sources, times its weight."""
@@ -275,7 +289,7 @@ class Sums:
             for source, target in zip(self._sources, self._targets):
                 _host.replace(target, self._nccl(_host.peek(source), weight))
             return
-        for array in self._flat.read(self._sources):
+        for array in self._flat.read():
             if weight != 1:
                 array *= array.dtype.type(weight)
             self._group.all_reduce(array, "sum", self._sixteen_bits)

@@ -15,7 +15,7 @@ from synkhronos.rules import bsp, contract, options
 from synkhronos.rules.arithmetic import warmed_up
 from synkhronos.rules.compatible.lib.base import MPI_GPU_Process
 from synkhronos.rules.first_batch import FirstBatch
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.recorder import Recorder
 from synkhronos.rules.run import Run
 
@@ -61,7 +61,7 @@ class BSP_Worker(MPI_GPU_Process):
         """Train all epochs of the model, by BSP."""
         chosen = options.check("BSP", sync_type=self.sync_type, exch_strategy=self.exch_strategy)
         job = Job("BSP", "", type(model).__name__, [self.device] * self.size, options=chosen)
-        run = Run(job, self.group, model, self.recorder, lambda: False)
+        run = Run(job, self.group, model, self.recorder, Interrupt())
         strategy, _ = bsp.strategy_for(self.exch_strategy, job.devices, self.group.hosts)
         bsp.SynchronousWorker(run, strategy).train()
         model.cleanup()

@@ -8,15 +8,13 @@ parameters. `synkhronos.rules.EASGD` has the formula.
 
 from __future__ import annotations
 
-from typing import Callable
-
 import numpy as np
 
 from synkhronos.comm.group import Group
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import served
 from synkhronos.rules.arithmetic import elastic_step
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 
 
 class Center(Updater):
@@ -58,7 +56,7 @@ class Center(Updater):
         elastic_step(self.weights[key], gradient, self.alpha)
 
 
-def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Interrupt) -> int:
     """Serve or train, as the rank says; return the exit status."""
     if group.rank:
         return _EASGDWorker(job, group, interrupt).work()

@@ -18,14 +18,14 @@ from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.comm.handlers import Handlers
 from synkhronos.rules import asynchronous
 from synkhronos.rules.arithmetic import gossip_merge
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import difference
 
 _MOST_UNDER_WAY = 2  # pushes to one worker: more would only fill memory
 _TELL_EVERY = 10  # batches
 
 
-def run(job: Job, group: Group, interrupt: Callable[[], bool]) -> int:
+def run(job: Job, group: Group, interrupt: Interrupt) -> int:
     """Train the model of this rank; return the exit status."""
     return _GOSGDWorker(job, group, interrupt).work()
 
@@ -230,10 +230,10 @@ class _GOSGDWorker(asynchronous.AsynchronousWorker):
 
     def is_over(self) -> bool:
         """Return whether all workers together have done the batches of all epochs."""
-        n_batches = self.run.n_batch_train()
+        n_batches = int(self.run.model.data.n_batch_train)
         self.enter_epochs(self._count // n_batches, self._validate_before)
         is_done = self._gossip.counts.sum() >= n_batches * self.run.model.n_epochs
-        return bool(is_done) or self.run.is_interrupted
+        return bool(is_done) or self.run.interrupt.is_set
 
     def _validate_before(self, epoch):
         if epoch > self.run.first_epoch and self.run.verbose:
@@ -266,7 +266,7 @@ class _GOSGDWorker(asynchronous.AsynchronousWorker):
         if self.group.rank != root:
             return
         self.run.say(f"sum of the weights: {self._gossip.weight:.15f}")
-        if self.run.is_interrupted:
+        if self.run.interrupt.is_set:
             self.save(self._count, self.epoch)
         else:
             self.validate(self._count, self.epoch, is_last=True)

@@ -1,4 +1,4 @@
-"""The job of a run: its rule, its model, the devices and the options, for each rank."""
+"""What a rank is told: the job of the run, and that it is asked to end."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """Return the job that `as_json` has written."""
         return cls(**json.loads(text))
+
+
+class Interrupt:
+    """Whether a signal has asked this process to end, with a snapshot."""
+
+    is_set = False
+
+    def set(self, number: int, frame: Any) -> None:
+        """Handle the signal."""
+        self.is_set = True

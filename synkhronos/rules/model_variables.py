@@ -153,6 +153,8 @@ class Flat:
     ----------
     variables : list of shared variables
         Of numbers.
+    sources : list of shared variables, optional
+        Others of the same shapes, whose values `read` copies.
     allocate : callable, optional
         ``allocate(size, dtype)`` returns the memory of an array.
     sums : bool
@@ -162,6 +164,7 @@ class Flat:
     def __init__(
         self,
         variables: Sequence[Any],
+        sources: Sequence[Any] | None = None,
         allocate: Callable[[int, Any], np.ndarray] = np.empty,
         sums: bool = False,
     ) -> None:
@@ -172,30 +175,37 @@ class Flat:
             dtype = wide(dtype) if sums else dtype
             by_dtype.setdefault(dtype, []).append(variable)
         self.arrays: list[np.ndarray] = []
-        self._views: dict[int, np.ndarray] = {}
+        views: dict[int, np.ndarray] = {}
         for dtype, group in by_dtype.items():
             shapes = [_host.peek(variable).shape for variable in group]
             sizes = [int(np.prod(shape)) for shape in shapes]
             array = allocate(sum(sizes), dtype)
             for variable, view, shape in zip(group, np.split(array, np.cumsum(sizes)[:-1]), shapes):
-                self._views[id(variable)] = view.reshape(shape)
+                views[id(variable)] = view.reshape(shape)
             self.arrays.append(array)
+        self._views = [views[id(variable)] for variable in self._variables]
+        # Cells and devices of variables never change, and each step needs them.
+        self._targets = [_cell_and_device(each) for each in self._variables]
+        self._sources = self._targets if sources is None else [*map(_cell_and_device, sources)]
 
-    def read(self, variables: Sequence[Any] | None = None) -> list[np.ndarray]:
-        """Copy the values of the variables, or of others of the same shapes, into the arrays."""
-        for variable, own in zip(variables or self._variables, self._variables):
-            view, value = self._views[id(own)], _host.peek(variable)
-            if _host.lives_on_device(variable):
-                _host.copy_from_device(value, view)
-            elif value is not view:
-                np.copyto(view, value)
+    def read(self) -> list[np.ndarray]:
+        """Copy the values of the variables, or of the sources, into the arrays."""
+        for (cell, is_on_device), view in zip(self._sources, self._views):
+            if is_on_device:
+                _host.copy_from_device(cell[0], view)
+            elif cell[0] is not view:
+                np.copyto(view, cell[0])
         return self.arrays
 
     def write(self) -> None:
         """Give the variables the values of the arrays: as views on the host, else as copies."""
-        for variable in self._variables:
-            view = self._views[id(variable)]
-            _host.replace(variable, view.astype(variable.dtype, copy=False))
+        for variable, (cell, is_on_device), view in zip(
+            self._variables, self._targets, self._views
+        ):
+            if is_on_device:
+                _host.replace(variable, view)
+            else:
+                cell[0] = view.astype(variable.dtype, copy=False)
 
     def set(self, arrays: Iterable[np.ndarray]) -> None:
         """Give the variables the values of other arrays; those without one keep theirs."""
@@ -205,6 +215,11 @@ class Flat:
 
     def detach(self) -> None:
         """Give the variables arrays of their own."""
-        for variable in self._variables:
-            if _host.peek(variable) is self._views[id(variable)]:
-                _host.replace(variable, self._views[id(variable)].copy())
+        for (cell, _), view in zip(self._targets, self._views):
+            if cell[0] is view:
+                cell[0] = view.copy()
+
+
+def _cell_and_device(variable):
+    """Return the cell of a variable's value, and whether that is on a device."""
+    return _host.cell(variable), _host.lives_on_device(variable)

@@ -169,7 +169,7 @@ class Recorder:
             self._printed_at = 0  # the counts have begun again
         self._seen, self._is_new = count, False
         is_row = count // self.printFreq != self._printed_at // self.printFreq
-        if not (is_row or self.verbose):
+        if not (is_row or (self.verbose and self._line.is_due())):
             return
         means = np.mean(self._train, axis=0).tolist() if self._train else []
         line = " ".join([str(count), *(f"{mean:.6f}" for mean in means)])
@@ -387,18 +387,19 @@ class _Line:
         sys.stdout.flush()
         self._shown = 0
 
+    def is_due(self):
+        """Return whether the line may change: a while has passed, and lines of ranks don't mix."""
+        return (
+            sys.stdout.isatty()
+            and "OMPI_COMM_WORLD_RANK" not in os.environ
+            and time.monotonic() - self._last >= SECONDS_BETWEEN_LIVE_LINES
+        )
+
     def show(self, text):
-        """Write over the line that was shown last, if lines of ranks don't mix: no mpirun."""
-        now = time.monotonic()
-        if (
-            not sys.stdout.isatty()
-            or "OMPI_COMM_WORLD_RANK" in os.environ
-            or now - self._last < SECONDS_BETWEEN_LIVE_LINES
-        ):
-            return
+        """Write over the line that was shown last."""
         sys.stdout.write(f"\r{text.ljust(self._shown)}")
         sys.stdout.flush()
-        self._shown, self._last = len(text), now
+        self._shown, self._last = len(text), time.monotonic()
 
 
 def read(path: Any) -> dict[str, list[list[float]]]:

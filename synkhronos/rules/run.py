@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from types import SimpleNamespace
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from synkhronos.comm.group import Group
 from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.first_batch import FirstBatch
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import variables_of
 from synkhronos.rules.options import check_folder
 from synkhronos.rules.recorder import Recorder
@@ -33,17 +33,16 @@ class Interrupted(Exception):
 class Run:
     """The parts that all rules use: a rank's model, its recorder, the job and the other ranks.
 
-    `group` has the ranks that step together: all, or this one alone. `interrupt` returns whether a
-    signal has asked this process to end.
+    `group` has the ranks that step together: all, or this one alone.
     """
 
     def __init__(
-        self, job: Job, group: Group, model: Any, recorder: Any, interrupt: Callable[[], bool]
+        self, job: Job, group: Group, model: Any, recorder: Any, interrupt: Interrupt
     ) -> None:
         self.job, self.group, self.model, self.recorder = job, group, model, recorder
         self.verbose = bool(recorder.verbose)
         self.statistics = contract.statistics_of(model)
-        self._interrupt = interrupt
+        self.interrupt = interrupt
         self._history = snapshots.History(model)
         self.first_epoch = self.first_batch = 0
         self.count_before = 0  # batches of all ranks before the present epoch
@@ -56,19 +55,6 @@ class Run:
     def _kind(self) -> str:
         """The rule, and what its ranks exchange: runs of one kind have the same variables."""
         return f"{self.job.rule} {self.job.options.get('sync_type', '')}".strip()
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether this process has been asked to end."""
-        return self._interrupt()
-
-    def interrupted(self) -> None:
-        """End the run after a Ctrl-C."""
-        raise Interrupted
-
-    def n_batch_train(self) -> int:
-        """Return the number of batches of an epoch; a model may change it at any time."""
-        return int(self.model.data.n_batch_train)
 
     def snapshot_is_due(self, epoch: int, is_last: bool) -> bool:
         """Return whether a snapshot is to be written after an epoch."""
@@ -231,7 +217,7 @@ def does_not_fall(val_info: Sequence[Sequence[float]]) -> bool:
 
 
 def build(
-    job: Job, group: Group, verbose: bool, interrupt: Callable[[], bool], is_alone: bool = False
+    job: Job, group: Group, verbose: bool, interrupt: Interrupt, is_alone: bool = False
 ) -> Run:
     """Import the model, construct, check and compile it; return the run.
 

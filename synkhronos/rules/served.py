@@ -25,7 +25,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.comm.handlers import Handlers
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, difference
 
 _REPORT_EVERY = 40  # batches of all workers
@@ -61,8 +61,7 @@ class Server:
     group : Group
     updater : Updater
         Its keys are 0, 1, ...: the parameters lie in one flat array for each dtype.
-    interrupt : callable
-        Returns whether a signal has asked this process to end.
+    interrupt : Interrupt
     answers_first : bool
         Whether a worker gets the weights as they were before its own update.
     divides_stale : bool
@@ -75,7 +74,7 @@ class Server:
         job: Job,
         group: Group,
         updater: Updater,
-        interrupt: Callable[[], bool],
+        interrupt: Interrupt,
         answers_first: bool = False,
         divides_stale: bool = False,
     ) -> None:
@@ -116,7 +115,7 @@ class Server:
         self._say(f"total time {(time.monotonic() - self._begun) / 3600:.4f} h")
         if not self._is_saved:
             self._say("no worker was left to validate the last parameters, and to write a snapshot")
-        if self._interrupt():
+        if self._interrupt.is_set:
             return 130
         return int(not {_DIED, _FAILED}.isdisjoint(self._gone.values()))
 
@@ -182,7 +181,7 @@ class Server:
         self._report()
 
     def _answer(self, rank):
-        stop = self._done >= self._n_batches * self._n_epochs or self._interrupt()
+        stop = self._done >= self._n_batches * self._n_epochs or self._interrupt.is_set
         is_first = rank == self._first
         validate = is_first and self._epoch > self._validated and not stop
         if validate:
@@ -269,7 +268,7 @@ class ServedWorker(asynchronous.AsynchronousWorker):
 
     def push(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Send arrays to the updater; return the weights, valid until the next message."""
-        n_batches, statistics = self.run.n_batch_train(), self._statistics.read()
+        n_batches, statistics = int(self.run.model.data.n_batch_train), self._statistics.read()
         message = "exchange", self._done, n_batches, arrays, statistics
         self.orders, weights = self._ask(*message)
         return weights
@@ -292,7 +291,7 @@ class ServedWorker(asynchronous.AsynchronousWorker):
                 "the snapshot is damaged: its arrays of the server are of other sizes."
             )
         alike = self._alike()
-        answer = self._ask("begin", alike, self.run.n_batch_train())
+        answer = self._ask("begin", alike, int(self.run.model.data.n_batch_train))
         if answer == ("send",):
             answer = self._ask("first", alike, arrays, states, kept.get("total", 0))
         if answer[0] == "differs":
@@ -303,7 +302,7 @@ class ServedWorker(asynchronous.AsynchronousWorker):
 
     def is_over(self) -> bool:
         """Return whether the server has said so; after a Ctrl-C all batches have to be sent."""
-        return self.orders.stop or (self.run.is_interrupted and not self._done)
+        return self.orders.stop or (self.run.interrupt.is_set and not self._done)
 
     def count_batch(self) -> int:
         """Count a batch of this worker, and those of all workers as far as it knows."""
@@ -312,7 +311,7 @@ class ServedWorker(asynchronous.AsynchronousWorker):
 
     def exchange(self) -> None:
         """Meet the server after `tau` batches."""
-        if self._done < self.job.options["tau"] and not self.run.is_interrupted:
+        if self._done < self.job.options["tau"] and not self.run.interrupt.is_set:
             return
         self.run.recorder.start()
         self.meet()
@@ -348,17 +347,17 @@ class ServedWorker(asynchronous.AsynchronousWorker):
 
     def end(self) -> None:
         """Leave; the first worker waits for all others, validates the center and saves it."""
-        is_interrupted, total = self.run.is_interrupted, None
+        is_interrupted, total = self.run.interrupt.is_set, None
         if self.orders.is_first or not is_interrupted:
             [total] = self._ask("finish")
         if total is not None:  # else another worker has saved the center
             self.orders.total, self.orders.is_first = total, True
             self._enter_epochs()
-            if self.run.is_interrupted:
+            if self.run.interrupt.is_set:
                 self.save(total, self.orders.epoch, self._take_center())
             else:
                 self._validate(is_last=True)
-        self._leave("interrupted" if self.run.is_interrupted else "")
+        self._leave("interrupted" if self.run.interrupt.is_set else "")
 
     def fail(self) -> None:
         """Tell the server."""

@@ -19,7 +19,7 @@ from typing import Sequence
 
 from synkhronos.comm import membership
 from synkhronos.launch import FOLLOWS, INTERRUPTED
-from synkhronos.rules.job import Job
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.options import SERVED, TOGETHER
 
 _FLAGS = "THEANO_FLAGS"
@@ -29,7 +29,8 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def main(argv: Sequence[str]) -> int:
     """Run the process of one device to its end; return the exit status."""
     job = Job.from_json(argv[1])
-    interrupted = _Flag(signal.SIGUSR1)
+    interrupt = Interrupt()
+    signal.signal(signal.SIGUSR1, interrupt.set)
     rank, n_here = _place()
     _set_environment(job, rank, n_here)
     group = membership.join()
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         device = _device_of(job, rank)
         if device != "cpu":
             _host.require_open_device(device)
-        status = _train(job, group, interrupted)
+        status = _train(job, group, interrupt)
     except Interrupted:
         status = INTERRUPTED
     except BaseException as error:
@@ -60,20 +61,6 @@ def main(argv: Sequence[str]) -> int:
 def _place():
     """Return this process's rank, and the number of ranks on its machine."""
     return membership.place_of(os.environ) or (0, 1)
-
-
-class _Flag:
-    """Remembers that a signal has come."""
-
-    def __init__(self, number):
-        self._is_set = False
-        signal.signal(number, self._set)
-
-    def _set(self, number, frame):
-        self._is_set = True
-
-    def __call__(self):
-        return self._is_set
 
 
 def _set_environment(job, rank, n_here):
@@ -147,9 +134,9 @@ def _prepare(job, rank):
     random.seed(own)
 
 
-def _train(job, group, interrupted):
+def _train(job, group, interrupt):
     module = importlib.import_module(f"synkhronos.rules.{job.rule.lower()}")
-    return module.run(job, group, interrupted)
+    return module.run(job, group, interrupt)
 
 
 def _report(error, job, group):

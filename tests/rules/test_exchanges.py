@@ -17,6 +17,7 @@ from synkhronos.rules import served
 from synkhronos.rules.asgd import Downpour
 from synkhronos.rules.bsp import Sums, swap
 from synkhronos.rules.easgd import Center
+from synkhronos.rules.job import Interrupt
 from synkhronos.rules.model_variables import Flat
 
 
@@ -74,7 +75,7 @@ def test_a_child_of_a_rank_writes_into_its_own_values():
 
     def fork(group):
         w = theano.shared(np.zeros(3), "w")
-        flat = Flat([w], group.allocate)
+        flat = Flat([w], allocate=group.allocate)
         flat.read()
         flat.write()
         pid = os.fork()
@@ -128,7 +129,7 @@ def test_stale_updates_are_divided():
     group = SimpleNamespace(
         size=4, send=lambda rank, orders, weights: sent[rank].append(weights[0].copy())
     )
-    server = served.Server(None, group, Downpour(None), lambda: False, divides_stale=True)
+    server = served.Server(None, group, Downpour(None), Interrupt(), divides_stale=True)
     alike, first = {"n_epochs": 100}, np.float32([0.0, 8.0])
     for rank in (1, 2, 3):
         server._n_batches = 1_000
