@@ -24,8 +24,7 @@ from synkhronos._machine.devices import module_command
 from synkhronos._machine.files import held
 from synkhronos.launch import cores, mpirun, where
 from synkhronos.rules import options as _options
-from synkhronos.rules import request as _request
-from synkhronos.rules.request import Request
+from synkhronos.rules.request import DEVICES, Request
 from synkhronos.tools import launch
 
 _OF_DEVICES = re.compile(r"(device|contexts|init_gpu_device)\s*=")
@@ -160,7 +159,7 @@ def main(options: argparse.Namespace) -> int:
 
     def make(hosts, **changed):
         named = [f"{each.name}:" * bool(each.name) + ",".join(each.devices) for each in hosts]
-        return _request.make(
+        return Request.of(
             options.rule,
             named if any(each.devices for each in hosts) else [],
             options.modelfile,
@@ -399,7 +398,7 @@ def _script(options):
     from synkhronos import rules
 
     if options.devices:
-        os.environ[_request.DEVICES] = options.devices
+        os.environ[DEVICES] = options.devices
     if not Path(options.script).is_file():
         return refuse(f"there is no script {options.script!r} in {os.getcwd()}.", 2)
     rules.theanompi()

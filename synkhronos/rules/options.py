@@ -222,43 +222,21 @@ def check_rule(rule: str) -> str:
     return rule
 
 
-def defaults(rule: str) -> dict[str, Any]:
-    """Return the values that the ranks of a rule are told, if no option is given.
-
-    >>> defaults("GOSGD")["p"]
-    0.1
-    """
-    return {o.name: o.default for o in of_rule(rule).values() if not o.is_of_launcher}
-
-
-def check(rule: str, **given: Any) -> dict[str, Any]:
-    """Return all that the ranks of a rule are told: the options that are given, and defaults.
+def check(rule: str, /, **given: Any) -> dict[str, Any]:
+    """Return all options of a rule, those of the launcher too: as they are given, or defaults.
 
     Raises ``TypeError`` for a value of a wrong kind and for an option that the rule does not have,
     ``ValueError`` for a value that is refused.
 
-    >>> check("EASGD", alpha=0.25)["alpha"]
-    0.25
+    >>> check("EASGD", alpha=0.25)["alpha"], check("GOSGD")["p"]
+    (0.25, 0.1)
     """
     known = of_rule(rule)
     for name in given:
-        if name not in known or known[name].is_of_launcher:
-            raise TypeError(unknown(rule, name, [n for n, o in known.items()]))
-    return {**defaults(rule), **{name: known[name].check(value) for name, value in given.items()}}
-
-
-def check_launcher(**given: Any) -> dict[str, Any]:
-    """Return the launcher's own options: those that are given, and defaults.
-
-    >>> check_launcher(bind=True)
-    {'log_path': './logs/', 'bind': True, 'grace': 30.0}
-    """
-    own = {name: option for name, option in TABLE.items() if option.is_of_launcher}
-    for name in given:
-        if name not in own:
-            raise TypeError(f"the launcher has no option {name!r}.{nearest(name, own)}")
-    values = {name: option.default for name, option in own.items()}
-    return {**values, **{name: own[name].check(value) for name, value in given.items()}}
+        if name not in known:
+            raise TypeError(unknown(rule, name, known))
+    defaults = {name: option.default for name, option in known.items()}
+    return {**defaults, **{name: known[name].check(value) for name, value in given.items()}}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -28,7 +28,7 @@ def devices_in_place(named: Any, environment: Mapping[str, str] = os.environ) ->
 
 @dataclass(frozen=True)
 class Request:
-    """All that the launcher needs, as scripts, commands and files ask for it."""
+    """All that the launcher needs; scripts, commands and files ask for it by `of`."""
 
     rule: str
     places: list[RankPlace]  # of the devices that were named: not of the extra process of a server
@@ -42,6 +42,60 @@ class Request:
     agent: str | None = None  # stands in for ssh
     mpirun_args: str = ""  # more arguments of mpirun
     lost_after: str | None = None  # seconds after which a machine is lost
+
+    @classmethod
+    def of(
+        cls,
+        rule: str,
+        devices: Any,
+        modelfile: str,
+        modelclass: str,
+        settings: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | None = None,
+        hosts: str | None = None,
+        hostfile: str | None = None,
+        agent: str | None = None,
+        mpirun_args: str = "",
+        lost_after: str | None = None,
+    ) -> Request:
+        """Check all that a run is asked with, before anything is started; return the request.
+
+        `devices`, `hosts` and `hostfile` are as `find_places` takes them, `given` has options of
+        the rule and the launcher.
+
+        Raises
+        ------
+        TypeError, ValueError, FileNotFoundError
+            For what is wrong. The model's file is looked for, and the class in it.
+
+        Examples
+        --------
+        >>> Request.of("BSP", "cpu,cpu", "models.none", "Model")
+        Traceback (most recent call last):
+        FileNotFoundError: there is no module 'models.none': ...
+        """
+        options, own = _options.check(rule, **(given or {})), {}
+        for name, option in _options.of_rule(rule).items():
+            if option.is_of_launcher:
+                own[name] = options.pop(name)
+        places = find_places(devices, hosts=hosts, hostfile=hostfile)
+        _check_together(rule, options, places)
+        resume, are_here = options["resume"], all(is_here(place.host) for place in places)
+        if isinstance(resume, str) and are_here and not os.path.exists(resume):
+            raise FileNotFoundError(f"resume: there is no snapshot {resume!r} in {os.getcwd()}.")
+        if settings is not None and not isinstance(settings, dict):
+            raise TypeError(
+                f"settings must be a dict of the model's settings, got {_wording.shown(settings)}."
+            )
+        checked = {name: _options.check_setting(name, v) for name, v in (settings or {}).items()}
+        for name, value in (("agent", agent), ("mpirun_args", mpirun_args)):
+            if not isinstance(value, str) and not (name == "agent" and value is None):
+                raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
+        _modelfile.find(modelfile, modelclass)
+        return cls(
+            rule, places, modelfile, modelclass, options, checked, agent=agent,
+            mpirun_args=mpirun_args, lost_after=lost_after, **own,
+        )  # fmt: skip
 
     @property
     def ranks(self) -> list[RankPlace]:
@@ -86,59 +140,6 @@ class Request:
         if self.lost_after is not None:
             line += ["--lost-after", self.lost_after]
         return line
-
-
-def make(
-    rule: str,
-    devices: Any,
-    modelfile: str,
-    modelclass: str,
-    settings: Mapping[str, Any] | None = None,
-    given: Mapping[str, Any] | None = None,
-    hosts: str | None = None,
-    hostfile: str | None = None,
-    agent: str | None = None,
-    mpirun_args: str = "",
-    lost_after: str | None = None,
-) -> Request:
-    """Check all that a run is asked with, before anything is started; return the request.
-
-    `devices`, `hosts` and `hostfile` are as `find_places` takes them, `given` has options of the
-    rule and the launcher.
-
-    Raises
-    ------
-    TypeError, ValueError, FileNotFoundError
-        For what is wrong. The model's file is looked for, and the class in it.
-
-    Examples
-    --------
-    >>> make("BSP", "cpu,cpu", "models.none", "Model")
-    Traceback (most recent call last):
-    FileNotFoundError: there is no module 'models.none': ...
-    """
-    given = dict(given or {})
-    own = {name: given.pop(name) for name in _options.check_launcher() if name in given}
-    options = _options.check(rule, **given)
-    of_launcher = _options.check_launcher(**own)
-    places = find_places(devices, hosts=hosts, hostfile=hostfile)
-    _check_together(rule, options, places)
-    resume, are_here = options["resume"], all(is_here(place.host) for place in places)
-    if isinstance(resume, str) and are_here and not os.path.exists(resume):
-        raise FileNotFoundError(f"resume: there is no snapshot {resume!r} in {os.getcwd()}.")
-    if settings is not None and not isinstance(settings, dict):
-        raise TypeError(
-            f"settings must be a dict of the model's settings, got {_wording.shown(settings)}."
-        )
-    checked = {name: _options.check_setting(name, v) for name, v in (settings or {}).items()}
-    for name, value in (("agent", agent), ("mpirun_args", mpirun_args)):
-        if not isinstance(value, str) and not (name == "agent" and value is None):
-            raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
-    _modelfile.find(modelfile, modelclass)
-    return Request(
-        rule, places, modelfile, modelclass, options, checked, agent=agent,
-        mpirun_args=mpirun_args, lost_after=lost_after, **of_launcher,
-    )  # fmt: skip
 
 
 def _check_together(rule, options, places):

@@ -18,7 +18,7 @@ from synkhronos import _wording
 from synkhronos._machine.devices import module_command
 from synkhronos._machine.processes import shell_status
 from synkhronos.rules import options as _options
-from synkhronos.rules import request as _request
+from synkhronos.rules.request import Request, devices_in_place
 
 _LAUNCHER = module_command("synkhronos", "rule")
 _NUMBERS = (int, float)
@@ -80,17 +80,10 @@ class Rule:
             raise TypeError(
                 f"Rule itself can't train: make one of {', '.join(_options.RULES)}, such as BSP()."
             )
-        self._check(options)
+        _options.check(self._rule, **options)
         for name, value in options.items():
             setattr(self, name, value)
         self._process: subprocess.Popen[bytes] | None = None
-
-    def _check(self, options):
-        known = _options.of_rule(self._rule)
-        for name, value in options.items():
-            if name not in known:
-                raise TypeError(_options.unknown(self._rule, name, known))
-            known[name].check(value)
 
     def init(
         self,
@@ -140,12 +133,11 @@ class Rule:
                 f"this {self._rule} has a run that has not ended (process {self.pid}): wait() for "
                 "it, or make another object."
             )
-        self._check(options)
         names = _options.of_rule(self._rule)
         given = {**{name: getattr(self, name) for name in names}, **options}
-        asked = _request.make(
+        asked = Request.of(
             self._rule,
-            _request.devices_in_place(devices),
+            devices_in_place(devices),
             modelfile,
             modelclass,
             settings,

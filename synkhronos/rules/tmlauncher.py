@@ -44,7 +44,7 @@ from synkhronos.launch import INTERRUPTED, where
 from synkhronos.rules import cfg
 from synkhronos.rules import command as _command
 from synkhronos.rules import options as _options
-from synkhronos.rules import request as _request
+from synkhronos.rules.request import DEVICES, Request, devices_in_place
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -141,9 +141,9 @@ def _read(line):
             "Neither config nor run options provided. Write tmlauncher -cfg=FILE; tmlauncher "
             "--help lists all options."
         )
-    others = _request.devices_in_place(None)
+    others = devices_in_place(None)
     if others:
-        answers.take("devices", others, f"the variable {_request.DEVICES}", "DEVICES")
+        answers.take("devices", others, f"the variable {DEVICES}", "DEVICES")
     if "devices" not in answers.told and os.environ.get("DEVICES"):
         answers.take("devices", os.environ["DEVICES"], "the variable DEVICES", "DEVICES")
     for name, (key, example) in _NEEDED.items():
@@ -203,7 +203,7 @@ def _asked(answers):
         answers.notes.append("with one device there is nothing to exchange: BSP_SYNC_TYPE is avg.")
         given["sync_type"] = "avg"
     settings = dict(map(_options.parse_setting, answers.get("set") or []))
-    return _request.make(
+    return Request.of(
         rule,
         devices,
         answers.get("modelfile"),

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from synkhronos.rules import options
+from synkhronos.rules.request import Request
 
 
 def test_defaults_are_complete():
-    assert options.defaults("BSP") == {
+    assert options.check("BSP") == {
         "sync_type": "cdd",
         "exchange_freq": 1,
         "warm_up_epochs": 5,
@@ -24,13 +25,14 @@ def test_defaults_are_complete():
         "patience": 600.0,
         "seed": 23455,
         "made_batches": None,
+        "log_path": "./logs/",
+        "bind": False,
+        "grace": 30.0,
     }
-    assert options.defaults("EASGD")["snapshot_freq"] == options.defaults("ASGD")["tau"] / 5 == 2
-    assert options.defaults("EASGD")["alpha"] == 0.5 and options.defaults("GOSGD")["p"] == 0.1
+    assert options.check("EASGD")["snapshot_freq"] == options.check("ASGD")["tau"] / 5 == 2
+    assert options.check("EASGD")["alpha"] == 0.5 and options.check("GOSGD")["p"] == 0.1
     for rule in options.RULES:
-        assert options.check(rule) == options.defaults(rule)
-        assert options.check(rule, **options.defaults(rule)) == options.defaults(rule)
-    assert options.check_launcher() == {"log_path": "./logs/", "bind": False, "grace": 30.0}
+        assert options.check(rule, **options.check(rule)) == options.check(rule)
 
 
 def test_every_default_is_taken_as_a_value_and_as_a_text():
@@ -89,12 +91,13 @@ def test_values_that_are_refused(rule, given, error, message):
         options.check(rule, **given)
 
 
-def test_the_ranks_are_not_told_what_only_the_launcher_needs():
-    with pytest.raises(TypeError, match="bind"):
-        options.check("BSP", bind=True)
-    assert options.check_launcher(bind=True)["bind"] is True
+def test_the_ranks_are_not_told_what_only_the_launcher_needs(tmp_path):
+    (tmp_path / "model.py").write_text("class Model: pass\n")
+    model = str(tmp_path / "model.py"), "Model"
+    asked = Request.of("BSP", "cpu", *model, given={"bind": True})
+    assert asked.bind and not {"bind", "log_path", "grace"} & set(asked.job([]).options)
     with pytest.raises(TypeError, match=r"no option 'bnd'\. Perhaps you meant bind"):
-        options.check_launcher(bnd=True)
+        Request.of("BSP", "cpu", *model, given={"bnd": True})
 
 
 @pytest.mark.parametrize(

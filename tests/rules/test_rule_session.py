@@ -212,17 +212,17 @@ def test_a_module_beside_the_script_is_not_one_of_the_ranks(folder, monkeypatch)
 
 def test_the_request_is_the_command_that_the_launcher_reads(folder):
     from synkhronos.__main__ import _parser
-    from synkhronos.rules import request
+    from synkhronos.rules.request import Request
 
     given = {"tau": 3, "resume": True, "snapshot_path": "a b", "bind": True, "log_path": "l"}
     given["grace"] = 5.0
     settings = {"name": "x y", "lr_step": [1, 2], "data.n": 0.5, "on": None}
     more = {"agent": "my ssh", "mpirun_args": "--mca a b", "lost_after": "60"}
     devices = ["me@a:cpu,cpu", "b:opencl0:0"]
-    asked = request.make("ASGD", devices, "models.small", "Model", settings, given, **more)
+    asked = Request.of("ASGD", devices, "models.small", "Model", settings, given, **more)
     parsed = _parser().parse_args(["rule", *asked.arguments()])
     known = options.of_rule("ASGD")
-    again = request.make(
+    again = Request.of(
         parsed.rule,
         parsed.devices,
         parsed.modelfile,

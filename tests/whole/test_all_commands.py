@@ -12,7 +12,8 @@ from support.running import code
 from synkhronos.__main__ import main
 from synkhronos.launch import where
 from synkhronos.launch.where import RankPlace
-from synkhronos.rules import request, tmlauncher
+from synkhronos.rules import tmlauncher
+from synkhronos.rules.request import Request
 
 SLURM = "SLURM_JOB_NODELIST=node[1-2]"
 PBS = "PBS_NODEFILE=nodes"
@@ -140,7 +141,7 @@ def test_a_request_names_its_hosts_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text("class Model: pass\n")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
-    found = request.make("BSP", "cpu", "model.py", "Model")
+    found = Request.of("BSP", "cpu", "model.py", "Model")
     assert found.arguments()[1:5] == ["--devices", "node1:cpu", "--devices", "node2:cpu"]
     monkeypatch.setattr(where, "is_here", lambda name: name == "node1")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
