@@ -110,7 +110,7 @@ class SynchronousWorker:
                     for variable in model.vels:
                         variable.set_value(np.zeros_like(variable.get_value()))
                 sums.compute(weight)
-                contract.finish_step(model, stepped)
+                finish_step(model, stepped)
 
         elif sync_type == "avg":
             sums = Sums(group, strategy, model.params, model.params)
@@ -294,6 +294,19 @@ class Sums:
                 array *= array.dtype.type(weight)
             self._group.all_reduce(array, "sum", self._sixteen_bits)
         self._flat.write()
+
+
+def finish_step(model: Any, has_stepped: bool) -> None:
+    """Take the step for which the velocities of all ranks have been summed.
+
+    A rank that had no batch, and has not stepped, takes the step of the others.
+    """
+    iteration = getattr(model, "train_iter_fn", None)
+    finish = getattr(iteration, "finish", None)
+    if has_stepped and finish is not None:
+        finish()
+    elif not has_stepped and callable(getattr(model, "descent_vel", None)):
+        model.descent_vel()
 
 
 def agree(group: Group, has: Mapping[str, Any]) -> None:

@@ -258,19 +258,6 @@ def lengths_of(model: Any) -> dict[str, int]:
     return {name: int(getattr(model, name)) for name in ("n_epochs", "n_subb")}
 
 
-def finish_step(model: Any, has_stepped: bool) -> None:
-    """Take the step for which the velocities of all ranks have been summed.
-
-    A rank that had no batch, and has not stepped, takes the step of the others.
-    """
-    iteration = getattr(model, "train_iter_fn", None)
-    finish = getattr(iteration, "finish", None)
-    if has_stepped and finish is not None:
-        finish()
-    elif not has_stepped and callable(getattr(model, "descent_vel", None)):
-        model.descent_vel()
-
-
 def statistics_of(model: Any) -> list:
     """Return the running statistics of a model, which are no parameters: shared variables.
 

@@ -12,7 +12,7 @@ from theano.tensor.nnet.corr import BaseCorrMM
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
 from support import compiling
-from synkhronos.rules import contract, snapshots
+from synkhronos.rules import bsp, contract, snapshots
 from synkhronos.rules.recorder import Recorder
 
 MODELS = Path(__file__).parents[2] / "synkhronos" / "rules" / "compatible" / "zoo"
@@ -87,7 +87,7 @@ def train(model, recorder, epoch=0):
         for batch in range(model.data.n_batch_train):
             for _ in range(model.n_subb):
                 model.train_iter(batch, recorder)
-                contract.finish_step(model, True)
+                bsp.finish_step(model, True)
     model.reset_iter("train")
     return np.mean(seen, axis=0)
 
