@@ -25,7 +25,7 @@ from synkhronos._session.session import Session
 from synkhronos.comm import reports
 from synkhronos.comm.shared import gate, meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
-from synkhronos.comm.variable_collectives import Variables
+from synkhronos.comm.variable_memory import Storage
 
 pytestmark = pytest.mark.faults
 
@@ -69,7 +69,7 @@ STOPS = [
     ("failing function", Gate, "abort", "before", "finish its part"),
     ("exchange", Gate, "meet", "before", "come to a reduction"),
     ("exchange", Gate, "meet", "after", ""),  # with four ranks they meet once more
-    ("all_reduce", Variables, "expose", "before", "come to a reduction"),
+    ("all_reduce", Storage, "expose", "before", "come to a reduction"),
     ("all_reduce", Gate, "meet", "after", "finish its part"),
     ("distribute", _host, "load", "before", "finish its part"),
 ]

@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.parameter_server import SECONDS, Held, blocked, local, pull
+from support.parameter_server import SECONDS, Held, blocked, local
 from support.threads import in_thread
 
 from synkhronos import parameter_server as ps
@@ -74,14 +74,17 @@ def test_close_without_draining_drops_rounds_for_good():
 def test_close_waits_for_an_update_in_a_thread_that_waits():
     updater = Held()
     store = local([(2,)], [0], updater)
+    has_asked = threading.Event()
 
     def train():
         array = np.ones(2, np.float32)
         store.push(array, 0, 0)
-        pull(store, array, 0, 0)
+        store.pull_req(array, 0, 0)
+        has_asked.set()
+        store.pull_wait(0, 0, SECONDS)
 
     training = in_thread(train)
-    assert updater.is_there.wait(SECONDS)
+    assert has_asked.wait(SECONDS) and updater.is_there.wait(SECONDS)
     updater.go_soon()
     store.close()
     assert updater.order == [0]

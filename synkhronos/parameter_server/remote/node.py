@@ -33,8 +33,8 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 class ServerJob:
     """A run, as the launcher tells all its processes.
 
-    >>> job = Job(1, 2, ["python", "script.py"])
-    >>> Job(**json.loads(job.as_json())) == job
+    >>> job = ServerJob(1, 2, ["python", "script.py"])
+    >>> ServerJob(**json.loads(job.as_json())) == job
     True
     """
 

@@ -31,9 +31,9 @@ def parts(key: int | str, size: int, n_servers: int, is_whole: bool = False) -> 
     `is_whole` says that it is not to be divided.
 
     >>> parts(3, 10, n_servers=2)
-    [Part(server=1, begin=0, end=10)]
+    [KeyPart(server=1, begin=0, end=10)]
     >>> parts("weights", 1001, n_servers=2)
-    [Part(server=0, begin=0, end=500), Part(server=1, begin=500, end=1001)]
+    [KeyPart(server=0, begin=0, end=500), KeyPart(server=1, begin=500, end=1001)]
     """
     if size < WHOLE or is_whole:
         number = zlib.crc32(key.encode()) if isinstance(key, str) else key
