@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+from pathlib import Path
 
 import psutil
 
@@ -42,15 +43,27 @@ def names_in_shared_memory():
     return {name for name in os.listdir("/dev/shm") if name.startswith("synkhronos")}
 
 
+def children():
+    """Return the numbers of the processes below this one; psutil would read of all that run."""
+    if not os.path.exists("/proc/thread-self/children"):  # of a kernel without these lists
+        return {each.pid for each in psutil.Process().children(recursive=True)}
+    found = [os.getpid()]
+    for pid in found:
+        for thread in Path(f"/proc/{pid}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return {*found[1:]}
+
+
 @contextlib.contextmanager
 def nothing_left():
     """Fail if the block leaves a process, a descriptor or a name in shared memory."""
     gc.collect()
-    children = set(psutil.Process().children(recursive=True))
+    processes = children()
     names, before = names_in_shared_memory(), descriptors()
     yield
     gc.collect()
-    left = set(psutil.Process().children(recursive=True)) - children
+    left = children() - processes
     assert not left, f"processes are left: {left}"
     wait_for_names_to_go(names)
     after = descriptors()
