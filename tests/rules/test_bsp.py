@@ -205,7 +205,7 @@ def test_a_run_goes_on_from_its_last_snapshot_after_a_rank_was_killed(tmp_path):
     assert "attempt 2 of 2 on localhost. Lost before: rank 1 (cpu on" in run.output
     assert "resumed from snapshots/snapshot_000" in run.output
     assert (tmp_path / "snapshots" / "snapshot_0006.npz").exists()
-    undisturbed = rules.run("BSP", 2, tmp_path, "Sleeps", settings)
+    undisturbed = rules.run("BSP", 2, tmp_path, "Sleeps", {**settings, "pause": 0.0})
     np.testing.assert_array_equal(run.params(), undisturbed.params())
 
 
