@@ -158,24 +158,21 @@ def test_with_sliceables(ranks, mode, with_input):
 
 
 def test_updates_as_theano_takes_them(ranks):
-    # Numbers, arrays and other variables, in lists, tuples and an OrderedDict.
+    # Numbers, arrays and other variables, in a list, a tuple and an OrderedDict.
     x, other = T.dvector("x"), theano.shared(np.arange(3.0))
-    for make in (list, tuple, OrderedDict):
-        a, b, c, d = (theano.shared(np.full(3, 9.0)) for _ in range(4))
-        e, i = theano.shared(7.0), theano.shared(np.int64(7))
-        pairs = [(a, np.ones(3)), (b, other), (c, T.ones(3)), (d, d), (e, 0.5)]
-        f = function([x], (x.sum(), "sum"), updates=make(pairs))
-        assert f.update_modes == ["avg"] * 5
-        for slices in (1, 2):
-            assert f(np.ones(8), num_slices=slices) == 8
-            assert_replicas(a, [np.ones(3)] * ranks.n)
-            assert_replicas(b, [np.arange(3.0)] * ranks.n)
-            assert_replicas(c, [np.ones(3)] * ranks.n)
-            assert_replicas(d, [np.full(3, 9.0)] * ranks.n)
-            assert_replicas(e, [0.5] * ranks.n)
-        g = function([x], (x.sum(), "sum"), updates=[(i, 3, "max")])
-        g(np.ones(8), num_slices=2)
-        assert replicas(i) == [3] * ranks.n
+    a, b, c, d = (theano.shared(np.full(3, 9.0)) for _ in range(4))
+    e, i = theano.shared(7.0), theano.shared(np.int64(7))
+    pairs = OrderedDict([(a, np.ones(3)), (b, other), (e, 0.5)])
+    f = function([x], (x.sum(), "sum"), updates=pairs)
+    g = function([x], (x.sum(), "sum"), updates=((c, T.ones(3)), (d, d)))
+    assert f.update_modes == ["avg"] * 3 and g.update_modes == ["avg"] * 2
+    h = function([x], (x.sum(), "sum"), updates=[(i, 3, "max")])
+    for slices in (1, 2):
+        for each in (f, g, h):
+            assert each(np.ones(8), num_slices=slices) == 8
+        wanted = [(a, np.ones(3)), (b, np.arange(3.0)), (c, np.ones(3)), (d, np.full(3, 9.0))]
+        for variable, value in [*wanted, (e, 0.5), (i, 3)]:
+            assert_replicas(variable, [value] * ranks.n)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "int64", "uint16", "bool"])
