@@ -87,14 +87,9 @@ np.savez("result.npz", state["losses"], state["epochs"], noise.rand(2), *map(syn
 def test_a_run_that_is_killed_has_the_bits_of_one_that_is_not(tmp_path, script, rule, every):
     def run(attempt, folder):
         os.makedirs(folder, exist_ok=True)
-        given = {
-            "ATTEMPT": attempt,
-            "WAY": WAYS[attempt % 4],
-            "RULE": rule,
-            "EVERY": every,
-            "FOLDER": folder,
-        }
-        return script(SCRIPT, check=False, env={name: str(each) for name, each in given.items()})
+        names, way = ("ATTEMPT", "WAY", "RULE", "EVERY", "FOLDER"), WAYS[attempt % 4]
+        env = dict(zip(names, map(str, (attempt, way, rule, every, folder))))
+        return script(SCRIPT, check=False, env=env)
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run(-1, whole).returncode == 0
