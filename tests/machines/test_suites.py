@@ -13,17 +13,12 @@ from support import running
 HERE = Path(__file__).parents[1]
 RUN_PYTEST = HERE / "support" / "run_pytest.py"
 WAITS = "starts a job on several hosts, and compiles"
-COMPILED = [
-    "calls/test_functions",
-    "calls/test_slices",
-    "collectives/test_ops",
-    "training/test_updates",
-]
+COMPILED = ["calls/test_functions", "collectives/test_ops", "training/test_updates"]
 COLLECTIVES = "collectives/test_collectives"
 # The suites of each layout. Collectives compile little, so they run on two others; one of their
 # tests is for two ranks. Suites about slices compute on each machine as on one alone.
 ON_TWO = [*COMPILED, f"{COLLECTIVES}::test_the_collectives_of_2017s_example"]
-ON_FOUR_RANKS = [*COMPILED, COLLECTIVES]
+ON_FOUR_RANKS = [*COMPILED, "calls/test_slices", COLLECTIVES]
 ON_THREE = [COLLECTIVES, "collectives/test_ops", "calls/test_functions"]
 IN_BUCKETS = ["collectives/test_ops", "training/test_updates"]
 NO_COMPILER = {"THEANO_FLAGS": "cxx="}
