@@ -39,6 +39,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tests")
 # Folders.
 COMPILE_MUCH = {"calls", "collectives", "docs", "faster", "ported", "stress", "training", "whole"}
+# Files that take a minute and more come first, so that the last ones keep all processes busy.
+LONG = {"test_opencl.py", "test_bench.py", "test_check.py", "test_rule_cases.py", "test_zoo.py"}
+LONG |= {"test_rules_demos.py", "test_points_of_calls.py", "test_lost_hosts.py"}
 # How `make test` begins to say which tests it leaves out: all others have further layouts.
 QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor; the
@@ -102,6 +105,7 @@ def compiling_by_turns(items):
     would wait for the other.
     """
     files = [list(each) for _, each in itertools.groupby(items, lambda item: item.path)]
+    files.sort(key=lambda each: each[0].path.name not in LONG)
     much = [each for each in files if each[0].path.parent.name in COMPILE_MUCH]
     little = [each for each in files if each not in much]
     by_turns = itertools.zip_longest(much, little, fillvalue=())
