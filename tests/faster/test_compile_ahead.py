@@ -242,24 +242,17 @@ def output(process):
     return out.split()
 
 
-@pytest.mark.slow("compiles the same functions five times")
+@pytest.mark.slow("compiles the same functions three times")
 def test_results_are_the_same_bit_by_bit(tmp_path):
     plain, header, modules, complete = output(start(tmp_path, "a", SYNKHRONOS_COMPILERS="0"))
     assert header == "None"
     assert output(start(tmp_path, "b")) == [plain, "True", modules, complete]
-    assert output(start(tmp_path, "c", SYNKHRONOS_COMPILERS="1")) == [
-        plain,
-        "True",
-        modules,
-        "True",
-    ]
-    for cache, word in ("d", "c++-header"), ("e", "-include"):
-        broken = tmp_path / f"compiler_{cache}" / "g++"
-        broken.parent.mkdir()
-        broken.write_text(f'#!/bin/sh\ncase "$*" in *{word}*) exit 1;; esac\nexec g++ "$@"\n')
-        broken.chmod(0o755)
-        done = output(start(tmp_path, cache, CXX_HERE=str(broken)))
-        assert done == [plain, "False", modules, "True"]
+    broken = tmp_path / "broken" / "g++"  # which can't use headers: that it can't make one is above
+    broken.parent.mkdir()
+    broken.write_text('#!/bin/sh\ncase "$*" in *-include*) exit 1;; esac\nexec g++ "$@"\n')
+    broken.chmod(0o755)
+    done = output(start(tmp_path, "c", SYNKHRONOS_COMPILERS="1", CXX_HERE=str(broken)))
+    assert done == [plain, "False", modules, "True"]
 
 
 @pytest.mark.slow("compiles functions in three processes")

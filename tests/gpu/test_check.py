@@ -15,6 +15,7 @@ import pytest
 import scenarios
 from benchmarks import BENCHMARKS
 from scenarios import compare
+from support import running
 from support.leaks import nothing_left
 
 from synkhronos.tools import bench
@@ -98,7 +99,7 @@ def test_cpu_ranks_pass(tmp_path):
     assert record["ok"]
     passed = collections.Counter(r["group"] for r in record["results"] if r["status"] == "ok")
     assert set(passed) == set(scenarios.GROUPS) - {"cudnn"}  # which skips there
-    assert sum(passed.values()) >= 25
+    assert sum(passed.values()) >= 20
 
 
 @pytest.mark.slow("runs the kit for GPUs on CPU cores")
@@ -171,7 +172,11 @@ def test_steps_write_their_results_and_all_have_options_that_there_are(tmp_path)
     """With this Python, which is looked at for PyTorch, too, as the one of the machine."""
     out, kept = tmp_path / "out", tmp_path / "kept"
     given = {"OUT": out, "KEEP": kept, "PYTHON": sys.executable, "PEER_PYTHON": sys.executable}
-    given = {"env": {**os.environ, **given}, "capture_output": True, "text": True}
+    given = {
+        "env": {**os.environ, **running.IN_PYTHON, **given},
+        "capture_output": True,
+        "text": True,
+    }
     with nothing_left():
         done = subprocess.run([HERE / "all.sh", "cores", "--cpu", "--time", "1200"], **given)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,8 +9,10 @@ GRAPHS = ["calls/test_functions", "calls/test_slices", "calls/test_sliced_update
 FORMS = ["calls/test_axes", "calls/test_rows", "calls/test_data", "calls/test_theano_arguments"]
 
 
-def passes(run, *suites):
+def passes(run, *suites, quick=False):
     """Run test files, of which each test has one of its parameters; return pytest's last line."""
+    if run.quick and not quick:
+        raise Skip("--quick")
     from support import on_devices
 
     flags = os.environ["THEANO_FLAGS"] + ",floatX=float64"  # in which they are written
@@ -36,7 +38,9 @@ def values_on_devices(run):
 @scenario(limit=1300)
 def collectives(run):
     """Every collective for all dtypes and shapes, all operations, several variables at once."""
-    return passes(run, "collectives/test_collectives", "collectives/test_bad_collectives")
+    return passes(
+        run, "collectives/test_collectives", "collectives/test_bad_collectives", quick=True
+    )
 
 
 @scenario(limit=1300)
