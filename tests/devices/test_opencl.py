@@ -10,32 +10,43 @@ ONE = "opencl0:0"
 TWO = "opencl0:0,opencl0:0"
 MIX = "opencl0:0,cpu"
 MIX_OF_THREE = "opencl0:0,cpu,opencl0:0"
-# Rules are made of the same operations: a few tests of them, which take minutes each.
-SOME_RULES = [
-    "training/test_rules::test_rules",
-    "training/test_rules::test_two_steps_accumulate_slices",
-    "training/test_rules::test_warm_up_counts_calls_not_slices",
-]
+# PoCL builds each operation anew on each rank, so no suite runs on all layouts, and what compiles
+# much is left out where another test has the same operations: rules, and training with NCCL, are
+# those of `test_device_ranks`; slices of rows are selected as there, and accumulated as in
+# `test_every_mode`; the graph on a mix is that on OpenCL ranks alone.
 NO_ROWS = "collectives/test_ops::test_what_has_no_rows_counts_for_nothing"
-# PoCL builds each operation anew on each rank, so no suite runs on all layouts.
+GRAPH = "collectives/test_ops::test_the_gradients_of_a_model_take_one_round"
+TRAINING = "collectives/test_ops::test_training_in_one_function_is_serial_training"
+MANY = "calls/test_functions::test_many_inputs_and_many_outputs"
+SLICEABLE = "calls/test_sliced_updates::test_with_sliceables"
+ALL = ["devices/test_device_ranks", "collectives/test_ops"]
 CASES = [
     (
         TWO,
         0,
-        ["devices/test_device_ranks", "collectives/test_collectives", "training/test_updates"],
+        [
+            *ALL,
+            "collectives/test_collectives",
+            "calls/test_functions",
+            "calls/test_slices",
+            "training/test_rules::test_rules",
+        ],
+        [TRAINING, MANY],
     ),
-    (ONE, 0, ["devices/test_device_ranks::test_training_is_serial_training_on_the_cpu", NO_ROWS]),
-    (TWO, 0, ["calls/test_functions", "collectives/test_ops"]),
-    (TWO, 0, ["calls/test_slices", *SOME_RULES]),
-    (MIX_OF_THREE, 1, ["collectives/test_collectives", "training/test_updates"]),
-    (MIX, 1, ["calls/test_distribute"]),
-    (MIX, 0, ["devices/test_device_ranks", "calls/test_sliced_updates", "collectives/test_ops"]),
+    (
+        ONE,
+        0,
+        ["devices/test_device_ranks::test_training_is_serial_training_on_the_cpu", NO_ROWS],
+        [],
+    ),
+    (
+        MIX_OF_THREE,
+        1,
+        ["collectives/test_collectives", "training/test_updates", "calls/test_distribute"],
+        [],
+    ),
+    (MIX, 0, [*ALL, "calls/test_sliced_updates"], [GRAPH, TRAINING, SLICEABLE]),
 ]
-NCCL = ["devices/test_device_ranks", "devices/test_nccl", "collectives/test_ops"]
-# Left out where others test the same, as they compile a network for a minute and more: the graph
-# on a mix is that on OpenCL ranks alone, and `test_device_ranks` trains with NCCL.
-GRAPH = "collectives/test_ops::test_the_gradients_of_a_model_take_one_round"
-TRAINING = "collectives/test_ops::test_training_in_one_function_is_serial_training"
 
 pytestmark = [
     pytest.mark.opencl,
@@ -49,16 +60,18 @@ def device():
         pytest.skip(f"{missing('opencl')}: run `make opencl`")
 
 
-@pytest.mark.parametrize(("devices", "master", "suites"), CASES)
-def test_suites(devices, master, suites, request):
-    run_suites(devices, master, suites, request, without=[GRAPH] if devices == MIX else ())
+@pytest.mark.parametrize(("devices", "master", "suites", "without"), CASES)
+def test_suites(devices, master, suites, without, request):
+    run_suites(devices, master, suites, request, without=without)
 
 
 def test_nccl_with_a_stand_in(request):
     """What NCCL is given, and when; not NCCL itself."""
-    run_suites(TWO, 0, NCCL, request, transport="stand-in", without=[GRAPH, TRAINING])
+    suites = [*ALL, "devices/test_nccl"]
+    run_suites(TWO, 0, suites, request, transport="stand-in", without=[GRAPH, TRAINING])
 
 
+COMPILED = {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # devices have no operations in Python
 SCRIPT = """
 import numpy as np, theano, theano.tensor as T
 import synkhronos as synk
@@ -76,9 +89,8 @@ except synk.SessionError as error:
 
 
 def test_devices_by_the_environment_and_once_in_a_process(script):
-    first, second, third = script(
-        SCRIPT, env={"SYNKHRONOS_DEVICES": "opencl0:0, opencl0:0"}
-    ).stdout.splitlines()
+    env = {"SYNKHRONOS_DEVICES": "opencl0:0, opencl0:0", **COMPILED}
+    first, second, third = script(SCRIPT, env=env).stdout.splitlines()
     assert first == "2" and second == "GpuArraySharedVariable [4.0, 4.0]"
     assert "has opened opencl0:0" in third and "earlier session" in third
 
@@ -106,4 +118,4 @@ except synk.WorkerDied as error:
     print(error.rank)
 synk.close()
 """
-    assert script(text).stdout == "1\n"
+    assert script(text, env=COMPILED).stdout == "1\n"
