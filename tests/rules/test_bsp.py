@@ -186,14 +186,6 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path):
     assert "ValueError: this batch is bad" in run.output
 
 
-@pytest.mark.slow("several processes")
-def test_a_rank_that_is_killed_ends_the_run(tmp_path):
-    run = rules.Launched("BSP", 2, tmp_path, "Sleeps", {"pause": 0.2, "n_epochs": 99})
-    run.wait_for("nccl32 needs")
-    run.send(1, signal.SIGKILL)
-    assert run.wait() not in (0, None)
-
-
 @pytest.mark.slow("several processes twice")
 def test_a_run_goes_on_from_its_last_snapshot_after_a_rank_was_killed(tmp_path):
     settings = {"pause": 0.05, "n_epochs": 6, "n_rows": 96}
