@@ -3,8 +3,7 @@
 ``sum prod min max`` combine element by element. ``avg`` weights each part with the number of rows
 that it was computed from, so that it equals the mean over all rows. ``gather`` joins along axis 0,
 or that of a `Gather`, in rank order (0-d parts are stacked; parts that differ beyond this axis stay
-apart, in a list).
-``None`` takes the first part as it is.
+apart, in a list). ``None`` takes the first part as it is.
 """
 
 import functools
@@ -94,17 +93,20 @@ def combine(mode, parts, weights, dtype):
     within = dtype if dtype.char != HALF else wide(dtype)
     if parts[0].dtype is not within:
         parts = [part.astype(within) for part in parts]
-    operation = OPERATIONS[mode]
+    operation, divisor = OPERATIONS[mode], 1
     if operation.divides:
-        # Divided last: rows and their sums are often exact where their ratios are not.
-        if weights.count(weights[0]) == len(weights):
-            divisor = len(weights)
-        else:
+        divisor = len(weights)
+        if weights.count(weights[0]) != divisor:
             parts = [part * within.type(weight) for part, weight in zip(parts, weights)]
             divisor = sum(weights)
-        total = functools.reduce(operation.combine, parts)
-        return np.asarray(total / within.type(divisor), dtype)
-    return np.asarray(functools.reduce(operation.combine, parts), dtype)
+    first, second, *others = parts
+    result = operation.combine(first, second, out=np.empty(shape, within))
+    for part in others:
+        operation.combine(result, part, out=result)
+    if divisor != 1:
+        # Divided last: rows and their sums are often exact where their ratios are not.
+        np.divide(result, within.type(divisor), out=result)
+    return result if within is dtype else result.astype(dtype)
 
 
 class Partial(NamedTuple):

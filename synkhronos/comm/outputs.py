@@ -70,14 +70,17 @@ class Outputs:
         Returns the buffer's layout, which the master must `hear` before it can `collect` them, if
         it is a new one, or None.
         """
-        parts = [np.asarray(part) for part in parts]
         segment, views = self._buffers.get(key, (None, ()))
-        layout = None
-        if len(views) != len(parts) or any(
-            view.shape != part.shape or view.dtype != part.dtype for view, part in zip(views, parts)
-        ):
-            layout, segment, views = self._lay_out(key, segment, parts)
-            self._buffers[key] = segment, views
+        if len(views) == len(parts):
+            for view, part in zip(views, parts):
+                if view.shape != part.shape or view.dtype != part.dtype:
+                    break
+                view[...] = part
+            else:
+                return None
+        parts = [np.asarray(part) for part in parts]
+        layout, segment, views = self._lay_out(key, segment, parts)
+        self._buffers[key] = segment, views
         for view, part in zip(views, parts):
             view[...] = part
         return layout
