@@ -274,7 +274,9 @@ class Function:
         """
         arrays: Any = []  # of the inputs, for the master's part
         try:
-            values = self._inputs.bind(args, kwargs)
+            values: Any = args
+            if kwargs or len(args) != self._inputs.n_plain:
+                values = self._inputs.bind(args, kwargs)
             command = self._requests.make(
                 self._make_ready, values, arrays, output_subset, batch, batch_s, num_slices
             )

@@ -48,6 +48,7 @@ QUICK = "not (slow or thorough"
 # last one changes any process that imports it.
 collect_ignore = [
     "support/rule_model.py",
+    "support/walked_model.py",
     "support/rule_cases.py",
     "support/on_pytensor",
     "support/forging",

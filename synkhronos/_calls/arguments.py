@@ -37,7 +37,9 @@ class Inputs:
 
     def __init__(self, given, owner, computed=()):
         self.given, self._owner = given, owner
-        self._n_plain = len(given) if all(each.is_plain for each in given) else -1
+        self._is_plain = all(each.is_plain for each in given)
+        # A call with so many positional arguments, and no others, gives each input its value.
+        self.n_plain = len(given) if self._is_plain and not computed else -1
         self._next = {}  # position of a given input with a default -> its value in the next call
         sent = [part for each in given for part in each.sent()]
         self._casts = (*(each.caster() for each in sent), *(np.asarray for _ in computed))
@@ -67,8 +69,6 @@ class Inputs:
         A call `here`, in the master alone, sets it in the master. With `ahead` a call with the same
         arguments follows: values that were set for the next call are for that one.
         """
-        if len(args) == self._n_plain and not kwargs:
-            return args
         bound = self._bind(args, kwargs, _keep_here if here else self._keep)
         if not ahead:
             self._next.clear()
@@ -85,7 +85,7 @@ class Inputs:
 
     def _bind(self, args, kwargs, keep):
         values = self._values_of(args, kwargs)
-        if self._n_plain >= 0:
+        if self._is_plain:
             return values
         bound, kept = [], []
         for position, (given, value) in enumerate(zip(self.given, values)):
@@ -121,7 +121,7 @@ class Inputs:
     def _values_of(self, args, kwargs):
         """Return the value of each given input, _MISSING for those that were left out."""
         n_given, n_args = len(self.given), len(args) + len(kwargs)
-        if self._n_plain >= 0 and n_args != n_given:
+        if self._is_plain and n_args != n_given:
             raise TypeError(
                 f"{self._owner} takes {count(n_given, 'input')} ({self}), got {n_args}."
             )
