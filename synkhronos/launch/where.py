@@ -107,7 +107,7 @@ def find_places(
     """Return the place of each rank: `find_hosts`, where each host must have devices.
 
     >>> find_places("cpu", environment={"SLURM_JOB_NODELIST": "node[1-2]"})
-    [Place(host='node1', device='cpu'), Place(host='node2', device='cpu')]
+    [RankPlace(host='node1', device='cpu'), RankPlace(host='node2', device='cpu')]
     """
     found = find_hosts(hosts, hostfile, devices, source, environment)
     places = [RankPlace(host.name, device) for host in found for device in host.devices]
