@@ -1,24 +1,24 @@
-"""Settings of the C library's allocator, for processes that allocate the same arrays again.
+"""Settings of the C library's allocator, so that freed memory is used for the next arrays.
 
-A step of training frees the results of its operations, and the next step allocates arrays of the
-same sizes. By default the C library returns such memory to the system, which then has to clear each
-page anew: a fifth of the time of a step with convolutions.
+A training step frees the results of its operations, and the next step allocates arrays of the same
+sizes. By default the C library returns the memory to the system, which clears each page before it
+gives it out again. That takes a fifth of the time of a step with convolutions.
 """
 
 import ctypes
 import os
 
-# Larger arrays still go back to the system when they are freed. glibc takes no higher limit.
+# glibc's highest limit. The memory of larger arrays still goes back to the system.
 _LARGEST = 32 << 20
-_KEPT = 512 << 20  # freed memory at the end of the heap, at most
+_KEPT = 512 << 20  # the most free memory that stays at the end of the heap
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 
 
 def keep_freed_memory() -> bool:
     """Let this process keep freed memory for its next arrays; return whether it will.
 
-    Settings of the environment, such as ``MALLOC_TRIM_THRESHOLD_``, stay as they are.
+    It will not if the environment has settings of the allocator (``MALLOC_TRIM_THRESHOLD_``).
     """
     if any(name in os.environ for name in _SETTINGS):
         return False

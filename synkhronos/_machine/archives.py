@@ -1,15 +1,15 @@
-"""Archives: files of arrays with a table of contents, as NumPy's npz without pickles.
+"""Archives: files of arrays with a table of contents, in NumPy's npz format without pickles.
 
     with new_file(path) as file, writing(file, "weights", keys=["w"]) as arrays:
-        arrays["0"] = array                              one after the other, the table at the end
-    with reading(path, "weights") as (table, arrays):    an array is read when it is asked for
-        return dict(zip(table["keys"], arrays.values())) what is raised here is a damage, too
+        arrays["0"] = array                              written at once; the table comes at the end
+    with reading(path, "weights") as (table, arrays):    each array is read at its first use
+        return dict(zip(table["keys"], arrays.values())) errors here are reported as a damaged file
 
-Checkpoints, snapshots of rules, and weights and states of stores are archives. Files that were
-written before there was one format are read as well: their tables say nothing of what they hold.
+Checkpoints, snapshots of rules, and weights and states of stores are archives. Older files, whose
+tables don't say what they hold, are read as well.
 
-An array takes no more memory than its file has bytes, whatever its header says; in a file that
-another program has compressed, arrays take a limited multiple of it.
+An array never takes more memory than its file has bytes, whatever its header says; or a limited
+multiple of that, if another program has compressed the file.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from synkhronos._wording import one_line, printable, sentence
 _VERSION = 1
 _LARGE = 1 << 16  # bytes of an array
 _MOST_TIMES = 16  # of the bytes of a compressed file
-_ALWAYS_READ = 1 << 26  # bytes, which any memory has
+_ALWAYS_READ = 1 << 26  # bytes of arrays that are read, however small the file is
 _SUFFIX = ".npy"
 _MOST_OF_AN_ERROR = 300
 _TABLE, _OLD_TABLE = "about", "synkhronos"  # the array that holds the table, as JSON
@@ -40,7 +40,7 @@ _HEADERS = {
 
 
 class _Arrays:
-    """Writes each array that it is given to the archive at once, so that no list keeps copies."""
+    """A mapping that writes each array into the archive at once, so that no copies are kept."""
 
     def __init__(self, archive):
         self._archive = archive
@@ -50,7 +50,7 @@ class _Arrays:
         with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
             if array.nbytes < _LARGE or not array.flags.forc or array.dtype.hasobject:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-            else:  # without NumPy's copies of each part
+            else:  # the same bytes, without the copies that NumPy makes of each part
                 header = np.lib.format.header_data_from_array_1_0(array)
                 np.lib.format.write_array_header_1_0(file, header)
                 file.write(array.ravel("K").view(np.uint8).data)
@@ -60,7 +60,7 @@ class _Arrays:
 def writing(file, what, **table):
     """Give a mapping that writes arrays to an open file; write the table at the end of the block.
 
-    `what` says what the archive holds: it is read as nothing else. `table` is made of JSON.
+    `what` says what the archive holds; `reading` must ask for the same. `table` consists of JSON.
     """
     with zipfile.ZipFile(file, "w") as archive:
         arrays = _Arrays(archive)
@@ -75,8 +75,8 @@ def reading(file, what, name=None):
 
     `file` is a path, or an open file with its `name` for messages.
 
-    Raises ``OSError`` if it can't be read, ``ValueError`` if it is damaged or holds something else,
-    also for what the block raises.
+    Raises ``OSError`` if the file can't be read; ``ValueError`` if it is damaged or holds something
+    else, and in place of an exception of the block.
     """
     name = repr(os.fspath(file)) if name is None else name
     opened = contextlib.nullcontext(file) if hasattr(file, "read") else open_file(file)
@@ -85,27 +85,28 @@ def reading(file, what, name=None):
         table = arrays.pop_table()
         if table["version"] != _VERSION:
             raise ValueError(f"it is of version {table['version']}, this is {_VERSION}")
-        there = table.get("what", what)
-        if there == what:
+        content = table.get("what", what)
+        if content == what:
             yield table, arrays
             return
-    raise ValueError(f"{name} holds {one_line(there)}, not {what}.")
+    raise ValueError(f"{name} holds {one_line(content)}, not {what}.")
 
 
 class _Stored(Mapping):
-    """The arrays of an archive by name, in its order, each read once: when it is asked for."""
+    """The arrays of an archive by name, in its order. Each is read once, at its first use."""
 
     def __init__(self, archive, n_bytes):
         self._archive, self._read = archive, {}
-        self._infos = {each.filename[: -len(_SUFFIX)]: each for each in archive.infolist()}
-        for info in archive.infolist():
+        infos = archive.infolist()
+        self._infos = {info.filename[: -len(_SUFFIX)]: info for info in infos}
+        for info in infos:
             if not info.filename.endswith(_SUFFIX):
                 raise ValueError(f"{one_line(info.filename)} is no array")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{one_line(info.filename)} is compressed in an unusual way")
-        if len(self._infos) < len(archive.infolist()):
+        if len(self._infos) < len(infos):
             raise ValueError("two of its arrays have one name")
-        total = sum(each.file_size for each in archive.infolist())
+        total = sum(info.file_size for info in infos)
         if total > _MOST_TIMES * n_bytes + _ALWAYS_READ:
             raise ValueError(
                 f"its arrays have {total} bytes, more than {_MOST_TIMES} times as many as the file "
@@ -148,7 +149,7 @@ def load_npy(path):
 
 
 def read_header(file):
-    """Return the shape and dtype of an array in NumPy's format, of which the bytes follow."""
+    """Read the header of an array in NumPy's format; return the array's shape and dtype."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"NumPy's format {version} is not read, only {list(_HEADERS)}")
@@ -157,7 +158,7 @@ def read_header(file):
 
 
 def read_npy(file, n_bytes, kinds="biufc"):
-    """Read an array in NumPy's format, of some kinds of dtypes, from a file of so many bytes."""
+    """Read an array in NumPy's format from a file of `n_bytes`; refuse other `kinds` of dtypes."""
     shape, dtype = read_header(file)
     if dtype.kind not in kinds:
         raise ValueError(f"an array has the dtype {one_line(str(dtype))}, and not one of numbers")
@@ -169,11 +170,11 @@ def read_npy(file, n_bytes, kinds="biufc"):
 
 @contextlib.contextmanager
 def damage_told(name, what):
-    """Raise ValueError, which names the file, for what a damaged one makes the block raise."""
+    """Turn an exception of the block, as a damaged file causes, into a ValueError with its name."""
     try:
         yield
     except raised_here(Exception) as error:
-        # Damages raise errors of many kinds, of zipfile, zlib, json and NumPy; EINVAL of an offset.
+        # zipfile, zlib, json and NumPy raise many kinds of errors; a wrong offset gives EINVAL.
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise
         why = sentence(f"it lacks {error}" if isinstance(error, KeyError) else error)

@@ -1,19 +1,19 @@
-"""Let functions recurse as deep as a graph is: in a thread with a large stack.
+"""Let functions recurse as deep as a graph is, in a thread with a large stack.
 
-Python's limit of recursion is one for all threads, and each thread has a stack of its own. A limit
-that is high enough for a deep graph is too high for the stack of most threads: endless recursion
-of the script would end the process there, and not raise RecursionError. So the limit is raised only
-while a function runs that needs it::
+Python's recursion limit holds for all threads, and each thread has a stack of its own. A limit that
+is high enough for a deep graph is too high for the stack of most threads: endless recursion in the
+script would crash the process instead of raising RecursionError. So the limit is raised only while
+a function runs that needs it::
 
     @recurses_deep
     def dump(...)     in the thread of the caller ──▶ its result
                                                   ──▶ RecursionError ──▶ again, in a thread of STACK
                                                       bytes with a limit of LEVELS ──▶ its result
 
-Such a function must do the same if it is called again after a RecursionError. It runs in the other
-thread at once if it is known to need more levels, and where the stack of the caller's thread is too
-small for the limit that Python has. Meanwhile the caller waits, and may hold no lock that the
-function takes. The limit holds for all other threads of the script, too.
+It must be safe to call such a function again after a RecursionError. The function runs in the other
+thread at once if it is known to need more levels, or if the stack of the caller's thread is too
+small for Python's limit. The caller waits meanwhile, and may hold no lock that the function takes.
+All other threads of the script have the raised limit, too.
 """
 
 import contextlib
@@ -26,19 +26,17 @@ import threading
 from synkhronos._machine.interrupts import interrupts_held
 
 LEVELS = 50_000
-STACK = 256 << 20  # bytes of addresses: the system adds memory where the stack is used
-_SMALLEST_STACK = 64 << 20  # where addresses are scarce (ulimit -v)
+STACK = 256 << 20  # bytes of addresses; memory is allocated only for the used part
+_SMALLEST_STACK = 64 << 20  # if addresses are scarce (ulimit -v)
 _SMALL_STACK = 1 << 20
-# Bytes of the stack that a level takes in pickles; in older Pythons, in functions of Python.
+# Bytes of the stack for each level: in pickles, or, before Python 3.11, in Python functions.
 _LEVEL = 160 if sys.version_info >= (3, 11) else 600
 
 _starting = threading.RLock()  # held while the size of new stacks, or the limit, is changed
 
 
-class _OfThread(threading.local):
-    """Facts about a thread."""
-
-    is_deep = False  # whether it is a thread with a large stack
+class _ThreadFacts(threading.local):
+    is_deep = False  # whether this thread has a large stack
     stack = None  # the size of its stack, once it was looked up
 
 
@@ -46,11 +44,8 @@ def _bytes_of_stack():
     """Return the size of the stack of the calling thread; 0 if the C library does not say."""
     libc = ctypes.CDLL(None)
     try:
-        find, read, drop = (
-            libc.pthread_getattr_np,
-            libc.pthread_attr_getstack,
-            libc.pthread_attr_destroy,
-        )
+        find, read = libc.pthread_getattr_np, libc.pthread_attr_getstack
+        drop = libc.pthread_attr_destroy
     except AttributeError:
         return 0
     attributes = ctypes.create_string_buffer(256)  # larger than pthread_attr_t on any processor
@@ -62,13 +57,13 @@ def _bytes_of_stack():
     return size.value
 
 
-_here = _OfThread()
+_here = _ThreadFacts()
 
 
 def recurses_deep(do, levels=0):
     """Let a function recurse as deep as a graph of some thousand operations.
 
-    Give the number of levels that it needs if it would not raise a RecursionError for lack of them.
+    `levels` is the number that it needs, if it would not raise RecursionError for lack of them.
     """
 
     @functools.wraps(do)
@@ -108,7 +103,7 @@ class _DeepCall:
     """One call, in a thread with a large stack."""
 
     def __init__(self, do):
-        # With the caller's context, such as that of a `synk.parallel` block.
+        # In the caller's context, such as that of a `synk.parallel` block.
         self._do = functools.partial(contextvars.copy_context().run, do)
         self._thread = None
         self._over = threading.Event()
@@ -121,22 +116,18 @@ class _DeepCall:
         try:
             with _raised_limit():
                 with interrupts_held():
-                    self._start()
+                    try:
+                        self._start(STACK)
+                    except RuntimeError:
+                        self._start(_SMALLEST_STACK)
                 self._wait()
             if self._error is not None:
                 raise self._error
             return self._result
         finally:
-            # Tracebacks keep this frame.
-            self._error = self._result = None
+            self._error = self._result = None  # tracebacks keep this frame
 
-    def _start(self):
-        try:
-            self._start_with(STACK)
-        except RuntimeError:
-            self._start_with(_SMALLEST_STACK)
-
-    def _start_with(self, size):
+    def _start(self, size):
         # Daemon: after a second Ctrl-C the interpreter may end before the thread does.
         self._thread = threading.Thread(target=self._run, name="deep graphs", daemon=True)
         with _starting:
@@ -164,15 +155,15 @@ class _DeepCall:
         try:
             self._over.wait()
         except BaseException:
-            # A Ctrl-C, or an exception of another signal handler. The call ends with it; a second
-            # one ends the wait for that.
+            # A signal handler, such as that of Ctrl-C, has raised. End the call, and wait for its
+            # end; a second exception ends this wait.
             self._interrupt()
             self._over.wait()
             raise
-        self._thread.join()  # not before: if a Ctrl-C came in it, it would not wait again
+        self._thread.join()  # short now: a join that a Ctrl-C has ended could not be repeated
 
     def _interrupt(self):
-        """Raise KeyboardInterrupt in the call, unless it is at its end."""
+        """Raise KeyboardInterrupt in the call, unless the call has ended."""
         with self._ending:
             if not self._takes_no_interrupt:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -181,7 +172,7 @@ class _DeepCall:
 
 
 class _Limit:
-    """The limit of recursion while it is raised: by how many calls, and what it was before."""
+    """The raised recursion limit: how many calls have raised it, and the limit before."""
 
     calls = 0
     before = None
@@ -189,7 +180,7 @@ class _Limit:
 
 @contextlib.contextmanager
 def _raised_limit():
-    """Raise the limit of recursion inside a with block; several threads may do so at once."""
+    """Raise the recursion limit in a with block; several threads may do so at once."""
     is_raised = False
     try:
         with interrupts_held(), _starting:
@@ -202,7 +193,7 @@ def _raised_limit():
     finally:
         with interrupts_held(), _starting:
             _Limit.calls -= is_raised
-            # Not if the script has set another one meanwhile.
+            # The script may have set another limit meanwhile, which stays.
             is_ours = is_raised and sys.getrecursionlimit() == max(_Limit.before, LEVELS)
             if is_ours and not _Limit.calls:
                 sys.setrecursionlimit(_Limit.before)

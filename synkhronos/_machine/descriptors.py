@@ -1,4 +1,4 @@
-"""The open files of a process: those that it inherits from the script, and its sockets."""
+"""The open files of a process: those that it inherits from the script, and its TCP sockets."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set
 
 _STREAMS = {socket.SOCK_STREAM, socket.SOCK_SEQPACKET}
 _LOCKS = {"FLOCK", "OFDLCK"}  # as /proc calls them
-# State, milliseconds since data have come, bytes that have come: see tcp_info in linux/tcp.h.
+# Of tcp_info in linux/tcp.h: the state, milliseconds since the last data, bytes received.
 _INFO, _LISTEN = struct.Struct("B51xI72xQ"), 10
 _MOST_NUMBERS = 65_536
 
@@ -20,48 +20,34 @@ _MOST_NUMBERS = 65_536
 def leave_to_parent(kept: Iterable[int]) -> None:
     """Replace the script's pipes, connections and locked files by /dev/null, in a child.
 
-    What the script closes would stay open in the child otherwise: a program that reads from a pipe
-    would not see its end, a peer not that of a connection, and a lock (``flock``) would stay. The
-    numbers stay taken: objects of the script, which may close them here, hit no other file.
+    If they stayed open in the child after the script has closed them, readers of a pipe and peers
+    of a connection would not see its end, and locks (``flock``) would stay. The descriptors stay
+    in use, so that objects of the script that close them here close no other file.
 
-    Descriptors that are `kept` stay, and the standard streams, copies of standard output and error,
-    and those that logs are written to.
+    The `kept` descriptors, the standard streams, their copies and the logs' files are not replaced.
     """
     kept = {0, 1, 2, *kept, *_of_output()}
     standard = {_identity(fd) for fd in (1, 2)}
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # no descriptor is left: the worker will say so when it needs one
+    except OSError:  # no descriptor is left: the worker reports it when it needs one
         return
     for fd in numbers:
-        with contextlib.suppress(OSError):  # that of the folder itself has been closed
+        with contextlib.suppress(OSError):  # that of /proc/self/fd is closed by now
             if fd not in kept and _identity(fd) not in standard and _is_held_open(fd):
                 os.dup2(nothing, fd, inheritable=False)
     os.close(nothing)
 
 
 class TcpSocket(NamedTuple):
-    """A TCP socket: one that listens, or an end of a connection.
+    """A TCP socket: one that listens, or an end of a connection."""
 
-    Attributes
-    ----------
-    inode : int
-        Its number, which the system gives to one file at a time.
-    port : int
-        Of this end.
-    is_listening : bool
-    n_received : int
-        The bytes that have come.
-    idle_seconds : float
-        The time since the last ones, or since the connection began.
-    """
-
-    inode: int
-    port: int
+    inode: int  # identifies the socket while it is open
+    port: int  # of this end
     is_listening: bool
-    n_received: int
-    idle_seconds: float
+    n_received: int  # bytes
+    idle_seconds: float  # since the last data came, or since the connection began
 
     @property
     def is_in_use(self) -> bool:
@@ -70,8 +56,8 @@ class TcpSocket(NamedTuple):
 
 
 def tcp_sockets(numbers: Optional[Iterable[int]] = None) -> Dict[int, TcpSocket]:
-    """Return the TCP sockets among this process's descriptors, or among some of these."""
-    found = {}
+    """Return the TCP sockets among this process's descriptors, or among `numbers`."""
+    sockets = {}
     for fd in _open_numbers() if numbers is None else numbers:
         with contextlib.suppress(OSError, OverflowError):  # none has this number
             file = os.fstat(fd)
@@ -79,17 +65,16 @@ def tcp_sockets(numbers: Optional[Iterable[int]] = None) -> Dict[int, TcpSocket]
                 with as_socket(fd) as of_fd:
                     if of_fd.family in (socket.AF_INET, socket.AF_INET6):
                         info = of_fd.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-                        # Linux before 4.1 does not say how much has come: much, so that it counts.
+                        # Linux before 4.1 does not count bytes: take a large number, not zero.
                         state, idle, n_received = _INFO.unpack(info.ljust(_INFO.size, b"\1"))
                         port, is_listening = of_fd.getsockname()[1], state == _LISTEN
-                        found[fd] = TcpSocket(
-                            file.st_ino, port, is_listening, n_received, idle / 1000
-                        )
-    return found
+                        facts = port, is_listening, n_received, idle / 1000
+                        sockets[fd] = TcpSocket(file.st_ino, *facts)
+    return sockets
 
 
 def _open_numbers():
-    """Return the numbers of this process's descriptors; some more if none is left to look with."""
+    """Return this process's descriptors; all numbers if none is left to read the folder with."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
@@ -97,16 +82,14 @@ def _open_numbers():
 
 
 def _identity(fd):
-    """Return what two descriptors of one file have in common."""
-    try:
-        found = os.fstat(fd)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    """Return what two descriptors of one file have in common; None for a closed one."""
+    with contextlib.suppress(OSError):
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
 
 
 def _is_held_open(fd):
-    """Return whether it is noticed elsewhere that a descriptor stays open."""
+    """Return whether other programs notice an open descriptor: a pipe, connection or lock."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode):
         return True
@@ -114,15 +97,15 @@ def _is_held_open(fd):
         with as_socket(fd) as connection:
             return connection.type in _STREAMS
     with open(f"/proc/self/fdinfo/{fd}") as lines:
-        # Of the file; those of a process (POSIX) are not inherited.
+        # Locks of the open file. POSIX locks belong to a process, and are not inherited.
         return any(line.startswith("lock:") and _LOCKS & {*line.split()} for line in lines)
 
 
 @contextlib.contextmanager
 def as_socket(fd) -> Iterator[socket.socket]:
-    """Look at a socket, which stays open and as it is."""
+    """Give a descriptor as a socket object in a with block; the socket stays open after it."""
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(None)  # else it would no longer block
+    socket.setdefaulttimeout(None)  # a timeout would make the socket non-blocking
     try:
         connection = socket.socket(fileno=fd)
     finally:
@@ -134,18 +117,19 @@ def as_socket(fd) -> Iterator[socket.socket]:
 
 
 def _of_output() -> Set[int]:
-    """Return the descriptors that this process prints and logs to: ranks do so, too."""
-    found = _numbers(sys.stdout) | _numbers(sys.stderr)
+    """Return the descriptors that this process prints and logs to."""
+    numbers = _numbers(sys.stdout) | _numbers(sys.stderr)
     for logger in [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]:
         for handler in getattr(logger, "handlers", ()):
             target = getattr(handler, "target", None) or handler  # of a MemoryHandler
             for name in ("stream", "sock", "socket"):
-                found |= _numbers(getattr(target, name, None))
-            found |= _numbers(getattr(getattr(target, "queue", None), "_writer", None))
-    return found
+                numbers |= _numbers(getattr(target, name, None))
+            numbers |= _numbers(getattr(getattr(target, "queue", None), "_writer", None))
+    return numbers
 
 
 def _numbers(file):
+    """Return the descriptor of a file in a set, which is empty if it has none."""
     with contextlib.suppress(Exception):  # any object may stand for a stream
         return {file.fileno()}
     return set()

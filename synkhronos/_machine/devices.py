@@ -1,6 +1,6 @@
 """Find the devices of this machine, and choose one for each rank.
 
-A process of its own runs whatever could open a GPU, and ends at once.
+GPUs are counted in a short-lived process, so that this one never opens a GPU.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from synkhronos import _wording
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 
-_MOST_PROCESSES = 1 << 22  # of one Linux system
+_MOST_PROCESSES = 1 << 22  # the most that Linux allows
 DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
-# None begins with "-": ssh would take it for an option.
+# No "-" at the beginning: ssh would take the name for an option.
 HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?,?")  # of each node: "2(x3),1"
 EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
 VARIABLE = "SYNKHRONOS_DEVICES"
 RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
-GNU = "libgomp.so.1"  # the OpenMP with which GCC links what Theano compiles
+GNU = "libgomp.so.1"  # the OpenMP library of Theano's compiled functions
 _SOFTLY = 1  # omp_pause_soft of omp.h
 
 _LEAVE_OUT = "import sys; sys.path[:] = filter(None, sys.path)"  # the working folder is ""
@@ -55,21 +55,21 @@ def kind(device: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: its share of those of its job here.
+    """Return the number of cores that this process may use: its share of its job's on this machine.
 
-    These are the ones of its affinity, within its CPU quota and within what Slurm has allocated, as
-    not every Slurm binds its jobs. Where each process is bound to cores of its own, it has these.
+    The job's cores are limited by affinity, CPU quota and Slurm's allocation (not every Slurm binds
+    its jobs to cores). A process that is bound to cores of its own uses these.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores, n_processes = cores or 1, processes_here()
-    limits = [_cpu_quota(), float(cores if not _is_bound() else cores * n_processes)]
+    limits = [_cpu_quota(), float(cores * n_processes if _is_bound() else cores)]
     allocated = os.environ.get("SLURM_CPUS_ON_NODE", "")
     limits += [float(allocated)] if allocated.isdigit() else []
     return max(1, min(cores, math.ceil(min(limits)) // n_processes))
 
 
 def _is_bound():
-    """Return whether this process alone was bound to cores: what has started it may use others."""
+    """Return whether this process is bound to fewer cores than its parent may use."""
     try:
         return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
     except (AttributeError, OSError):
@@ -97,15 +97,15 @@ def processes_here(environment: Mapping[str, str] = os.environ) -> int:
 def undo_binding() -> None:
     """Let this process use the cores that Open MPI's daemon may use, if mpirun has started it.
 
-    By default mpirun binds each process to one core, which is for programs with a process for each.
+    By default mpirun binds each process to one core, and this process is to use many.
     """
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or not hasattr(os, "sched_getaffinity"):
         return
     try:
-        own, allowed = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
-        if own < allowed:
+        cores, allowed = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
+        if cores < allowed:
             os.sched_setaffinity(0, allowed)
-            log.info("mpirun has bound this process to %s; it uses all %d", own, len(allowed))
+            log.info("mpirun has bound this process to %s; it uses all %d", cores, len(allowed))
     except OSError:  # the daemon is another user's, or has ended
         pass
 
@@ -115,7 +115,7 @@ def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") ->
     quotas = []
     try:
         groups = dict(line.split(":", 2)[1:] for line in Path(proc).read_text().splitlines())
-        # In a container the path may be the host's, so folders that don't exist here are skipped.
+        # In a container the path may be the host's: folders that don't exist here are skipped.
         group = Path(root, groups.get("", "/").strip("/"))
         for folder in (group, *group.parents):
             if (folder / "cpu.max").exists():
@@ -137,8 +137,8 @@ def default_threads(n_ranks: int) -> int:
 def python_command(code: str, *arguments: str) -> list[str]:
     """Return the command that runs code in another interpreter.
 
-    The interpreter imports nothing from the working folder. ``-c`` would put that first on the
-    path, and a ``json.py`` in it would run in place of Python's. PYTHONSAFEPATH leaves it out, too.
+    The interpreter imports nothing from the working folder, which ``-c`` puts first on the path: a
+    ``json.py`` there would run in place of Python's.
     """
     return [sys.executable, "-c", f"{_LEAVE_OUT}\n{code}", *arguments]
 
@@ -206,9 +206,9 @@ def resolve(
 ) -> tuple[str, ...]:
     """Return the device of each rank of this machine.
 
-    The first of these that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES
-    (names with commas), `use_gpu`. Without them all CUDA devices are used, or else all cores. The
-    other arguments must agree, also with the number of ranks that `synkhronos launch` was told.
+    The first that is given decides: `devices`, the environment variable SYNKHRONOS_DEVICES (names
+    with commas), `use_gpu`. Without any, all CUDA devices are used, or else all cores. The others
+    must agree with it, and the number of ranks must be that of `synkhronos launch`.
 
     >>> resolve(devices=["cpu", "cpu"])
     ('cpu', 'cpu')
@@ -218,17 +218,17 @@ def resolve(
     n_parallel = _check_n_parallel(n_parallel)
     if use_gpu not in (None, True, False):
         raise TypeError(f"use_gpu must be True, False or None, got {use_gpu!r}.")
-    told = _ranks_of_machine()
-    if told is not None:
+    n_launched = _ranks_of_machine()
+    if n_launched is not None:
         n_asked = n_parallel if devices is None else len(_check_devices(devices))
-        if n_asked not in (None, told):
+        if n_asked not in (None, n_launched):
             raise ValueError(
                 f"{'n_parallel' if devices is None else 'devices'} asks for "
                 f"{_wording.count(n_asked, 'rank')} on each machine, but `synkhronos launch` was "
-                f"told {told} for this one ({RANKS_VARIABLE}={os.environ[RANKS_VARIABLE]}): leave "
-                "the number out in one of the two."
+                f"told {n_launched} for this one ({RANKS_VARIABLE}={os.environ[RANKS_VARIABLE]}): "
+                "leave the number out in one of the two."
             )
-        n_parallel = told
+        n_parallel = n_launched
     if devices is not None:
         names, source = _check_devices(devices), "devices"
     elif text := _of_machine(VARIABLE, ";"):
@@ -252,7 +252,7 @@ def resolve(
 
 
 def _of_machine(variable, separator):
-    """Return what a variable says of this machine: its own part, or the only one."""
+    """Return the part of a variable that is for this machine; a single part is for all."""
     parts = os.environ.get(variable, "").split(separator)
     place = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
     number = int(place) if place.isdigit() and len(parts) > 1 else 0
@@ -260,7 +260,7 @@ def _of_machine(variable, separator):
 
 
 def _ranks_of_machine():
-    """Return the number of ranks that `synkhronos launch` was told for this machine, or None."""
+    """Return the number of ranks that `synkhronos launch` got for this machine, or None."""
     text = os.environ.get(RANKS_VARIABLE, "")
     if not re.fullmatch(r"\s*[0-9]*\s*(,\s*[0-9]*\s*)*", text):
         raise ValueError(
@@ -293,12 +293,12 @@ def _first_gpus(n_parallel, n_gpu):
 
 
 def has_nvidia_driver() -> bool:
-    """Return whether NVIDIA's driver has made files of devices."""
+    """Return whether NVIDIA's driver has made device files."""
     return bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def _count_default_gpus() -> int:
-    """Count the CUDA devices. pygpu is asked only if there is a driver."""
+    """Count the CUDA devices; ask pygpu only if there is a driver."""
     if not has_nvidia_driver() or importlib.util.find_spec("pygpu") is None:
         return 0
     n_gpu, problem = probe("cuda")
@@ -357,17 +357,18 @@ def _check_names(names: Sequence[str], source: str) -> tuple[str, ...]:
 
 def limit_threads(threads: int) -> Callable[[], None]:
     """Limit the BLAS and OpenMP threads of this process; return a function that restores them."""
-    # Each BLAS has its own call for it, and NumPy and SciPy bring a BLAS each.
+    # NumPy and SciPy bring a BLAS each, and each kind of BLAS has a function of its own for it.
     from threadpoolctl import ThreadpoolController
 
     controller = ThreadpoolController()
-    # To set a number, even the same, lets OpenBLAS make a thread for each core in a forked process.
+    # Only the others: in a forked process OpenBLAS starts a thread for each core whenever a number
+    # is set, even the same.
     others = [each.filepath for each in controller.lib_controllers if each.num_threads != threads]
     with _controlled_by_no_thread(controller):
         limits = controller.select(filepath=others).limit(limits=threads)
-    if _Lasting.process not in (None, os.getpid()):
+    if _LastingThreads.process not in (None, os.getpid()):
         for library in controller.lib_controllers:
-            if library.filepath in _Lasting.paths:
+            if library.filepath in _LastingThreads.paths:
                 library.set_num_threads(1)
 
     def restore():
@@ -379,42 +380,48 @@ def limit_threads(threads: int) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _controlled_by_no_thread(controller):
-    """Let any thread set the limits of OpenBLAS, which threadpoolctl leaves to the first that did.
+    """Let any thread set the limits of OpenBLAS; threadpoolctl allows it to the first thread alone.
 
-    It takes a thread that Python has not started, such as nutpie's, to live for ever, and raises
-    RuntimeError in a process that is forked after the thread's end.
+    threadpoolctl does not notice the end of a thread that Python has not started, such as one of
+    nutpie, and raises RuntimeError in a process that is forked after that.
     """
-    clear = [getattr(each, "clear_controlling_thread", None) for each in controller.lib_controllers]
+
+    def clear():
+        for library in controller.lib_controllers:
+            if hasattr(library, "clear_controlling_thread"):  # in newer releases
+                library.clear_controlling_thread(force=True)
+
     try:
-        for each in filter(None, clear):  # older ones of threadpoolctl have none
-            each(force=True)
+        clear()
         yield
     finally:
-        for each in filter(None, clear):
-            each(force=True)
+        clear()
 
 
-class _Lasting:
-    """The OpenMP libraries whose threads a fork leaves behind: a child would wait for them."""
+class _LastingThreads:
+    """The OpenMP libraries that could not end their threads before a fork, and the forking process.
 
-    process, paths = None, ()  # of the parent
+    A child would wait for these threads, which the fork has not copied.
+    """
+
+    process, paths = None, ()
 
 
 def end_openmp_threads(threads: int) -> None:
     """Let processes that this thread forks compute with OpenMP, with `threads` threads each.
 
-    GNU's OpenMP keeps the threads that a thread has computed with for the next time. A fork copies
-    the calling thread alone, so a child would wait for the others for ever. Here they end; OpenMP
-    starts new ones when the parent or a child computes next. Others (LLVM's, Intel's) do so by
-    themselves after a fork, as OpenBLAS does. A library that can't has one thread in children.
+    GNU's OpenMP keeps its threads for the next computation. A fork copies the calling thread alone,
+    so a child would wait for the others for ever. So they are ended here, and OpenMP starts new
+    ones at the next computation. LLVM's and Intel's OpenMP, and OpenBLAS, start new threads after a
+    fork by themselves. A library that can't end its threads computes with one thread in children.
     """
     from threadpoolctl import threadpool_info
 
     gnu = [each["filepath"] for each in threadpool_info() if each["prefix"] == "libgomp"]
     lasting = [path for path in gnu if not _end_threads_of(path)]
-    _Lasting.process, _Lasting.paths = os.getpid(), lasting
+    _LastingThreads.process, _LastingThreads.paths = os.getpid(), lasting
     for path in lasting if threads > 1 else ():
-        # Python packages bring copies with names of their own, which Theano does not compute with.
+        # Copies in Python packages have other names; Theano's functions don't use them.
         log.log(
             logging.WARNING if os.path.basename(path) == GNU else logging.DEBUG,
             "OpenMP (%s) can't end its threads before the fork, so its functions compute with one "
@@ -426,9 +433,9 @@ def end_openmp_threads(threads: int) -> None:
 
 
 def _end_threads_of(path):
-    """End the calling thread's threads of an OpenMP library; return whether they have ended."""
+    """End the OpenMP threads of the calling thread in a library; return whether they have ended."""
     try:
         pause = ctypes.CDLL(path).omp_pause_resource_all
-    except (OSError, AttributeError):  # its file was replaced; an old one
+    except (OSError, AttributeError):  # the file was replaced, or is of an old version
         return False
     return pause(_SOFTLY) == 0

@@ -1,4 +1,4 @@
-"""Files that are complete or not there: written without a name, or beside their place."""
+"""Write files so that they are complete or not there: under no name or another one at first."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from synkhronos._wording import shown
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LEASE_SECONDS = 5.0
-_MOST_LINKS = 40  # in one path, as Linux has it
+_MOST_LINKS = 40  # in one path: Linux's limit
 
 
 class PlantedLink(PermissionError):
-    """A link on the way to a file is another user's, in a folder to which all may write."""
+    """A link in the path of a file is another user's, in a folder to which all may write."""
 
 
 @contextlib.contextmanager
 def new_file(path, follow=True):
-    """Give a file beside `path` to write to, which takes its place at the end of the block.
+    """Give a file to write to, which gets the name `path` at the end of the block.
 
-    An exception in the block removes the file, and leaves what was there. A link at `path` stays,
-    and the file that it points to is replaced; without `follow` the link is replaced. A link of
-    another user in a folder such as /tmp is refused with PermissionError.
+    After an exception in the block the file is removed, and an older one at `path` stays. If `path`
+    is a link, the file that it points to is replaced; without `follow`, the link. PermissionError
+    refuses a link of another user in a folder such as /tmp.
 
-    The file has no name until it is complete, so a kill leaves nothing. Where the system has no
-    files without names it is called ``.name.1f2e3d4c``: see `remove_left`.
+    The file has no name until it is complete, so a kill leaves nothing. File systems without
+    nameless files get ``.name.1f2e3d4c``, which `remove_left` removes.
     """
     if follow:
         folder, name = os.path.split(followed(path))
@@ -54,39 +54,39 @@ def new_file(path, follow=True):
                         os.fchmod(file.fileno(), old.st_mode & 0o777)
                 file.flush()
                 os.fsync(file.fileno())
-                _give_name(folder, link, written, path)  # while the file has its lock
+                _give_name(folder, link, written, path)  # in the block: the file is locked
         except OSError as error:
             if error.errno in _NO_ROOM and error.filename is None:
                 error.filename = path
             raise
         finally:
-            with suppress(FileNotFoundError):  # it has its name
+            with suppress(FileNotFoundError):  # it was renamed
                 os.unlink(written)
 
 
 @contextlib.contextmanager
 def _kept(folder):
-    """Give a path of a folder, which stays right if its name becomes that of another one."""
+    """Give a path of a folder that stays right if another folder gets its name meanwhile."""
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     kept = f"/proc/self/fd/{directory}"
     try:
-        if not os.path.exists(kept):  # a system without it
+        if not os.path.exists(kept):  # a system without /proc
             kept = folder
         elif os.readlink(kept).casefold() != folder.casefold():  # some file systems ignore case
             raise PermissionError(errno.EACCES, "another program has replaced this folder", folder)
         yield kept
     except OSError as error:
-        for each in ("filename", "filename2"):
-            name = getattr(error, each)
+        for attribute in ("filename", "filename2"):
+            name = getattr(error, attribute)
             if isinstance(name, str) and name.startswith(f"{kept}/"):
-                setattr(error, each, folder + name[len(kept) :])
+                setattr(error, attribute, folder + name[len(kept) :])
         raise
     finally:
         os.close(directory)
 
 
 def open_file(path):
-    """Open a file to read. Raise OSError for a pipe or a device, and wait for none."""
+    """Open a file to read it. Raise OSError for a pipe or a device, without waiting for it."""
 
     def regular(path, flags):
         end = time.monotonic() + _LEASE_SECONDS
@@ -94,12 +94,12 @@ def open_file(path):
             try:
                 file = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
                 break
-            except BlockingIOError:  # another process has a lease, and is asked to give it back
+            except BlockingIOError:  # the system asks the holder of a lease to give it back
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
         if stat.S_ISDIR(mode := os.fstat(file).st_mode) or stat.S_ISREG(mode):
-            return file  # Python refuses folders by itself
+            return file  # Python refuses a folder itself
         os.close(file)
         raise OSError(errno.ENXIO, "this is a pipe or a device, and not a file", path)
 
@@ -107,7 +107,7 @@ def open_file(path):
 
 
 def _open(folder, written):
-    """Return a new file, locked, and the path of its descriptor; None if it has a name."""
+    """Return a new, locked file, and the path of its descriptor, or None if the file has a name."""
     link, flags = None, os.O_RDWR | os.O_CLOEXEC
     with suppress(AttributeError, OSError):
         file = os.open(folder, os.O_TMPFILE | flags, 0o666)
@@ -121,7 +121,7 @@ def _open(folder, written):
         fcntl.flock(file, fcntl.LOCK_EX)
     if link is None and not os.path.exists(written):
         os.close(file)
-        return _open(folder, written)  # another process took it for one that is left
+        return _open(folder, written)  # before it was locked, another process has removed it
     return file, link
 
 
@@ -129,11 +129,11 @@ def _give_name(folder, link, written, path):
     directory = os.open(folder, os.O_RDONLY)
     try:
         if link is not None:
-            # With a descriptor Python calls linkat, which follows the link to the file.
+            # Only with dst_dir_fd does Python call linkat, which follows the link in /proc.
             os.link(link, os.path.basename(written), dst_dir_fd=directory)
         os.replace(written, path)
         with suppress(OSError):  # some network file systems can't
-            os.fsync(directory)  # else a crash of the machine may undo the renaming
+            os.fsync(directory)  # so that a crash of the machine can't undo the renaming
     finally:
         os.close(directory)
 
@@ -141,29 +141,29 @@ def _give_name(folder, link, written, path):
 def followed(path):
     """Return a path without links, as os.path.realpath does; raise PlantedLink for others' links.
 
-    In a folder to which all users may write, and in what others have in it, links are refused
-    unless they are of this user, of root, or of the owner of that folder. Linux does so for folders
-    like /tmp only, and only with ``fs.protected_symlinks``.
+    In a folder to which all users may write, and in other users' folders in it, a link must belong
+    to this user, to root, or to the owner of the folder. Linux itself checks this in folders like
+    /tmp only, and only with ``fs.protected_symlinks``.
     """
-    found, left, n_links = "/", os.path.join(os.getcwd(), path).split("/")[::-1], 0
+    resolved, left, n_links = "/", os.path.join(os.getcwd(), path).split("/")[::-1], 0
     while left:
         name = left.pop()
         if name == "..":
-            found = os.path.dirname(found)
+            resolved = os.path.dirname(resolved)
         elif name not in ("", "."):
-            there = os.path.join(found, name)
-            if not os.path.islink(there):
-                found = there
+            entry = os.path.join(resolved, name)
+            if not os.path.islink(entry):
+                resolved = entry
                 continue
             n_links += 1
             if n_links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if not _is_trusted(os.lstat(there).st_uid, found):
-                raise PlantedLink(errno.EACCES, "this link is another user's", there)
-            target = os.readlink(there)
-            found = "/" if target.startswith("/") else found
+            if not _is_trusted(os.lstat(entry).st_uid, resolved):
+                raise PlantedLink(errno.EACCES, "this link is another user's", entry)
+            target = os.readlink(entry)
+            resolved = "/" if target.startswith("/") else resolved
             left += target.split("/")[::-1]
-    return found
+    return resolved
 
 
 def _is_trusted(user, folder):
@@ -174,23 +174,24 @@ def _is_trusted(user, folder):
         is_for_all = status.st_mode & stat.S_IWOTH
         if is_for_all and user != status.st_uid:
             return False
-        if not is_for_all and status.st_uid in ours:  # its owner says who may write
+        if not is_for_all and status.st_uid in ours:  # nobody else could make the link
             return True
         folder = os.path.dirname(folder)
     return True
 
 
 def remove_left(folder, names):
-    """Remove what killed processes have left of files that they were writing into a folder.
+    """Remove the unfinished files that killed processes have left in a folder.
 
-    `names` is the regular expression of the files' names. Files that are being written have a lock.
+    `names` is the regular expression of the files' final names. Files that a process is still
+    writing have a lock, and stay.
     """
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     for left in os.listdir(folder):
         if re.fullmatch(rf"\.{names}\.[0-9a-f]{{8}}", left):
             path = os.path.join(folder, left)
             with suppress(OSError):
-                # To open another user's may wait: it is a pipe, or he has a lease.
+                # Not opened if it is another user's: a pipe, or a file with a lease, would block.
                 if os.lstat(path).st_uid != os.geteuid():
                     continue
                 with open(os.open(path, flags), "r+b") as file:
@@ -199,9 +200,9 @@ def remove_left(folder, names):
 
 
 def shift(path, older):
-    """Give the file at `path` the first of the names `older`, too, and each of these the next one.
+    """Move each file of `older` to the next name, and give the file at `path` the first name, too.
 
-    The last one goes. A kill leaves `path` as it is, but on file systems without hard links.
+    The last file is removed. `path` survives a kill, except on file systems without hard links.
     """
     with suppress(FileNotFoundError):
         os.unlink(older[-1])
@@ -219,11 +220,11 @@ def shift(path, older):
 
 @contextlib.contextmanager
 def held(path, seconds):
-    """Hold a path in a with block: at most one process does, which keeps ``.name.lock`` beside it.
+    """Lock a path for a with block, by a lock on ``.name.lock`` beside it.
 
-    Raises ``BlockingIOError`` if another one still does after `seconds`. The system ends the hold
-    of a process that is killed, whatever its children do. On file systems without locks there is
-    none.
+    Raises ``BlockingIOError`` if another process still has the lock after `seconds`. The system
+    unlocks when a process is killed, even if its children live on. On file systems without locks
+    nothing is locked.
     """
     folder, name = os.path.split(path)
     name, end = os.path.join(folder, f".{name}.lock"), time.monotonic() + seconds
@@ -235,15 +236,14 @@ def held(path, seconds):
         except PermissionError:
             if not os.path.lexists(name):
                 raise
-            locks = []  # it is another user's
+            locks = []  # the lock file is another user's
         try:
             if locks and _is_locked(locks[0], name):
                 os.register_at_fork(after_in_child=lambda own=locks: own and os.close(own.pop()))
                 try:
                     yield
                 finally:
-                    # A child that the script forks leaves the block, too.
-                    if os.getpid() == process:
+                    if os.getpid() == process:  # not a child that the script has forked
                         with suppress(FileNotFoundError):
                             os.unlink(name)
                 return
@@ -257,7 +257,7 @@ def held(path, seconds):
 
 
 def _user_of(lock):
-    """Return the user whom a lock belongs to, in words; nothing for this process's own."""
+    """Return the owner of a lock file, in words; an empty string for this user."""
     with suppress(FileNotFoundError):
         number = os.lstat(lock).st_uid
         if number != os.geteuid():
@@ -268,7 +268,7 @@ def _user_of(lock):
 
 
 def _is_locked(lock, name):
-    """Lock an open file if no other process has; return whether it is still the one of its name."""
+    """Lock an open file; return whether that worked, and the file still has its name."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -281,7 +281,7 @@ def _is_locked(lock, name):
 
 
 def npz_path(path):
-    """Return an argument `path` as a str, of a file of NumPy's format ``.npz``.
+    """Return an argument `path`, the name of a file that ends with ``.npz``, as a str.
 
     Raises ``TypeError`` for anything but a path, ``ValueError`` for another name or a folder.
     """

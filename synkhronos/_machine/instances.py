@@ -1,8 +1,8 @@
-"""All objects of some classes, found while other threads go on.
+"""Find all objects of some classes, while other threads run.
 
-A list of all objects refers to tuples that other threads are making. They can't grow then: such a
-thread gets a SystemError. So here no thread runs while there is such a list: it is made, gone
-through and dropped inside one call of C.
+`gc.get_objects` returns a list that also refers to tuples that other threads are still building. A
+thread that enlarges such a tuple gets a SystemError. So the list is made, read and dropped within
+one call of C code, in which no other thread runs.
 """
 
 import gc
@@ -11,8 +11,8 @@ from itertools import chain, compress, repeat
 
 def instances_of(*kinds: type) -> list:
     """Return all objects of these classes, without those of subclasses."""
+    # Each object comes twice: the class of the first is compared, and the second is selected.
     twice = chain.from_iterable(map(repeat, _all_objects(), repeat(2)))
-    # For each object one of the two is looked at, and the other one selected.
     is_wanted = map(set(kinds).__contains__, map(type, twice))
     return list(compress(twice, is_wanted))
 
@@ -23,5 +23,5 @@ def classes_of_all() -> set:
 
 
 def _all_objects():
-    """Return an iterator that makes the list when it begins, and drops it at its end."""
+    """Return an iterator that makes the list of all objects first, and drops it at its end."""
     return chain.from_iterable(map(gc.get_objects, [None]))

@@ -1,13 +1,13 @@
 """Delay of signal handlers over steps that their exceptions would leave half done.
 
-Python runs a signal handler between any two bytecodes of the main thread. What it raises, as a
-Ctrl-C raises KeyboardInterrupt, ends what runs there. Between the system call that returns a
-descriptor and the line that stores the descriptor, it would be lost for as long as the process
-runs; the same holds for memory and for child processes.
+Python runs a signal handler between any two bytecodes of the main thread. If the handler raises, as
+that of Ctrl-C raises KeyboardInterrupt, the code that it has interrupted ends there. A descriptor
+is lost if that happens between the system call that opens it and the line that stores it: it stays
+open as long as the process runs. The same holds for memory and for child processes.
 
-What a handler raises is the script's, and no error of the code that it has interrupted: code that
-turns errors into others says ``except raised_here(Exception)``. An exception is a handler's if its
-traceback passes through the code of a handler.
+A handler's exception is no error of the code that it has interrupted. So code that turns errors
+into others says ``except raised_here(Exception)``. An exception is a handler's if its traceback
+passes through the code of a handler.
 """
 
 import functools
@@ -15,7 +15,8 @@ import inspect
 import signal
 import sys
 import threading
-from _signal import getsignal as _getsignal  # Python's own make enums of all: ten times as slow
+import traceback
+from _signal import getsignal as _getsignal  # those of `signal` return enums: ten times as slow
 from _signal import signal as _signal
 from _thread import get_ident
 from time import monotonic
@@ -24,18 +25,18 @@ from weakref import WeakSet
 
 _NUMBERS = sorted(map(int, signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _SIGINT = int(signal.SIGINT)
-_SECONDS = 0.001  # for so long it is known which signals have handlers: looking at all takes 4 us
+_SECONDS = 0.001  # until the handlers are read again: to read all takes 4 us
 
 
 class _Handled:
-    """The signals that have handlers in Python; a handler may have been set since `_SECONDS`."""
+    """The signals that have handlers in Python, as they were at most `_SECONDS` ago."""
 
     def __init__(self):
         self._numbers, self._until = (), 0.0
-        self._codes = WeakSet()  # of all handlers that were seen: one may be replaced as it runs
+        self._codes = WeakSet()  # also of replaced handlers, which may still run
 
     def numbers(self):
-        """Return the numbers of these signals."""
+        """Return the numbers of the signals."""
         now = monotonic()
         if now >= self._until:
             self._look()
@@ -43,7 +44,7 @@ class _Handled:
         return self._numbers
 
     def codes(self):
-        """Return the code of handlers, those that are set now and those that were seen before."""
+        """Return the code of all handlers that are set now or were set before."""
         self._look()
         return self._codes
 
@@ -61,14 +62,14 @@ _handled = _Handled()
 
 
 class interrupts_held:
-    """Delays signal handlers until the end of the block; gives a dict, not empty once one is due.
+    """Delays signal handlers until the block ends; gives a dict with an item for each signal due.
 
-    A signal in the block is recorded, and its handler called once when the block ends, also if the
-    block ends with another exception. A wait in the block must be short: it can't be interrupted.
+    The handler of a signal that came in the block is called once when the block ends, also if the
+    block ends with an exception. A wait in the block must be short: it can't be interrupted.
 
-    A handler records it, not a signal mask: a mask holds for one thread, and the system would give
-    the signal to another thread. In other threads than the main one nothing is done: Python runs
-    handlers in the main thread only. Signals without a handler in Python do what they always do.
+    Other handlers record the signals. A signal mask would not do: it holds for one thread, and the
+    system would give the signal to another one. In other threads than the main one the block delays
+    nothing, as Python runs handlers in the main thread only.
     """
 
     __slots__ = ("_held", "_previous")
@@ -91,13 +92,13 @@ class interrupts_held:
                 _signal(number, answer)
             held = self._held = {}
             return held
-        except BaseException:  # of a handler that is not replaced yet, or was set a moment ago
+        except BaseException:  # raised by a handler that is not replaced yet, or was just set
             self._held = None
             self._restore()
             raise
 
     def _answer(self, number, frame):
-        """Record a signal in the block; before and after it, do what the script's handler does."""
+        """Record a signal in the block; call the script's handler before the block and after it."""
         if self._held is None:
             self._previous[number](number, frame)
         else:
@@ -110,11 +111,10 @@ class interrupts_held:
         held = self._held
         if held is None:
             return
-        # First the handlers, so that later signals reach those of the user's program, or those of
-        # an outer block.
+        # Restored first, so that later signals reach the script's handlers or an outer block's.
         try:
             self._restore()
-        except BaseException:  # of a signal whose handler was restored first
+        except BaseException:  # raised by a handler that was restored already
             self._restore()
             raise
         finally:
@@ -124,15 +124,15 @@ class interrupts_held:
 
     def _restore(self):
         for number, handler in self._previous.items():
-            # Else a handler of the script has set another one.
+            # If another handler is set, a handler of the script has set it.
             if getattr(_getsignal(number), "__self__", None) is self:
                 _signal(number, handler)
 
 
 class interrupts_raised_later(interrupts_held):
-    """Calls signal handlers in the block as always, but raises what they raise when it ends.
+    """Calls signal handlers at once, but raises their exceptions at the end of the block.
 
-    For long blocks: the dict that it gives is not empty once a handler has raised.
+    For long blocks: the dict that it gives has an item for each handler that has raised.
     """
 
     __slots__ = ()
@@ -145,11 +145,11 @@ class interrupts_raised_later(interrupts_held):
 
 
 def _call_all(held):
-    """Call what was held back, in turn; what they raise comes when all have been called."""
+    """Call all delayed handlers, also after one has raised."""
     handler = held.pop(next(iter(held)))
     try:
-        # Not by raising the signal: it would also be written to the pipe of `set_wakeup_fd` once
-        # more, as asyncio's, which would run its handler twice.
+        # Called directly: raising the signal again would write it to the pipe of `set_wakeup_fd`
+        # once more, and asyncio would run its handler twice.
         handler()
     finally:
         if held:
@@ -161,7 +161,7 @@ def _raise(error):
 
 
 def raised_here(*kinds: Type[BaseException]) -> Tuple[Type[BaseException], ...]:
-    """Return the kinds of exceptions for an except clause; none for what a signal handler raised.
+    """Return exception classes for an except clause; none if a signal handler has raised.
 
     Examples
     --------
@@ -175,37 +175,33 @@ def raised_here(*kinds: Type[BaseException]) -> Tuple[Type[BaseException], ...]:
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Return whether a signal handler, or what it called, has raised an exception."""
+    """Return whether a signal handler, or a function that it called, has raised an exception."""
     return _frame_of_handler(_frames(error)) is not None
 
 
 def raised_by_handler(error: BaseException) -> Optional[BaseException]:
-    """Return the exception of a signal handler that an exception is, or stands for; else None.
+    """Return a signal handler's exception: this one, or one that it was raised in handling.
 
-    Where code catches it and raises another one by mistake, or with a longer message as host
-    libraries do, the other one stands for it. One that is raised ``from`` it does not.
+    Code that catches a handler's exception may raise another one: by mistake, or with a longer
+    message, as host libraries do. Exceptions that are raised ``from`` it don't count.
     """
-    found = of = None
+    raised = handler = None
     while True:
         frames = _frames(error)
         frame = _frame_of_handler(frames)
-        if frame is not None and of in (None, frame):
-            found, of = error, frame
+        if frame is not None and handler in (None, frame):
+            raised, handler = error, frame
         before = error.__context__
         if before is None or error.__suppress_context__:
-            return found
-        # One that was caught outside of here, and is still handled there, is an earlier matter.
+            return raised
+        # Callers may be handling an earlier exception, which has nothing to do with this one.
         if before.__traceback__ is None or before.__traceback__.tb_frame not in frames:
-            return found
+            return raised
         error = before
 
 
 def _frames(error):
-    frames, trace = [], error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    return frames
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _frame_of_handler(frames):
@@ -214,7 +210,7 @@ def _frame_of_handler(frames):
 
 
 def _code_of(handler):
-    """Return the code of a handler in Python; None if it is another thing."""
+    """Return the code of a handler that is written in Python; None for others."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not inspect.isroutine(handler) and callable(handler):

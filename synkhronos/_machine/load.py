@@ -1,7 +1,7 @@
-"""How busy other programs keep the cores: the time of all, less that of this process and its tree.
+"""How busy other programs keep the cores: the time of all programs, less our own and the kernel's.
 
-/proc/stat          all programs, those of other containers too, and other guests of the host
-/proc/<pid>/stat    less: this process and its descendants, and the threads of the kernel
+/proc/stat          all programs, in other containers and other guests of the host, too
+/proc/<pid>/stat    this process and its descendants, and the threads of the kernel
 """
 
 import os
@@ -11,9 +11,9 @@ from typing import Dict, NamedTuple, Tuple
 
 from synkhronos._machine.processes import number_in_proc, stat_of
 
-BUSY_CORES = 0.1  # kept busy by others: from here on times tell little
+BUSY_CORES = 0.1  # if others keep more cores busy, measured times are not reliable
 LOOK_SECONDS = 6
-_NAMED, _LEAST = 3, 0.01  # of the busiest processes, and cores that one of them keeps busy
+_NAMED, _LEAST = 3, 0.01  # the most processes that are named, and the fewest cores of one
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags of a process
 
 
@@ -22,16 +22,16 @@ class Load(NamedTuple):
 
     cores: float
     busiest: Tuple[Tuple[float, str, int], ...] = ()  # (cores, name, process id)
-    own: float = 0.0  # cores that this process and its tree keep busy
+    own: float = 0.0  # cores that this process and its descendants keep busy
 
     @property
     def is_high(self) -> bool:
         """Whether this disturbs measurements."""
-        # The system counts both times apart: a hundredth of ours may look like others'.
+        # The two files count separately, so a hundredth of our time may look like that of others.
         return self.cores > max(BUSY_CORES, self.own / 100)
 
     def __str__(self) -> str:
-        """Say it, after a subject and a verb; name processes if they disturb."""
+        """Return an object for a sentence; it names processes if they disturb measurements."""
         text = f"{self.cores:.2f} of {os.cpu_count()} cores busy"
         named = [f"{name} (pid {pid}) {cores:.2f}" for cores, name, pid in self.busiest]
         if not self.is_high:
@@ -40,21 +40,19 @@ class Load(NamedTuple):
 
 
 class LoadWatch:
-    """Adds up what other programs use from now on."""
+    """Measures the load of other programs from now on."""
 
     def __init__(self):
         self._begin = time.monotonic(), _ticks_of_all(), _processes()
 
     def others(self) -> Load:
-        """Return how many cores others have kept busy, on average."""
+        """Return the average load since the beginning."""
         begin, ticks, before = self._begin
         end, now, after = time.monotonic(), _ticks_of_all(), _processes()
         per_core = os.sysconf("SC_CLK_TCK") * max(end - begin, 1e-9)
         ours = _tree(after)
-        # Those that have ended, and were waited for, are in the times of the children.
-        own = sum(after[key].whole for key in ours) - sum(
-            before[key].whole for key in _tree(before)
-        )
+        # `whole` includes processes that have ended, and that their parents have waited for.
+        own = _whole(after, ours) - _whole(before, _tree(before))
         spent = {
             key: process.own - (before[key].own if key in before else 0)
             for key, process in after.items()
@@ -71,7 +69,7 @@ class LoadWatch:
 
 
 def look(seconds: int = LOOK_SECONDS) -> Load:
-    """Return the load of a quiet second, or, if there is none for so many, of the last one."""
+    """Return the load of the first quiet second, or of the last of `seconds` if none is quiet."""
     for _ in range(seconds):
         watch = LoadWatch()
         time.sleep(1)
@@ -86,45 +84,43 @@ class _ProcessLoad(NamedTuple):
     parent: int
     is_kernel: bool
     own: int  # clock ticks
-    whole: int  # with those of children that it has waited for
+    whole: int  # the same with those of children that it has waited for
 
 
 def _ticks_of_all():
     """Return the clock ticks that all cores have spent on programs, and on other guests."""
     # The line "cpu" of proc(5). Interrupts are left out: those of networks may be our own.
-    user, nice, system, _, _, _, _, steal = map(
-        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
-    )
+    fields = Path("/proc/stat").read_text().split(maxsplit=9)
+    user, nice, system, _, _, _, _, steal = map(int, fields[1:9])
     return user + nice + system + steal
 
 
 def _processes() -> Dict[Tuple[int, str], _ProcessLoad]:
-    """Return all processes by their number and start: numbers are used again."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    """Return all processes by process id and start time, as ids are used again."""
+    processes = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
         fields = stat_of(entry)
         if not fields:  # it has ended
             continue
-        user, system, children_user, children_system = map(int, fields[12:16])
-        found[int(entry), fields[20]] = _ProcessLoad(
-            fields[0],
-            int(fields[2]),
-            bool(int(fields[7]) & _KERNEL_THREAD),
-            user + system,
-            user + system + children_user + children_system,
-        )
-    return found
+        name, parent, flags, started = fields[0], int(fields[2]), int(fields[7]), fields[20]
+        ticks = list(map(int, fields[12:16]))  # user, system, and both of its children
+        is_kernel = bool(flags & _KERNEL_THREAD)
+        load = _ProcessLoad(name, parent, is_kernel, sum(ticks[:2]), sum(ticks))
+        processes[int(entry), started] = load
+    return processes
+
+
+def _whole(processes, keys):
+    return sum(processes[key].whole for key in keys)
 
 
 def _tree(processes):
-    """Return the keys of this process and of all below it."""
-    below = {}
+    """Return the keys of this process and of its descendants."""
+    children = {}
     for key, process in processes.items():
-        below.setdefault(process.parent, []).append(key)
-    own = number_in_proc()
-    found = [key for key in processes if key[0] == own]
-    for key in found:  # which grows
-        found += below.get(key[0], [])
-    return {*found}
+        children.setdefault(process.parent, []).append(key)
+    this = number_in_proc()
+    keys = [key for key in processes if key[0] == this]
+    for key in keys:  # the list grows meanwhile
+        keys += children.get(key[0], [])
+    return {*keys}

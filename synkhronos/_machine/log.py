@@ -1,4 +1,4 @@
-"""The rank of this process, and the logger of the library, which puts it in front of messages."""
+"""The logger of the library. Its messages begin with the rank of this process."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ log = logging.getLogger("synkhronos")
 
 
 class _Rank(logging.Filter):
-    """Puts the rank of this process, and its host, in front of messages, if it has a rank."""
+    """Puts the rank of this process and its host in front of messages; changes no others."""
 
     number = None
     host = None
@@ -23,15 +23,15 @@ class _Rank(logging.Filter):
         return True
 
 
-def _harmless(told):
-    """Return what a message tells, without control characters where others may have written it."""
+def _harmless(argument):
+    """Return an argument of a message, without control characters in a text, path or error."""
     try:
-        text = str(told) if isinstance(told, (str, BaseException, os.PathLike)) else ""
-    except Exception:  # logging tells of it
-        return told
+        text = str(argument) if isinstance(argument, (str, BaseException, os.PathLike)) else ""
+    except Exception:  # logging calls str() again, and reports the error
+        return argument
     if text.isprintable():
-        return told
-    from synkhronos._wording import printable  # which imports NumPy; a launcher begins without
+        return argument
+    from synkhronos._wording import printable  # not above: it imports NumPy, launchers do not
 
     return printable(text)
 
@@ -41,18 +41,18 @@ log.addFilter(_rank)
 
 
 def name_rank(number, in_a_call=None) -> None:
-    """Set the rank that messages of this process begin with; None for no rank.
+    """Set the rank that messages of this process begin with, or None.
 
-    `in_a_call` returns whether this process computes its part of a call of several ranks.
+    `in_a_call` is a function that returns whether this process computes its part of a call.
     """
     _rank.number, _rank.in_a_call = number, in_a_call
 
 
 def name_host(name) -> None:
-    """Set the host that follows the rank in messages, where the ranks are on several machines."""
+    """Set the host that messages name after the rank, if the ranks are on several machines."""
     _rank.host = _harmless(name).replace("%", "%%")
 
 
 def rank_in_a_call():
-    """Return the rank of this process in a call of several ranks; None outside of one."""
+    """Return the rank of this process while it computes its part of a call; else None."""
     return _rank.number if _rank.in_a_call and _rank.in_a_call() else None

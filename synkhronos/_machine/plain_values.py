@@ -1,10 +1,10 @@
-"""Values as JSON with arrays beside it, and back: numbers, words, lists, arrays, random states.
+"""Convert values to JSON and arrays, and back: numbers, strings, lists, arrays, random states.
 
     encode({"a": np.ones(2)}, arrays, "x")  ──▶  {"dict": {"a": {"array": "x/a"}}}, arrays["x/a"]
     decode(encoded, arrays)                 ──▶  {"a": array([1., 1.])}
 
-NumPy reads beyond its memory for some values of a random state, such as a position of 10**9, and a
-name chooses a class: all fields are compared with those of a state that NumPy has made.
+A file may hold anything. For a random state with a position of 10**9, for example, NumPy would read
+beyond its memory. So all fields are compared with those of a state that NumPy has made.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _NUMBERS = "biufc"  # kinds of dtypes
-# The largest values of numbers; those in arrays are limited by their dtypes.
+# The largest values of fields that are numbers. The dtype limits those in arrays.
 _MOST = {
     "pos": 624,
     "buffer_pos": 4,
@@ -28,7 +28,7 @@ _MOST = {
 
 
 def encode(value, arrays, name):
-    """Return a value as JSON; its arrays go into `arrays`. Raise TypeError if it can't be kept."""
+    """Return a value as JSON; put its arrays into `arrays`. Raise TypeError for other values."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in _NUMBERS:
@@ -54,7 +54,7 @@ def encode(value, arrays, name):
         items = [encode(each, arrays, f"{name}/{at}") for at, each in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": items}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        # A name that is no identifier could be that of another array: {"a/0": ..., "a": [...]}.
+        # Keys that are no identifiers could name another array: {"a/0": ..., "a": [...]}.
         names = [key if key.isidentifier() else at for at, key in enumerate(value)]
         pairs = zip(names, value.items())
         return {"dict": {key: encode(each, arrays, f"{name}/{at}") for at, (key, each) in pairs}}
@@ -62,7 +62,7 @@ def encode(value, arrays, name):
 
 
 def decode(encoded, arrays):
-    """Return the value of what `encode` has returned; raise an Exception of any kind for others."""
+    """Return the value that `encode` was given; raise any kind of Exception for other JSON."""
     if not isinstance(encoded, dict):
         return encoded
     [(kind, value)] = encoded.items()
@@ -88,7 +88,7 @@ def decode(encoded, arrays):
 
 
 def names_of(encoded):
-    """Yield the names of the arrays that `decode` takes for what `encode` has returned."""
+    """Yield the names of the arrays that an encoded value refers to."""
     if isinstance(encoded, list):
         for each in encoded:
             yield from names_of(each)
@@ -103,20 +103,20 @@ def names_of(encoded):
 
 
 def _python_random(words, version, gauss):
-    made = random.Random(0)
-    known_version, known, _ = made.getstate()
-    *key, position = _checked("words", words, np.array(known, np.uint32)).tolist()
+    generator = random.Random(0)
+    known_version, known_words, _ = generator.getstate()
+    *key, position = _checked("words", words, np.array(known_words, np.uint32)).tolist()
     if version != known_version or position > _MOST["pos"]:
         raise ValueError("a state of random.Random is not one that Python has made")
     gauss = None if gauss is None else _checked("gauss", gauss, 0.0)
-    made.setstate((version, (*key, position), gauss))
-    return made
+    generator.setstate((version, (*key, position), gauss))
+    return generator
 
 
 def _random_state(key, kind, position, has_gauss, gauss):
     state, bits = np.random.RandomState(0), {"key": key, "pos": position}
-    given = {"bit_generator": kind, "state": bits, "has_gauss": has_gauss, "gauss": gauss}
-    state.set_state(_checked("state", given, state.get_state(legacy=False)))
+    fields = {"bit_generator": kind, "state": bits, "has_gauss": has_gauss, "gauss": gauss}
+    state.set_state(_checked("state", fields, state.get_state(legacy=False)))
     return state
 
 
@@ -128,24 +128,24 @@ def _generator(kind, state):
     return np.random.Generator(bits)
 
 
-def _checked(name, given, like):
-    """Return a value of a state, or all of it; raise ValueError if its kind or range is another."""
+def _checked(name, value, like):
+    """Return a field of a state, or all of it; raise ValueError unless its kind and range fit."""
     if isinstance(like, dict):
-        if isinstance(given, dict) and given.keys() == like.keys():
-            return {key: _checked(key, given[key], each) for key, each in like.items()}
+        if isinstance(value, dict) and value.keys() == like.keys():
+            return {key: _checked(key, value[key], each) for key, each in like.items()}
     elif isinstance(like, np.ndarray):
         most = np.iinfo(like.dtype).max
-        if isinstance(given, np.ndarray) and given.dtype.kind in "iu":
-            given = given.tolist()
-        is_right = isinstance(given, list) and len(given) == len(like)
-        if is_right and all(type(each) is int and 0 <= each <= most for each in given):
-            return np.array(given, like.dtype)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+            value = value.tolist()
+        is_right = isinstance(value, list) and len(value) == len(like)
+        if is_right and all(type(each) is int and 0 <= each <= most for each in value):
+            return np.array(value, like.dtype)
     elif isinstance(like, str):
-        if given == like:
-            return given
+        if value == like:
+            return value
     elif isinstance(like, float):
-        if isinstance(given, float) and math.isfinite(given):
-            return given
-    elif type(given) is int and 0 <= given <= _MOST[name]:
-        return given
+        if isinstance(value, float) and math.isfinite(value):
+            return value
+    elif type(value) is int and 0 <= value <= _MOST[name]:
+        return value
     raise ValueError(f"{name} is not that of such a random state")

@@ -1,7 +1,7 @@
 """Forked processes, each with a sentinel that becomes readable when the process ends.
 
-``multiprocessing.Process`` is not used: when a process that the user forks from the master exits,
-its interpreter would end the workers.
+``multiprocessing.Process`` is not used: its exit handler would end the workers also in a process
+that the script forks from the master.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from synkhronos.errors import SessionError
 _PR_SET_PDEATHSIG = 1
 _PR_GET_DUMPABLE = 3
 _CAP_SYS_PTRACE = 19
-# Their default is to end a process; a script may get a handler for one after the fork.
+# By default these end a process; the script may set a handler for one after the fork.
 _OF_BATCH_SYSTEMS = {signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 _LIVES = {  # letters of /proc/<pid>/stat
@@ -42,7 +42,7 @@ _LIVES = {  # letters of /proc/<pid>/stat
 def life_of(pid: int) -> str:
     """Return the state of a process as a word: "running", "stopped", ..., "ended" or "gone".
 
-    It is "unknown" if this process can't read it, because no descriptors are left, for example.
+    The word is "unknown" if this process can't read it, for lack of descriptors for example.
     """
     if not proc_has_our_numbers():
         return "unknown"
@@ -53,7 +53,7 @@ def life_of(pid: int) -> str:
 
 
 def cpu_seconds_of(pid: int) -> float | None:
-    """Return the CPU time that a process has used; None if it is gone, or can't be read."""
+    """Return the CPU time that a process has used; None if it is gone or unknown."""
     fields = proc_has_our_numbers() and stat_of(pid)
     if not fields:
         return None
@@ -62,7 +62,7 @@ def cpu_seconds_of(pid: int) -> float | None:
 
 
 def stat_of(pid, gone=None):
-    """Return the name of a process and what follows it in /proc/<pid>/stat; else as `_read`."""
+    """Return the fields of /proc/<pid>/stat from the name on; else None or `gone`, as `_read`."""
     text = _read(f"/proc/{pid}/stat", gone)
     if not text:
         return text
@@ -83,7 +83,7 @@ def name_of_signal(number: int) -> str:
 
 
 def how_ended(status: int) -> str:
-    """Return how a process has ended, in words, from its exit status: below 0 for a signal.
+    """Return in words how a process with this exit status has ended; below 0 is a signal.
 
     >>> how_ended(3), how_ended(-9)
     ('has ended with exit status 3', 'was killed by SIGKILL (signal 9)')
@@ -94,7 +94,7 @@ def how_ended(status: int) -> str:
 
 
 def shell_status(status: int) -> int:
-    """Return an exit status as shells have it: 128 and the number of a signal that has killed.
+    """Return an exit status as shells show it: 128 + the signal that has killed the process.
 
     >>> shell_status(3), shell_status(-9)
     (3, 137)
@@ -104,23 +104,23 @@ def shell_status(status: int) -> int:
 
 def status_of(pid: int, reaps: bool = True) -> int | None:
     """Return the exit status of a child, below 0 for a signal, and reap it; None while it runs."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | (0 if reaps else os.WNOWAIT))
-    if found is None:
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | (0 if reaps else os.WNOWAIT))
+    if end is None:
         return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
 class StopWatch:
-    """Measures how long processes have been stopped (SIGSTOP); debuggers stop them otherwise.
+    """Measures how long processes have been stopped by SIGSTOP; stops by debuggers don't count.
 
-    It has to be asked every second or so. A longer pause means that this process has been stopped,
-    too, as by a Ctrl-Z to a whole job; then it begins anew.
+    Call `seconds` about once a second. After a longer pause the measurement begins anew: then this
+    process was stopped, too, for example by a Ctrl-Z to the whole job.
     """
 
     _LONGEST_PAUSE = 3.0
 
     def __init__(self):
-        # process id -> when it was first seen stopped, and last, and how often it had run
+        # process id -> when it was first and last seen stopped, and its context switches
         self._seen = {}
 
     def seconds(self, pid: int) -> float:
@@ -129,25 +129,25 @@ class StopWatch:
         if life_of(pid) != "stopped":
             self._seen.pop(pid, None)
             return 0.0
-        turns = _turns_of(pid)
-        first, last, before = self._seen.get(pid, (now, now, turns))
-        # Programs that limit the use of a processor stop and continue a process in turns.
-        if now - last > self._LONGEST_PAUSE or turns != before:
+        switches = _context_switches(pid)
+        first, last, before = self._seen.get(pid, (now, now, switches))
+        # Programs that limit CPU use stop and continue a process again and again: it has run since.
+        if now - last > self._LONGEST_PAUSE or switches != before:
             first = now
-        self._seen[pid] = first, now, turns
+        self._seen[pid] = first, now, switches
         return now - first
 
 
-def _turns_of(pid):
-    """Return how often a process was given a processor; None if the system does not show it."""
+def _context_switches(pid):
+    """Return the lines that count a process's context switches; None if they can't be read."""
     text = _read(f"/proc/{pid}/status")
     return text and [line for line in text.splitlines() if "ctxt_switches" in line]
 
 
 def _read(path, gone=None):
-    """Return the text of a file of the system; None if it can't be read, `gone` if it is gone."""
+    """Return the text of a file in /proc; None if it can't be read, `gone` if it does not exist."""
     try:
-        with open(path, errors="replace") as file:  # names of processes are of any bytes
+        with open(path, errors="replace") as file:  # process names may hold any bytes
             return file.read()
     except (FileNotFoundError, ProcessLookupError):
         return gone
@@ -158,8 +158,8 @@ def _read(path, gone=None):
 def number_in_proc() -> int:
     """Return the number of this process in /proc; raise OSError if it is not there.
 
-    It is not ``os.getpid()`` in a PID namespace that kept the /proc of another one, as ``unshare
-    --pid --fork`` without ``--mount-proc`` makes. /proc/<os.getpid()> is another process there.
+    It differs from ``os.getpid()`` in a PID namespace with the /proc of another one, as after
+    ``unshare --pid --fork`` without ``--mount-proc``.
     """
     return int(os.readlink("/proc/self"))
 
@@ -176,9 +176,9 @@ def check_proc() -> None:
 
 
 def is_closed_to_others() -> bool:
-    """Return whether the system refuses this process's /proc/<pid>/fd to processes of its user.
+    """Return whether other processes of this user may not open this process's /proc/<pid>/fd.
 
-    It does after a change of the user (setuid), and in a program with capabilities of its own.
+    Linux refuses it after a change of the user (setuid), and for programs with capabilities.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is None or prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1:
@@ -187,8 +187,8 @@ def is_closed_to_others() -> bool:
 
 
 def this_machine() -> str:
-    """Return a name of this machine that no other has, until it is started again."""
-    # Hosts that are cloned may have one name, and containers of a host one number.
+    """Return a name for this machine that no other has; it changes at the next boot."""
+    # Cloned hosts may have the same name, and containers of one host have the same boot id.
     return f"{socket.gethostname()} {(_read('/proc/sys/kernel/random/boot_id') or '').strip()}"
 
 
@@ -201,9 +201,9 @@ def proc_has_our_numbers() -> bool:
 
 
 def take_standard_streams() -> None:
-    """Open /dev/null as each standard stream that is closed, so that no other file gets its number.
+    """Open /dev/null for each standard stream that is closed.
 
-    Code in C prints to descriptors 1 and 2, whatever file they are.
+    Otherwise another file would get the descriptor 1 or 2, and C code would print into it.
     """
     while True:
         fd = os.open(os.devnull, os.O_RDWR)
@@ -215,8 +215,8 @@ def take_standard_streams() -> None:
 def make_pipe():
     """Return the two ends of a pipe, with descriptors above 2.
 
-    0, 1 and 2 are free in a process that was started without standard streams. Code that uses or
-    replaces a standard stream by its number must not hit the pipe.
+    In a process without standard streams 0, 1 and 2 are free, but belong to code that uses or
+    replaces these streams by number.
     """
     ends = os.pipe()
     if min(ends) > 2:
@@ -230,13 +230,12 @@ def make_pipe():
 
 @contextlib.contextmanager
 def _logging_held(seconds=1.0):
-    """Hold the locks of the log's handlers, for the time of a fork.
+    """Hold the locks of the log's handlers during a fork.
 
-    If another thread wrote to the log during the fork, the child would inherit the locked buffer of
-    the log's file, and wait for it for ever: logging renews its own locks in a child, but a file's
-    buffer has one that no fork renews.
+    So no other thread writes to the log meanwhile. If one did, the child would inherit the locked
+    buffer of the log's file, and wait for it for ever: logging renews only its own locks.
     """
-    logger, held, own = logging.getLogger("synkhronos"), [], os.getpid()
+    logger, held, parent = logging.getLogger("synkhronos"), [], os.getpid()
     try:
         while logger is not None:
             for handler in logger.handlers:
@@ -245,7 +244,7 @@ def _logging_held(seconds=1.0):
             logger = logger.parent if logger.propagate else None
         yield
     finally:
-        if os.getpid() == own:  # in the child, logging has replaced the locks
+        if os.getpid() == parent:  # in the child, logging has replaced the locks
             for lock in held:
                 lock.release()
 
@@ -253,38 +252,26 @@ def _logging_held(seconds=1.0):
 class ForkedProcess:
     """A child process that runs `target` and then ends, without this process's atexit handlers.
 
-    Parameters
-    ----------
-    target : callable
-    kept : iterable of int
-        Descriptors that `target` uses; see `leave_to_parent` for those that the child drops.
-
-    Attributes
-    ----------
-    pid : int
-    sentinel : int
-        A descriptor that becomes readable when the process has ended.
-    exitcode : int or None
-        The exit status, or minus the signal that ended it; None while it runs, or if other code
-        has waited for it.
+    `kept` are the descriptors that `target` uses; see `leave_to_parent`. The descriptor `sentinel`
+    becomes readable when the process has ended. `exitcode` is its exit status, below 0 for a
+    signal; None while it runs, or if other code has waited for it.
     """
 
     def __init__(self, target, kept=()):
-        _flush_streams()  # the child inherits buffered text, and could print it again
-        # The child alone keeps the write end, and never writes. The kernel closes it when the
+        _flush_streams()  # the child would inherit buffered text, and print it again
+        # Only the child keeps the write end, and it never writes. The kernel closes it when the
         # child ends, however it ends; then the read end is readable.
         self.sentinel, held_by_child = make_pipe()
         self.exitcode = None
         self._ended = False
-        # In the child a Ctrl-C or a handler of the script's must not run. The child inherits the
-        # mask, and unblocks the signals itself: see leave_signals_to_parent.
+        # The script's signal handlers must not run in the child. The child inherits the mask, and
+        # unblocks the signals itself: see leave_signals_to_parent.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, handled() | {signal.SIGINT})
         try:
             with _logging_held(), none_made(), warnings.catch_warnings():
-                # Python 3.12 and later warn if there are threads, such as those of a BLAS. The
-                # child takes no lock that another thread may have held: only logging's, see there.
+                # Python 3.12 and JAX warn of forks beside threads, such as those of a BLAS. The
+                # child uses no JAX, and of the locks of threads only logging's, held here.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                # JAX does, too. The child calls no function of JAX.
                 warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
                 self.pid = os.fork()
             if self.pid == 0:
@@ -315,8 +302,7 @@ class ForkedProcess:
 
     def send(self, signum: int) -> None:
         """Send the process a signal, if it still runs."""
-        # Only after a look: the system may give the id of a reaped process to another one.
-        if self.is_alive():
+        if self.is_alive():  # the system may give the id of a reaped process to another one
             os.kill(self.pid, signum)
 
     def close(self) -> None:
@@ -325,23 +311,23 @@ class ForkedProcess:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore, in a child, the signals that the script has a handler for, or may get one for.
+    """Ignore, in a child, the signals that the script has a handler for, or may set one for.
 
     Batch systems send a signal such as SIGUSR1 to all processes of a job: "write a checkpoint now".
-    The script's handler answers it in the parent alone. In the child it would write another
-    checkpoint, and an exception of the handler would be that of an innocent call.
+    Only the parent's handler is to answer. A handler in the child would write a second checkpoint,
+    and an exception that it raises would be taken for an error of a call.
     """
     ours = handled()
     for signum in ours | (_OF_BATCH_SYSTEMS - _caught()):
-        # An ignored SIGCHLD would keep Popen.wait() from learning how a child has ended.
+        # With SIGCHLD ignored, Popen.wait() would not get the exit status of a child.
         kept = signum in (signal.SIGCHLD, signal.SIGIO)
         signal.signal(signum, signal.SIG_DFL if kept else signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)  # it is a pipe of the script's, which this process has inherited
+    signal.set_wakeup_fd(-1)  # the inherited one is a pipe of the script
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)
 
 
 def _caught():
-    """Return the signals that have a handler in Python or in C, such as that of faulthandler."""
+    """Return the signals that have a handler in Python or in C, such as faulthandler's."""
     mask = _mask_in_status("SigCgt")
     return {signum for signum in signal.valid_signals() if mask >> (signum - 1) & 1}
 
@@ -367,13 +353,13 @@ def kill_all(processes, seconds: float) -> None:
 
 
 def _send_what_is_queued():
-    """Let threads end that send what was put into queues of multiprocessing, as log handlers do.
+    """Let threads of multiprocessing's queues, which log handlers use, send all and end.
 
-    Such a thread takes a lock of all processes, which would stay locked if it ended with it.
+    If this process ended while such a thread has the queue's lock, no other process could take it.
     """
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
-        util._run_finalizers()  # those that were made in this process
+        util._run_finalizers()  # of this process only
 
 
 def _run_and_exit(target, kept, sentinel, held):
@@ -381,7 +367,7 @@ def _run_and_exit(target, kept, sentinel, held):
     try:
         os.close(sentinel)
         leave_to_parent({*kept, *held})
-        # The sentinel becomes readable when all copies of `held` are closed, so children of this
+        # The sentinel becomes readable when all copies of `held` are closed. So children of this
         # process close theirs: otherwise they would hide its end.
         os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -409,20 +395,15 @@ def _flush_streams():
 
 
 def _renew_streams():
-    """Replace stdout and stderr: the parent's may hold unprinted text, and locks of its threads."""
+    """Replace stdout and stderr: the inherited ones may hold unprinted text, and locked locks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is not io.TextIOWrapper:
-            continue  # replaced by the user's program, as in a notebook
+            continue  # the script has replaced it, as notebooks do
         with contextlib.suppress(OSError, ValueError):  # a closed stream
-            renewed = open(  # noqa: SIM115
-                stream.fileno(),
-                "w",
-                1 if stream.line_buffering else -1,
-                stream.encoding,
-                stream.errors,
-                closefd=False,
-            )
+            buffering = 1 if stream.line_buffering else -1
+            format_ = buffering, stream.encoding, stream.errors
+            renewed = open(stream.fileno(), "w", *format_, closefd=False)  # noqa: SIM115
             setattr(sys, name, renewed)
 
 
@@ -431,5 +412,5 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it has ended in between
+        if os.getppid() != parent:  # the parent has ended before
             os._exit(1)

@@ -9,21 +9,21 @@ can't make one without a name, posix_ipc makes a named segment, and the name is 
 Lifetimes:
 
 =============  =================================================================================
-owner          the process that has created the segment. It keeps the descriptor open for as
-               long as it has a view: other ranks open ``/proc/<pid>/fd/<fd>`` to attach it
-memory         is freed when the owner truncates the file, after its last view has gone; see
+owner          has created the segment, and keeps its descriptor open while it has a view: other
+               ranks open ``/proc/<pid>/fd/<fd>`` to attach the segment
+memory         is freed when the owner truncates the file, after its last view is gone; see
                ``on_release``. A rank that still has the segment mapped must not read it any
                more (``SIGBUS``), and drops the map when it sees that: `Segment.is_freed`. After
-               `Segments.leave` the owner only closes the file: the memory is freed with the
-               last map
-maps           of other ranks exist for as long as these ranks keep the `Segment` or a view
+               `Segments.leave` the owner only closes the file: the last map keeps the memory
+maps           exist in other ranks while these keep the `Segment` or a view
 owner's death  closes the descriptor, so that no rank can attach the segment any more. The kernel
-               frees the memory when the last map has gone
+               frees the memory when the last map is gone
 =============  =================================================================================
 """
 
 import contextlib
 import errno
+import functools
 import itertools
 import mmap
 import os
@@ -67,7 +67,7 @@ def check_sharing() -> None:
         segment = Segments().create(1)
         Segment.attach(segment.ref)
     except SharedMemoryFull:
-        return  # there may be room later
+        pass  # there may be room later
     except raised_here(OSError) as error:
         raise SessionError(
             f"fork() can't make shared memory and open it again: {error}. It takes a tmpfs on "
@@ -78,7 +78,7 @@ def check_sharing() -> None:
 
 @contextlib.contextmanager
 def _lack_of_descriptors_or_addresses_explained():
-    """Raise SharedMemoryFull, with advice, in place of an OSError for lack of either."""
+    """Turn an OSError for lack of descriptors or addresses into SharedMemoryFull, with advice."""
     try:
         yield
     except OSError as error:
@@ -90,7 +90,8 @@ def _lack_of_descriptors_or_addresses_explained():
             ) from error
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        whose = f"This process has no file descriptor left of its {_limit():,}"
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        whose = f"This process has no file descriptor left of its {limit:,}"
         if error.errno == errno.ENFILE:
             whose = "This machine has no file descriptor left"
         raise SharedMemoryFull(
@@ -100,28 +101,24 @@ def _lack_of_descriptors_or_addresses_explained():
         ) from error
 
 
-def _limit():
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 class SegmentRef(NamedTuple):
-    """Stands for a segment in messages; valid for as long as the owner keeps its descriptor."""
+    """Refers to a segment in messages; valid while the owner keeps its descriptor open."""
 
-    pid: int  # of the owner, as /proc numbers it
+    pid: int  # of the owner in /proc
     fd: int  # the owner's descriptor
-    serial: int  # the system uses the number of a closed descriptor again for the next segment
+    serial: int  # tells segments apart that have the same descriptor, one after another
     nbytes: int
-    device: int  # these two show that an opened file is the segment
+    device: int  # with the inode: shows whether an opened file is the segment
     inode: int
 
 
 class ArrayRef(NamedTuple):
-    """Stands in messages for an array in a segment."""
+    """Refers to an array in a segment, in messages."""
 
     segment: SegmentRef
     dtype: str
     shape: Tuple[int, ...]
-    offset: int = 0  # bytes from the begin of the segment
+    offset: int = 0  # bytes from the beginning of the segment
 
 
 class Segment:
@@ -129,20 +126,18 @@ class Segment:
 
     def __init__(self, ref: SegmentRef, memory: mmap.mmap):
         self.ref = ref
-        # Views hold this map, not the Segment: it is unmapped when the Segment and all views
-        # have gone.
-        self._memory = memory
+        self._memory = memory  # unmapped when the Segment and all views, which hold it, are gone
 
     @classmethod
     def attach(cls, ref: SegmentRef) -> "Segment":
-        """Map the segment that `ref` stands for; raise OSError if another file is there."""
+        """Map the segment that `ref` refers to; raise OSError if the descriptor is another file."""
         path = f"/proc/{ref.pid}/fd/{ref.fd}"
         with interrupts_held():
-            # Not blocking: another process may have a pipe or a device there.
+            # O_NONBLOCK: it may be a pipe or a device of another process.
             fd = _open(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
             try:
-                found = os.fstat(fd)
-                if (found.st_dev, found.st_ino) != (ref.device, ref.inode):
+                file = os.fstat(fd)
+                if (file.st_dev, file.st_ino) != (ref.device, ref.inode):
                     raise OSError(
                         errno.ESTALE,
                         "This is no memory of the session, but a file of another process. The "
@@ -154,25 +149,25 @@ class Segment:
                 os.close(fd)  # the map has a duplicate of its own
 
     def array(self, dtype, shape, offset=0) -> np.ndarray:
-        """Return a view, which keeps the memory mapped for as long as it exists."""
+        """Return a view, which keeps the memory mapped while it exists."""
         return np.ndarray(shape, dtype, self._memory, offset)
 
     def copy_for_children(self) -> None:
-        """Give processes that the script forks a copy, as of private memory."""
+        """Let processes that the script forks have a private copy."""
         private_copies.copy_for_children(self._memory)
 
     def reference(self, dtype, shape, offset=0) -> ArrayRef:
-        """Return the reference that stands for ``array(dtype, shape, offset)`` in messages."""
+        """Return the reference to ``array(dtype, shape, offset)`` for messages."""
         return ArrayRef(self.ref, np.dtype(dtype).str, tuple(shape), offset)
 
     @property
     def is_freed(self) -> bool:
         """Whether the owner has truncated the memory."""
-        return self._memory.size() == 0  # of the file, not of the map
+        return self._memory.size() == 0  # the size of the file, not of the map
 
 
 class _Sharing:
-    """Tells finalizers that processes beyond the session may be using the memory of a rank."""
+    """Tells finalizers whether processes outside the session may use the memory of this rank."""
 
     is_left = False
 
@@ -180,27 +175,18 @@ class _Sharing:
 class Segments:
     """The segments of one rank: those that it has created, and those that it has attached.
 
-    Parameters
-    ----------
-    on_release : callable, optional
-        Called with the SegmentRef and a function that frees the memory, when the last view
-        of a segment that this rank has created is gone. Finalizers call it, at any moment and in
-        any thread. By default the memory is freed at once.
-    on_lost : callable, optional
-        Called if the segment of another rank can't be opened; it may raise the cause.
-
-    Attributes
-    ----------
-    has_data : callable
-        Returns whether the script has Data whose memory it can free: for the advice in errors.
+    When the last view of a created segment is gone, a finalizer calls ``on_release(ref, free)``, at
+    any moment and in any thread; by default the memory is freed at once. `on_lost` is called if the
+    segment of another rank can't be opened; it may raise the cause. `has_data` returns whether the
+    script has Data whose memory it can free, which errors then advise.
     """
 
     def __init__(self, on_release=None, on_lost=None):
-        self._own = weakref.WeakValueDictionary()  # weak: the creator's views own the memory
-        self._attached = {}  # mapped until `forget`
+        self._created = weakref.WeakValueDictionary()  # weak: their views keep the memory
+        self._attached = {}  # kept until `forget`
         self._on_release = on_release or (lambda ref, give_back: give_back())
         self._on_lost = on_lost or (lambda: None)
-        self._sharing = _Sharing()  # finalizers hold it, and must not keep the maps alive
+        self._sharing = _Sharing()  # finalizers hold this one: holding self would keep the maps
         self.has_data = lambda: False
 
     def create(self, nbytes: int) -> Segment:
@@ -213,7 +199,7 @@ class Segments:
         """
         nbytes = max(nbytes, 1)
         with _lack_of_descriptors_or_addresses_explained(), interrupts_held():
-            # A Ctrl-C before the finalizer exists would lose the descriptor and the memory.
+            # Else a Ctrl-C before the finalizer exists would leak the descriptor and the memory.
             owner = number_in_proc()
             fd = _reserve(nbytes, self.has_data)
             try:
@@ -223,25 +209,23 @@ class Segments:
                 os.close(fd)
                 raise
             ref = SegmentRef(owner, fd, next(_serials), nbytes, file.st_dev, file.st_ino)
-            segment = self._own[ref] = Segment(ref, memory)
-            # Runs when the map is deallocated, which is after the last view has gone.
-            end = weakref.finalize(
-                memory, _release, os.getpid(), ref, self._on_release, self._sharing
-            )
-            end.atexit = False  # at exit the kernel frees all
+            segment = self._created[ref] = Segment(ref, memory)
+            # Runs when the map is deallocated, which is after the last view is gone.
+            release = _release, os.getpid(), ref, self._on_release, self._sharing
+            weakref.finalize(memory, *release).atexit = False  # at exit the kernel frees all
         return segment
 
     def attach(self, ref: SegmentRef) -> Segment:
-        """Return the segment that `ref` stands for: mapped once, and kept until `forget`."""
-        segment = self._attached.get(ref) or self._own.get(ref)
+        """Return the segment that `ref` refers to: mapped once, and kept until `forget`."""
+        segment = self._attached.get(ref) or self._created.get(ref)
         if segment is None:
             segment = self._attached[ref] = self.open(ref)
         return segment
 
     def adopt(self, ref: SegmentRef, descriptor: int) -> Segment:
-        """Map the segment whose descriptor has come with a message; kept until `forget`."""
+        """Map the segment whose descriptor came with a message; keep it until `forget`."""
         try:
-            segment = self._attached.get(ref) or self._own.get(ref)
+            segment = self._attached.get(ref) or self._created.get(ref)
             if segment is None:
                 with _lack_of_descriptors_or_addresses_explained():
                     memory = mmap.mmap(descriptor, ref.nbytes)
@@ -251,7 +235,7 @@ class Segments:
             os.close(descriptor)
 
     def open(self, ref: SegmentRef) -> Segment:
-        """Map the segment of another rank. It is not cached here: the caller keeps it alive."""
+        """Map the segment of another rank. Not cached: the caller keeps it alive."""
         try:
             with _lack_of_descriptors_or_addresses_explained():
                 return Segment.attach(ref)
@@ -260,7 +244,7 @@ class Segments:
             raise
 
     def forget(self, refs) -> None:
-        """Drop segments that their owners have released; views that are left keep them mapped."""
+        """Drop segments that their owners have released; remaining views keep them mapped."""
         for ref in refs:
             self._attached.pop(ref, None)
 
@@ -269,11 +253,11 @@ class Segments:
         self.forget([ref for ref, segment in self._attached.items() if segment.is_freed])
 
     def forget_all(self) -> None:
-        """Drop all segments of other ranks; views that are left keep them mapped."""
+        """Drop all segments of other ranks; remaining views keep them mapped."""
         self._attached.clear()
 
     def leave(self) -> None:
-        """Close own segments without truncating them from now on: another process may use them."""
+        """Never truncate created segments from now on: another process may use them."""
         self._sharing.is_left = True
 
 
@@ -288,34 +272,33 @@ _MAPPED = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
 
 
 def mapped_by(pid: int) -> Optional[Dict[int, int]]:
-    """Return the bytes of each segment that a process has mapped, by the number of its inode.
+    """Return {inode: bytes} of the segments that a process has mapped, by its open files.
 
-    A map keeps its file open, so the process's open files are searched. None if the system does
-    not show them.
+    A map keeps its file open. Return None if the system does not show these files.
     """
-    found: Dict[int, int] = {}
+    sizes: Dict[int, int] = {}
     if not proc_has_our_numbers():
         return None
     try:
         paths = list(Path(f"/proc/{pid}/fd").iterdir())
     except (FileNotFoundError, ProcessLookupError):
-        return found
+        return sizes
     except raised_here(OSError):
         return None
     for path in paths:
         try:
             if _MAPPED.fullmatch(os.readlink(path)):
-                found[path.stat().st_ino] = path.stat().st_size
+                sizes[path.stat().st_ino] = path.stat().st_size
         except raised_here(OSError):
             continue  # the process has closed it since
-    return found
+    return sizes
 
 
 def _open(make) -> int:
-    """Return the descriptor that `make` opens, above 2, and have the map's duplicate be so too.
+    """Return a descriptor above 2, which `make` opens; a map's duplicate of it is above 2, too.
 
-    What C code prints goes to descriptor 1 or 2, even if that is a segment. These numbers are free
-    in a process that was started without standard streams, or that has closed them.
+    In a process without standard streams 1 and 2 are free, but C code prints to these descriptors,
+    even if they are a segment.
     """
     fd = make()
     if fd > 2:
@@ -328,7 +311,7 @@ def _open(make) -> int:
 def _open_unnamed() -> int:
     """Return the descriptor of a new, empty piece of shared memory that has no name."""
     try:
-        # On Linux the file never has a name, so that even a SIGKILL here leaves nothing behind.
+        # On Linux the file never has a name, so even a SIGKILL here leaves nothing behind.
         flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         return os.open(SHARED_MEMORY, flags, 0o600)
     except AttributeError:
@@ -350,10 +333,9 @@ def _reserve(nbytes: int, has_data: Callable[[], bool]) -> int:
     with _lack_of_room_explained(nbytes, has_data):
         fd = _open(_open_unnamed)
         try:
-            # The umask may have taken permissions away, which other ranks need to open the segment.
-            os.fchmod(fd, 0o600)
-            # Reserve all pages now: the system would otherwise provide each page at its first use,
-            # and send SIGBUS to the process if none is left.
+            os.fchmod(fd, 0o600)  # other ranks need permissions that the umask may have removed
+            # Reserve all pages now: otherwise the system would provide each at its first use, and
+            # send SIGBUS to the process if no memory is left.
             os.posix_fallocate(fd, 0, nbytes)
         except BaseException:
             os.close(fd)
@@ -363,7 +345,7 @@ def _reserve(nbytes: int, has_data: Callable[[], bool]) -> int:
 
 @contextlib.contextmanager
 def _lack_of_room_explained(nbytes, has_data):
-    """Raise SharedMemoryFull, with advice, in place of an error for lack of room."""
+    """Turn an error for lack of room into SharedMemoryFull, with advice."""
     try:
         yield
     except (OSError, OverflowError) as error:
@@ -377,9 +359,9 @@ def _lack_of_room_explained(nbytes, has_data):
                 f"at most {largest:,} bytes, and shared memory is a file. Raise the limit "
                 "(ulimit -f) and start again."
             ) from error
-        found = os.statvfs(SHARED_MEMORY)
-        lacks = f"{found.f_bavail * found.f_frsize:,} bytes free"
-        if found.f_files and not found.f_favail:
+        disk = os.statvfs(SHARED_MEMORY)
+        lacks = f"{disk.f_bavail * disk.f_frsize:,} bytes free"
+        if disk.f_files and not disk.f_favail:
             lacks = "no file left that can be made (inodes)"
         elif number == errno.EDQUOT:
             lacks = "a quota for this user, which is used up"
@@ -393,26 +375,27 @@ def _lack_of_room_explained(nbytes, has_data):
 
 
 def _full(message):
-    # No variable of the frame that raises it: that cycle would keep the memory of callers.
+    # A variable of the raising frame would make a cycle, which keeps the memory of callers.
     error = SharedMemoryFull(message)
     error._lacks_room = True
     return error
 
 
 def _release(owner: int, ref: SegmentRef, on_release, sharing) -> None:
-    # A process that the user forks from the owner inherits the object, but doesn't own the memory.
+    # A process that the script forks from the owner inherits the object, but not the memory.
     if owner == os.getpid():
+        free = functools.partial(_give_back, ref.fd, sharing)
         has_begun = False
         try:
-            with interrupts_held():  # Python prints and drops what a finalizer raises
+            with interrupts_held():  # Python prints and drops exceptions of a finalizer
                 has_begun = True
-                on_release(ref, lambda: _give_back(ref.fd, sharing))
+                on_release(ref, free)
         finally:
             if not has_begun:  # a signal came while the block began
-                on_release(ref, lambda: _give_back(ref.fd, sharing))
+                on_release(ref, free)
 
 
 def _give_back(fd: int, sharing: _Sharing) -> None:
     if not sharing.is_left:
         os.ftruncate(fd, 0)  # frees the pages, even if other ranks still have them mapped
-    os.close(fd)  # from now on the number may stand for another file: see the serial
+    os.close(fd)  # from now on the number may be another file's: see `SegmentRef.serial`

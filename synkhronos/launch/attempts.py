@@ -1,12 +1,12 @@
-"""Attempts of a run on machines that go and come: the hosts of each, and whether another follows.
+"""Restart a run after a loss, on hosts that come and go.
 
     hosts, of options or a program ──▶ those that answer ──▶ attempt ──▶ status, what was lost
             ▲                                                                 │
             └──────── something was lost, and not all restarts are used ◀─────┘
 
-To ask a host also ends what earlier attempts have left there. What was lost is what launchers know:
-a machine that is silent, a worker that died, a process that a signal has ended. A script that fails
-by itself would fail again, so its end is the end of the run.
+The question whether a host answers also ends the processes that earlier attempts have left there. A
+loss is a machine that is silent, a worker that died, or a process that a signal has ended. A script
+that fails by itself would fail again, so the run ends with it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from synkhronos.launch.watch import Watch
 from synkhronos.launch.where import Host
 
 COUNT = "SYNKHRONOS_RESTART"  # tells a script how many attempts there were before
-WAIT_SECONDS = 600.0  # for hosts
-_LOOK_SECONDS = 5.0  # between two looks for hosts
-_DISCOVER_SECONDS = 60.0  # for the program that prints them
-_MOST_PRINTED = 1 << 20  # bytes of it
+WAIT_SECONDS = 600.0  # for enough hosts
+_LOOK_SECONDS = 5.0  # between two searches for hosts
+_DISCOVER_SECONDS = 60.0  # for the program that prints hosts
+_MOST_PRINTED = 1 << 20  # bytes that it may print
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many hosts an attempt has, how many restarts there are, and how long hosts may take."""
+    """The numbers of hosts of an attempt, of restarts, and of seconds to wait for hosts."""
 
     least: int = 1
     most: int | None = None
@@ -56,17 +56,9 @@ class Limits:
 class Attempts:
     """The attempts of one run.
 
-    Parameters
-    ----------
-    limits : Limits
-    find : callable
-        Returns the hosts that there may be now, and raises ValueError if it can't.
-    begin : callable
-        ``begin(hosts, variables)`` returns the run of one attempt, which is then run.
-    say : callable
-        Prints a sentence of this command.
-    agent : str, optional
-        What stands in for ssh.
+    ``find()`` returns the hosts that there may be now, and raises ValueError if it can't.
+    ``begin(hosts, variables)`` returns an attempt, which is not running yet. ``say(sentence)``
+    prints a sentence of this command. `agent` is the program in place of ssh.
     """
 
     def __init__(
@@ -79,13 +71,13 @@ class Attempts:
     ) -> None:
         self._limits, self._find, self._begin = limits, find, begin
         self._say, self._agent = say, agent
-        self._name = mpirun.new_token()  # of the run: all its processes inherit it
-        self._away: dict[str, str] = {}  # hosts that did not answer the last time -> why
+        self._name = mpirun.new_token()  # of the run, inherited by all its processes
+        self._away: dict[str, str] = {}  # hosts that did not answer at the last search -> why
 
     def run(self) -> tuple[int, Watch | None]:
-        """Run attempts until one is the last; return its exit status, and it.
+        """Run attempts up to the last; return its exit status, and the attempt.
 
-        The attempt is None, and the status 1, if too few hosts have answered.
+        If too few hosts have answered, the status is 1, and the attempt None.
         """
         lost, loss, n_attempts = "", None, self._limits.restarts + 1
         for number in range(n_attempts):
@@ -107,14 +99,14 @@ class Attempts:
         return status, attempt
 
     def _loss(self, attempt, hosts):
-        """Return what has ended an attempt, if that is worth another one."""
+        """Return the loss that has ended an attempt; None if it would end another one, too."""
         if attempt.has_started or attempt.interrupted_by:
             return attempt.loss
-        away = self._ask(hosts)  # else the next attempt would not start either
+        away = self._ask(hosts)  # if all answer, the next attempt would not start either
         return f"{mpirun.listed(away)} did not answer" if away else None
 
     def _wait_for_hosts(self):
-        """Return the hosts of the next attempt; none if too few answer in time."""
+        """Return the hosts of the next attempt; an empty list if too few answer in time."""
         end = time.monotonic() + self._limits.wait_seconds
         said = ""
         while True:
@@ -123,17 +115,17 @@ class Attempts:
                 return hosts[: self._limits.most]
             left = end - time.monotonic()
             least = _wording.count(self._limits.least, "host")
-            there = f"{len(hosts)} of at least {least} answer{problem or self._without()}"
+            state = f"{len(hosts)} of at least {least} answer{problem or self._without()}"
             if left <= 0:
-                self._say(f"{there}: waited {self._limits.wait_seconds:g} s for more, and gave up.")
+                self._say(f"{state}: waited {self._limits.wait_seconds:g} s for more, and gave up.")
                 return []
-            if there != said:
-                said = there
-                self._say(f"{there}: waiting up to {left:.0f} s for more.")
+            if state != said:
+                said = state
+                self._say(f"{state}: waiting up to {left:.0f} s for more.")
             time.sleep(min(left, _LOOK_SECONDS))
 
     def _hosts_that_answer(self):
-        """Return the hosts that answer now, and what has kept others from being named."""
+        """Return the hosts that answer now, and, in words, why hosts could not be found."""
         try:
             hosts = self._find()
         except ValueError as error:
@@ -153,7 +145,7 @@ def _name(host):
 
 
 def discover(command: str) -> str:
-    """Return what a program prints about the hosts that there are now; raise CannotLaunch."""
+    """Return what a program prints about the hosts that there are now, or raise CannotLaunch."""
     try:
         words: Any = shlex.split(command)
     except ValueError as error:
@@ -182,7 +174,7 @@ def discover(command: str) -> str:
 
 
 def _printed(process):
-    """Return what a process prints until it ends, which has a limit, as has its time."""
+    """Return what a process prints until it ends; raise if it takes too long or prints too much."""
     end, parts, poll = time.monotonic() + _DISCOVER_SECONDS, [], select.poll()
     poll.register(process.stdout, select.POLLIN)
     while sum(map(len, parts)) <= _MOST_PRINTED:

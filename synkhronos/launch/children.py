@@ -1,4 +1,4 @@
-"""Processes of a group on this machine, which a command starts itself, without mpirun."""
+"""Starts the ranks of a group on this machine, without mpirun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from synkhronos.launch.watch import AFTER_FAILURE, Watch
 
 
 class Children(Watch):
-    """Ranks of a group on this machine, which this process starts: one for each of `commands`.
+    """The ranks of a group on this machine: child processes, one for each of `commands`.
 
     A rank finds its group with `synkhronos.comm.membership.join`.
     """
@@ -62,7 +62,7 @@ class Children(Watch):
         yield
 
     def _group_setup(self):
-        """Return what the ranks inherit of their group."""
+        """Return the object whose descriptors the ranks inherit to join their group."""
         return group.GroupSetup(len(self._commands))
 
     def _take(self, stream, data, is_end=False):
@@ -73,22 +73,22 @@ class Children(Watch):
                 self._show(number, rank, text)
 
     def _look(self):
-        """Note the ranks that have ended. They are reaped at the end, with their groups."""
-        left = []
+        """Note the ranks that have ended. They are reaped at the end, with their process groups."""
+        running = []
         for rank, process in enumerate(self._processes):
             if self.ranks[rank].status is None:
                 status = status_of(process.pid, reaps=False)
                 if status is None:
-                    left.append(process)
+                    running.append(process.pid)
                 else:
-                    self._read_what_is_there(rank)
+                    self._read_rest(rank)
                     self._note_end(rank, status)
-        may_end = self.failed and left and self._ends_stopped
-        if may_end and all(life_of(each.pid) == "stopped" for each in left):
-            self._end_after(AFTER_FAILURE)  # nobody may continue them
+        may_end = self.failed and running and self._ends_stopped
+        if may_end and all(life_of(pid) == "stopped" for pid in running):
+            self._end_after(AFTER_FAILURE)  # it may be that nobody continues them
 
-    def _read_what_is_there(self, rank):
-        """Read the last lines of a rank that has ended, before its end is told."""
+    def _read_rest(self, rank):
+        """Read the last lines of a rank that has ended, before its end is reported."""
         for fd in [fd for fd, stream in self._streams.items() if stream[0] == rank]:
             poll = select.poll()
             poll.register(fd, select.POLLIN)
@@ -104,7 +104,7 @@ class Children(Watch):
 
     def _end(self, number):
         for rank, process in enumerate(self._processes):
-            if self.ranks[rank].status is None:  # so it was not reaped
+            if self.ranks[rank].status is None:  # so it is not reaped yet
                 os.kill(process.pid, number)
 
     def _end_all(self):
@@ -121,7 +121,7 @@ class Children(Watch):
 
 
 def _prepare_child(parent, limits):
-    """Prepare the process that becomes a rank, which ends when this command is killed."""
+    """Prepare the process that becomes a rank: it ends when this command is killed."""
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the command
     end_with_parent(parent, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The cores that each rank of a host is bound to: near its device, or an even share."""
+"""Choose the cores for each rank of a host: near its device, or an even share."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _PCI = Path("/sys/bus/pci/devices")
 def of_ranks(places: Sequence[RankPlace], options: Any) -> list[list[int] | None]:
     """Return the CPUs for each rank of all hosts; None for a server without a device.
 
-    `options` say how other hosts are reached, as for `mpirun.line`.
+    `options` say how to reach other hosts, as for `mpirun.line`.
     """
     devices = [place for place in places if place.device != NO_DEVICE]
-    found: list[list[int] | None] = [None] * (len(places) - len(devices))
+    cpus: list[list[int] | None] = [None] * (len(places) - len(devices))
     for host, names in by_host(devices).items():
         if is_here(host):
-            found += cores_here(names)
+            cpus += cores_here(names)
         else:
             command = module_command("synkhronos.launch.cores", ",".join(names))
             line = mpirun.line([Host(host)], options, command, {})
-            found += mpirun.answer(line, Host(host), options.agent)
-    return found
+            cpus += mpirun.answer(line, Host(host), options.agent)
+    return cpus
 
 
 def parse_range(text: str) -> list[int]:
-    """Return the numbers in a list of the kernel's.
+    """Return the numbers in a list in the kernel's format.
 
     >>> parse_range("0-3,8-9"), parse_range("5")
     ([0, 1, 2, 3, 8, 9], [5])
@@ -50,11 +50,11 @@ def parse_range(text: str) -> list[int]:
 def share(nodes: Sequence[Sequence[Sequence[int]]], near: Sequence[int | None]) -> list[list[int]]:
     """Return the CPUs of each rank.
 
-    The ranks of a NUMA node share its cores evenly, and a rank gets all threads of a core. Where
-    there are more ranks than cores, ranks take turns on a core.
+    `nodes` has the cores of each NUMA node; a core is a list of the numbers of its threads. `near`
+    has the node of each rank's device, or None, as for a CPU.
 
-    For each NUMA node `nodes` has its cores, each a list of the numbers of its threads, and `near`
-    has for each rank the node of its device; None if it has none, as a CPU has.
+    The ranks of a node share its cores evenly, and a rank gets all threads of a core. If there are
+    more ranks than cores, several ranks get the same core.
 
     >>> share([[[0, 4], [1, 5]], [[2, 6], [3, 7]]], [None, None])
     [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -67,25 +67,25 @@ def share(nodes: Sequence[Sequence[Sequence[int]]], near: Sequence[int | None]) 
             homes[rank] = max(
                 range(len(nodes)), key=lambda n: (len(nodes[n]) / (homes.count(n) + 1), -n)
             )
-    found: list[list[int]] = [[] for _ in homes]
+    cpus: list[list[int]] = [[] for _ in homes]
     for number, cores in enumerate(nodes):
         ranks = [rank for rank, home in enumerate(homes) if home == number]
         for place, rank in enumerate(ranks):
             begin, end = (len(cores) * i // len(ranks) for i in (place, place + 1))
-            own = cores[begin:end] or [cores[place % len(cores)]]
-            found[rank] = sorted(thread for core in own for thread in core)
-    return found
+            of_rank = cores[begin:end] or [cores[place % len(cores)]]
+            cpus[rank] = sorted(thread for core in of_rank for thread in core)
+    return cpus
 
 
 def cores_here(devices: Sequence[str]) -> list[list[int]]:
-    """Return the CPUs for each rank of this machine, of those that this process may use."""
+    """Return the CPUs for each rank of this machine, among those that this process may use."""
     nodes, numbers = _topology(os.sched_getaffinity(0))
     near = [numbers.get(_node_of(device)) for device in devices]
     return share(nodes, near)
 
 
 def _topology(allowed):
-    """Return the cores of each NUMA node, and its place in that list by its number."""
+    """Return the cores of each NUMA node, and {number of a node: its place in that list}."""
     nodes, numbers = [], {}
     for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         cores = _cores(sorted(allowed.intersection(parse_range(_read(folder / "cpulist")))))
@@ -106,7 +106,7 @@ def _cores(threads):
 
 
 def _node_of(device):
-    """Return the NUMA node of a CUDA device, in the order of the PCI bus; None if not known."""
+    """Return the NUMA node of a CUDA device, by the order on the PCI bus; None if not known."""
     if kind(device) != "cuda" or not _NVIDIA.is_dir():
         return None
     number = int(device[4:] or 0)
@@ -120,7 +120,7 @@ def _node_of(device):
     if number >= len(buses):
         return None
     text = _read(_PCI / buses[number].lower() / "numa_node")
-    return int(text) if text.isdigit() else None  # -1 for none
+    return int(text) if text.isdigit() else None  # "-1" stands for no node
 
 
 def _read(path):

@@ -1,13 +1,13 @@
-"""The process of mpirun beside a script: it passes input and signals on, and says how it ended.
+"""The parent of a script under mpirun: passes input and signals on, and reports the script's end.
 
     launcher ◀── start, more, status ── guard ── stdin, signals ────▶ script
              ─── frames of stdin and signals ──▶
              ◀── lost, own ────────────────────────────────────────── script
 
-mpirun does not pass the end of its standard input on, stalls if much waits there, ends a script at
-a Ctrl-C, and prints a page about every exit status but 0. So the guard of a script asks the
-launcher for each piece of input, and ends with status 0. It is forked from the script's process:
-the line of mpirun runs the script without a launcher, too.
+mpirun does not pass on the end of its standard input, stalls if much input waits, ends a script at
+a Ctrl-C, and prints a page about each exit status other than 0. So the guard asks the launcher for
+each piece of input, and ends with status 0 itself. The guard forks the script, so that mpirun's
+command line is the same with a launcher and without.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ import sys
 from typing import Callable
 
 from synkhronos._machine.processes import status_of
-from synkhronos.launch.signals import signals_of
-from synkhronos.launch.streams import SIZE, Writer, mark
+from synkhronos.launch.streams import SIZE, Writer, mark, signals_of
 
-VARIABLE = "SYNKHRONOS_LAUNCH"  # tells a process of mpirun that it needs a guard: the token
+VARIABLE = "SYNKHRONOS_LAUNCH"  # the token of the run; its processes need a guard if it is set
 DATA, SIGNAL = 0, 1
-HEADER = struct.Struct(">BI")  # kind, number of bytes or of the signal
+HEADER = struct.Struct(">BI")  # kind; number of bytes, or of the signal
 FORWARDED = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _HEARD = {*FORWARDED, signal.SIGCHLD}
-_SECONDS = 2.0  # between two looks
-_MOST = 500  # characters about a loss, so that one write has all of a mark
+_SECONDS = 2.0  # between two checks of the parent
+_MOST = 500  # characters about a loss: a short mark is written in one piece
 
 
 def begin() -> Callable[[str, str], None]:
-    """Fork the process that goes on, if a launcher has started this job by mpirun.
+    """Fork the script's process, if a launcher has started this job by mpirun.
 
-    Return in it what tells the launcher of a loss (``"lost"``), or that the script's end is its own
-    (``"own"``). This one ends after the other has ended, and its status has been told.
+    In the child return a function that tells the launcher of a loss (``"lost"``), or that the
+    script ends by itself (``"own"``). The parent becomes the guard: it exits after the child.
     """
     token = os.environ.pop(VARIABLE, None)
     if token is None:
@@ -59,37 +58,35 @@ def begin() -> Callable[[str, str], None]:
 
 
 def tell_nobody(kind: str, text: str = "") -> None:
-    """Tell no launcher, as there is none."""
+    """Do nothing, in place of `_Guard.tell`: there is no launcher."""
 
 
 class _Guard:
-    """A guard, which begins and ends with signals blocked: one that comes early waits."""
+    """A guard. At its beginning and end signals are blocked, so that an early one waits."""
 
     def __init__(self, token):
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         self._token, self._rank = token, os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         self._tells = self._rank == "0"
-        self._stderr = os.dup(2)  # a script may have another one
+        self._stderr = os.dup(2)  # the script may replace 2
         self._owes_mark = self._is_killed = False
         self._daemon = os.getppid()
         self._received = bytearray()
         self._selector = selectors.PollSelector()
 
     def mark(self, kind, text=""):
-        """Tell the launcher something of the script."""
+        """Tell the launcher about the script; on the first machine only."""
         if self._tells:
-            self._write(kind, text)
+            self.tell(kind, text)
 
     def tell(self, kind, text=""):
-        """Tell the launcher, on any machine: each tells that the first one is lost."""
-        self._write(kind, text.replace("\0", " ")[:_MOST])
-
-    def _write(self, kind, text):
+        """Tell the launcher about a loss, from any machine: the first one may be lost."""
+        text = str(text).replace("\0", " ")[:_MOST]
         with contextlib.suppress(OSError):
             os.write(self._stderr, mark(self._token, self._rank, kind, text))
 
     def watch(self, pid, sink=None):
-        """Pass on what comes until a child has ended; return its status, below 0 for a signal."""
+        """Pass signals and input on until a child ends; return its status, below 0 for a signal."""
         self._pid = pid
         with signals_of(_HEARD) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
@@ -104,7 +101,7 @@ class _Guard:
                 if self._owes_mark and not self._stdin.is_behind:
                     self._owes_mark = False
                     self.mark("more")
-                # The system could tell, but only of the end of the thread that has started this.
+                # PR_SET_PDEATHSIG would tell only the end of the thread that has started this.
                 if os.getppid() != self._daemon:
                     os.kill(pid, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
@@ -112,9 +109,9 @@ class _Guard:
         return status
 
     def wait_for_others(self):
-        """Wait for mpirun to end this process, if the leader of another machine was killed.
+        """Wait for mpirun to end this process, if the process of another machine was killed.
 
-        mpirun would end the script now, which may still save something.
+        If this process ended now, mpirun would end the script, which may still save a checkpoint.
         """
         while self._is_killed and not self._tells and os.getppid() == self._daemon:
             if signal.sigtimedwait(_HEARD - {signal.SIGCHLD}, _SECONDS):

@@ -1,7 +1,7 @@
-"""Processes that a run has left on a machine, found by what they have inherited, and killed.
+"""Find processes that a run has left on a machine by what they have inherited, and kill them.
 
-As a script this file kills those of one run. It imports nothing of the package: a machine answers
-soon then, and one without this file does not answer.
+As a script this file kills those of one run. It imports nothing of the package, so that a machine
+answers soon. A machine without this file gives no answer.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import sys
 import time
 from typing import Callable
 
-VARIABLE = "SYNKHRONOS_RUN"  # in the environment of all processes of a run, whatever the attempt
-_KILLING = 2.0  # seconds in which killed processes end
+VARIABLE = "SYNKHRONOS_RUN"  # in the environment of all processes of a run, in every attempt
+_KILLING = 2.0  # seconds for killed processes to end
 
 
 def kill_session(number: int) -> bool:
     """Kill all processes of a session: mpirun, its agents, and the ranks of this machine."""
-    return _kill(lambda pid: _session_of(pid) == number)
+    return _kill(lambda pid: int(_stat(pid)[3]) == number)
 
 
 def kill_run(name: str) -> bool:
     """Kill all processes of this user that have inherited the name of a run."""
     wanted = f"{VARIABLE}={name}".encode()
-    return _kill(lambda pid: wanted in _environment_of(pid))
+    return _kill(lambda pid: wanted in _read(pid, "environ").split(b"\0"))
 
 
 def _kill(is_wanted: Callable[[str], bool]) -> bool:
@@ -42,23 +42,18 @@ def _kill(is_wanted: Callable[[str], bool]) -> bool:
 
 
 def _is(is_wanted, pid):
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
-        return int(pid) != os.getpid() and _stat(pid)[0] not in "ZX" and is_wanted(pid)
+    with contextlib.suppress(OSError):  # the process has ended, or is another user's
+        return int(pid) != os.getpid() and _stat(pid)[0] not in (b"Z", b"X") and is_wanted(pid)
     return False
 
 
-def _session_of(pid):
-    return int(_stat(pid)[3])
-
-
 def _stat(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()
+    return _read(pid, "stat").rpartition(b")")[2].split()
 
 
-def _environment_of(pid):
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        return file.read().split(b"\0")
+def _read(pid, name):
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
 
 
 if __name__ == "__main__":

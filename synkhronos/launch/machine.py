@@ -1,15 +1,16 @@
-"""The process of mpirun on each machine of a group: it starts the ranks, and carries for them.
+"""The process of mpirun on each machine of a group: starts the ranks, and sends their messages.
 
     launcher ◀── start, line, status ── machine ◀── stdout, stderr, exit status ── rank
              ─── SIGUSR1, SIGTERM ────▶         ─── SIGUSR1, SIGTERM ───────────▶
 
-A thread of it speaks MPI (`comm.mpi.group_carrier`). It ends with status 0 whatever its ranks do,
-so that mpirun ends none of them: the launcher does, which is told of each end by a mark.
+One of its threads uses MPI (`comm.mpi.group_carrier`). The process ends with status 0 whatever its
+ranks do, so that mpirun ends no others. The launcher gets a mark about each end, and decides.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -28,32 +29,26 @@ from synkhronos.launch.streams import mark
 
 
 def command(token: str, counts: Sequence[int], line: Sequence[str]) -> list[str]:
-    """Return the command of each machine of a run.
+    """Return the command of each machine of a run: `line` is the command of each rank.
 
-    Parameters
-    ----------
-    token : str
-        Begins the marks for the launcher.
-    counts : list of int
-        How many ranks each machine has; their numbers go on from one machine to the next.
-    line : list of str
-        The command of each rank.
+    `counts` has the number of ranks of each machine, which are numbered from machine to machine;
+    `token` begins the marks for the launcher.
     """
-    told = json.dumps({"token": token, "counts": list(counts), "line": list(line)})
-    return module_command("synkhronos.launch.machine", told, unbuffered=True)
+    run = json.dumps({"token": token, "counts": list(counts), "line": list(line)})
+    return module_command("synkhronos.launch.machine", run, unbuffered=True)
 
 
 def main(argument: str) -> None:
-    """Run the ranks of this machine to their end, and this process."""
-    for number in guard.FORWARDED:  # before and after the ranks, they are for nobody
+    """Run the ranks of this machine to their end, then end this process."""
+    for number in guard.FORWARDED:  # before the ranks start and after they have ended
         signal.signal(number, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    told = json.loads(argument)
-    ends = [sum(told["counts"][: number + 1]) for number in range(len(told["counts"]))]
-    ranks = [list(range(end - count, end)) for end, count in zip(ends, told["counts"])]
+    run = json.loads(argument)
+    ends = itertools.accumulate(run["counts"])
+    ranks = [list(range(end - count, end)) for end, count in zip(ends, run["counts"])]
     carrying = _Carrying(ranks)
     here = ranks[carrying.carrier.machine]
-    machine = _Machine(carrying, here, [told["line"]] * len(here), told["token"])
+    machine = _Machine(carrying, here, [run["line"]] * len(here), run["token"])
     machine.limits_of_ranks = limits
     carrying.carrier.on_lost = machine.tell_lost
     machine.run()
@@ -61,7 +56,7 @@ def main(argument: str) -> None:
 
 
 class _Carrying(threading.Thread):
-    """The thread that speaks MPI, from its start to its end."""
+    """The thread that uses MPI, from MPI's start to its end."""
 
     def __init__(self, ranks: Sequence[Sequence[int]]) -> None:
         super().__init__(daemon=True)
@@ -74,7 +69,7 @@ class _Carrying(threading.Thread):
     def run(self) -> None:
         try:
             self._carry()
-        except BaseException:  # MPI may be missing here
+        except BaseException:  # this machine may have no MPI
             traceback.print_exc()
             if self.carrier is not None:
                 self.carrier.fail()
@@ -84,7 +79,7 @@ class _Carrying(threading.Thread):
     def _carry(self):
         from synkhronos.comm.mpi import secret
 
-        given = secret.take()  # not for what this process starts
+        given = secret.take()  # also removes it, so that the ranks don't inherit it
         from synkhronos.comm.mpi import mpi_library
         from synkhronos.comm.mpi.group_carrier import GroupCarrier
 
@@ -95,7 +90,7 @@ class _Carrying(threading.Thread):
         except secret.NoSecret as error:
             sys.stderr.write(f"{socket.gethostname()}: {error}\n")
             sys.stderr.flush()
-            os._exit(1)  # the end of MPI would wait for others, and MPI_Abort prints a page
+            os._exit(1)  # MPI_Finalize would wait for others, and MPI_Abort prints a page
         self.carrier = GroupCarrier(comm, self._ranks)
         self._has_begun.set()
         self.carrier.run()
@@ -103,9 +98,9 @@ class _Carrying(threading.Thread):
             mpi_library.end()
 
     def end(self) -> None:
-        """End this process when all ranks have ended, also on other machines."""
+        """End this process when the ranks of all machines have ended."""
         self.join()
-        os._exit(0)  # after a loss MPI's end would wait for others
+        os._exit(0)  # after a loss, MPI_Finalize at exit would wait for others
 
 
 class _Machine(Children):
@@ -138,16 +133,16 @@ class _Machine(Children):
         self._write(2, mark(self._token, number, kind, text))
 
     def tell_lost(self, number: int) -> None:
-        """Tell the launcher of a rank of a machine that is silent."""
+        """Tell the launcher of a rank whose machine is silent."""
         self._tell(number, "lost", silent())
 
     def _show(self, stream, rank, text):
-        # With a newline, also behind a piece of a very long line: the next mark begins a line.
+        # Always with a newline, also after a piece of a very long line: a mark begins a line.
         end = b"" if text.endswith(b"\n") else b"\n"
         self._write(stream, mark(self._token, self._numbers[rank], "line", end="") + text + end)
 
     def _without_marks(self, text):
-        return text  # they are for the launcher
+        return text  # the launcher takes them
 
     def _note_end(self, rank, status):
         self.ranks[rank].status = status
@@ -157,7 +152,7 @@ class _Machine(Children):
         self._end(number)
 
     def _is_over(self):
-        if os.getppid() != self._daemon:  # without it nothing reaches the launcher
+        if os.getppid() != self._daemon:  # mpirun's daemon has ended, so the launcher has, too
             self._end(signal.SIGKILL)
         return super()._is_over()
 

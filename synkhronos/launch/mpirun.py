@@ -1,4 +1,4 @@
-"""mpirun: its command line, whether it fits mpi4py, and why it has not started a run."""
+"""mpirun: its command line, a check that it fits mpi4py, and why it has not started a run."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from synkhronos.launch import CannotLaunch, guard, leftovers, machine
 from synkhronos.launch.where import Host, is_here
 
 _EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
-# Beside them, for processes without a script of ours: compilers and CUDA of other hosts need them.
+# Also exported for the ranks of a group: compilers and CUDA on other hosts need them.
 _OF_COMPILERS = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
 _ROOT = "ALLOW_RUN_AS_ROOT"
 _PROBE_SECONDS = 10
-_ANSWER = "synkhronos-answer "  # begins the line with what a host tells
+_ANSWER = "synkhronos-answer "  # begins the line that a host answers with
 _ANSWER_SECONDS = 120
 _INSTALL = pythons.install("mpi")
 
 
 def find() -> str:
     """Return the path of mpirun: the one of this environment, or else the first on the PATH."""
-    own = Path(sys.executable).parent / "mpirun"
-    found = str(own) if os.access(own, os.X_OK) else shutil.which("mpirun")
-    if found is None:
+    here = Path(sys.executable).parent / "mpirun"
+    path = str(here) if os.access(here, os.X_OK) else shutil.which("mpirun")
+    if path is None:
         raise CannotLaunch(f"there is no mpirun: {_INSTALL}, or load the MPI of this cluster.")
-    return found
+    return path
 
 
 def line(
@@ -48,25 +48,29 @@ def line(
 ) -> list[str]:
     """Return the command line that runs a command on each machine: once, or `counts` times.
 
-    `options` has what ``--agent`` and ``--mpirun-args`` say. mpirun notices a machine that is cut
-    off after 3 to 8 minutes only: carriers do before, and tell it, where mpirun would end all
-    without a word.
+    `options` has the options ``--agent`` and ``--mpirun-args``. mpirun would notice a machine that
+    is cut off after 3 to 8 minutes, and then end all without a message. Synkhronos' own processes
+    notice it before, and report it.
     """
-    arguments = _split_arguments(options.mpirun_args)
+    try:
+        arguments = shlex.split(options.mpirun_args)
+    except ValueError as error:
+        message = f"--mpirun-args {options.mpirun_args!r} can't be taken apart: {error}."
+        raise ValueError(message) from None
     _check_root(arguments)
     line = [find()]
-    each = [1] * len(hosts) if counts is None else counts
-    line += ["--host", ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each))]
+    slots = [1] * len(hosts) if counts is None else counts
+    line += ["--host", ",".join(f"{host.name}:{count}" for host, count in zip(hosts, slots))]
     mapping = "ppr:1:node" if counts is None else "slot"
-    line += ["-n", str(sum(each)), "--map-by", mapping, "--bind-to", "none"]
+    line += ["-n", str(sum(slots)), "--map-by", mapping, "--bind-to", "none"]
     if options.agent:
         line += ["--mca", "plm", "ssh", "--mca", "plm_rsh_agent", options.agent]
     run = variables.get(leftovers.VARIABLE)
     named = f"{leftovers.VARIABLE}={run}" if run else ""
     line += folders.daemon_arguments(Path(line[0]).with_name("prted"), named)
     for name in sorted(os.environ):
-        is_own = name.startswith("SYNKHRONOS_") and name != guard.VARIABLE
-        if (name in _EXPORTED or is_own) and name not in variables:
+        is_ours = name.startswith("SYNKHRONOS_") and name != guard.VARIABLE
+        if (name in _EXPORTED or is_ours) and name not in variables:
             line += ["-x", name]
     for name, value in variables.items():
         line += ["-x", f"{name}={value}"]
@@ -80,28 +84,21 @@ def line_of_group(
     variables: Mapping[str, str],
     token: str,
 ) -> list[str]:
-    """Return the command line that runs the ranks of a group, as many on each machine as it says.
+    """Return the command line that runs the ranks of a group: ``host.ranks`` on each machine.
 
     `token` begins the marks of machines. The rest is as in `line`.
     """
     if [host.name for host in hosts] != ["localhost"]:
-        found = {name: os.environ[name] for name in _OF_COMPILERS if name in os.environ}
-        variables = {**found, **variables}
+        of_compilers = {name: os.environ[name] for name in _OF_COMPILERS if name in os.environ}
+        variables = {**of_compilers, **variables}
     counts = [host.ranks or 0 for host in hosts]
-    own = ["--output", "tag", *machine.command(token, counts, command)]
-    return line(hosts, options, own, variables)
+    of_machine = ["--output", "tag", *machine.command(token, counts, command)]
+    return line(hosts, options, of_machine, variables)
 
 
 def new_token() -> str:
-    """Return what begins the marks of a run's processes, which nothing else can print."""
+    """Return a random token to begin the marks of a run's processes with."""
     return secrets.token_hex(16)
-
-
-def _split_arguments(text):
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"--mpirun-args {text!r} can't be taken apart: {error}.") from None
 
 
 def _check_root(arguments):
@@ -124,43 +121,39 @@ def check() -> None:
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     with ThreadPoolExecutor(2) as pool:
-        own, loaded = pool.map(_run, ([path, "--version"], python_command(code)))
+        found, loaded = pool.map(_run, ([path, "--version"], python_command(code)))
     if loaded.returncode:
         lines = loaded.stderr.strip().splitlines() or [f"exit status {loaded.returncode}"]
         raise CannotLaunch(f"mpi4py can't be imported ({lines[-1]}): {_INSTALL}.")
-    one, other = _kind(own.stdout + own.stderr), _kind(loaded.stdout)
-    if one != other:
+    own, wanted = _kind(found.stdout + found.stderr), _kind(loaded.stdout)
+    if own != wanted:
         raise CannotLaunch(
-            f"{path} belongs to {_shown(one)}, but mpi4py loads {_shown(other)}: put the mpirun of "
+            f"{path} belongs to {own}, but mpi4py loads {wanted}: put the mpirun of "
             f"that MPI first on the PATH, or {_INSTALL}."
         )
-    if one[0] != "Open MPI":
+    if not own.startswith("Open MPI"):
         raise CannotLaunch(
-            f"{path} belongs to {_shown(one)}, of which the options are not known here. Write the "
+            f"{path} belongs to {own}, of which the options are not known here. Write the "
             "line by hand: one process of `python -m synkhronos run SCRIPT` on each machine."
         )
 
 
-def _kind(text) -> tuple[str, str]:
+def _kind(text) -> str:
     r"""Return the name of an MPI and its first number.
 
     >>> _kind("mpirun (Open MPI) 5.0.11"), _kind("HYDRA build details:\\nVersion: 4.1")
-    (('Open MPI', '5'), ('MPICH', '4'))
+    ('Open MPI 5', 'MPICH 4')
     """
     names = ("Open MPI", "Open MPI"), ("Intel", "Intel MPI"), ("MPICH", "MPICH"), ("HYDRA", "MPICH")
     for mark, name in names:
         if mark.lower() in text.lower():
             number = re.search(r"(\d+)\.\d", text)
-            return name, number[1] if number else ""
-    return text.strip().split("\n")[0][:60] or "an unknown MPI", ""
-
-
-def _shown(kind):
-    return " ".join(filter(None, kind))
+            return f"{name} {number[1]}" if number else name
+    return text.strip().split("\n")[0][:60] or "an unknown MPI"
 
 
 def ask(line: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a command line of mpirun to its end; raise TimeoutExpired if that does not come."""
+    """Run a command line of mpirun to its end, or raise TimeoutExpired."""
     with folders.of_mpirun(os.environ) as environment:
         return _run(line, env=environment, timeout=seconds, start_new_session=True)
 
@@ -170,7 +163,7 @@ def _run(line, **more):
 
 
 def answer(line: Sequence[str], host: Host, agent: str | None) -> Any:
-    """Return what a command line of mpirun has let a host `tell`; raise CannotLaunch otherwise."""
+    """Return the object that a host answers to `line`, by `tell`; raise CannotLaunch if none."""
     try:
         done = ask(line, _ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
@@ -188,9 +181,9 @@ def answer(line: Sequence[str], host: Host, agent: str | None) -> Any:
     raise CannotLaunch(why_not_started(printed, [host], agent))
 
 
-def tell(found: Any) -> None:
-    """Print what another host has asked for, in one write: the output of several may mix."""
-    os.write(1, f"\n{_ANSWER}{json.dumps(found)}\n".encode())
+def tell(answer: Any) -> None:
+    """Print the answer to another host, in one write because outputs of several hosts may mix."""
+    os.write(1, f"\n{_ANSWER}{json.dumps(answer)}\n".encode())
 
 
 def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> str:
@@ -201,7 +194,7 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
         if lost:
             line = _line_on(next(iter(lost)), agent, "true")
             return f"{listed(lost)} can't be reached. Try: {shlex.join(line)}"
-        # PRRTE may name another machine than the one without its daemon.
+        # PRRTE's message may name another machine than the one that lacks the daemon.
         without = ask_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
         if without:
             return (
@@ -217,7 +210,7 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
 
 
 def listed(problems: Mapping[str, str]) -> str:
-    """Return what `ask_all` has found, in words."""
+    """Return the result of `ask_all` in words."""
     return " and ".join(f"{name} ({problem})" for name, problem in problems.items())
 
 
@@ -228,20 +221,19 @@ def _needed_there():
 
 
 def ask_all(hosts: Sequence[Host], agent: str | None, command: str) -> dict[str, str]:
-    """Run a command on each machine; return what is in the way: the machine's name -> why."""
+    """Run a command on each machine; return {name: problem} of those where it fails."""
     with ThreadPoolExecutor(16) as pool:
         problems = pool.map(lambda host: _probe(host.name, agent, command), hosts)
-        found = {host.name or "localhost": each for host, each in zip(hosts, problems)}
-    return {name: each for name, each in found.items() if each}
+        return {host.name or "localhost": why for host, why in zip(hosts, problems) if why}
 
 
 def leave_nothing(run: str) -> str:
-    """Return the command for `ask_all` that ends what attempts of a run have left on a machine."""
+    """Return the command for `ask_all` that kills what processes a run has left on a machine."""
     return shlex.join([sys.executable, "-I", str(Path(leftovers.__file__).resolve()), run])
 
 
 def _line_on(name, agent, command):
-    """Return the line that runs a command on a machine, by what mpirun starts its daemon with.
+    """Return the line that runs a command on a machine as mpirun starts its daemon there.
 
     >>> _line_on("b", "my ssh", "a command")
     ['my', 'ssh', 'b', 'a command']

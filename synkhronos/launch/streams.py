@@ -1,22 +1,43 @@
-"""Pieces of streams: lines that come in parts, writes to what may be full for a while, and marks.
+"""Parts of the streams of processes: lines, marks, a writer that does not block, and signals.
 
-A mark is what a process tells the launcher of a rank, between what the rank prints: NUL, the token
-of the run, the rank, a kind, a text, NUL.
+A mark is a message to the launcher about a rank. It stands between the lines that the rank prints:
+NUL, the token of the run, the rank, a kind, a text, NUL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import selectors
+import signal
+from typing import Collection, Iterator
 
 SIZE = 1 << 16  # bytes that are read or written at once
-_MOST = 1 << 20  # bytes of a line that are kept until its end
+_MOST = 1 << 20  # bytes of an incomplete line that are kept
+
+
+@contextlib.contextmanager
+def signals_of(wanted: Collection[int]) -> Iterator[int]:
+    """Give a descriptor from which the numbers of signals can be read as they come."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = {number: signal.signal(number, lambda *_: None) for number in wanted}
+    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
 
 
 def mark(token: str, rank: int, kind: str, text: object = "", end: str = "\n") -> bytes:
-    r"""Return a mark, which ends a line: PRRTE keeps the rest of one.
+    r"""Return a mark. It ends a line, because PRRTE holds back an incomplete one.
 
     >>> mark("61ab", 1, "lost", os.fsdecode(b"a machine \xff"))
     b'\x0061ab 1 lost a machine ?\x00\n'
@@ -25,7 +46,7 @@ def mark(token: str, rank: int, kind: str, text: object = "", end: str = "\n") -
 
 
 def mark_pattern(token: str, kind: str = "[a-z]+", end: str = "") -> re.Pattern[bytes]:
-    r"""Return the pattern of marks: groups are the rank, the kind and the text.
+    r"""Return the pattern of a mark; its groups are the rank, the kind and the text.
 
     >>> mark_pattern("61ab", end=r"\n").match(mark("61ab", 1, "status", -9)).groups()
     (b'1', b'status', b'-9')
@@ -34,7 +55,7 @@ def mark_pattern(token: str, kind: str = "[a-z]+", end: str = "") -> re.Pattern[
 
 
 class Lines:
-    """Lines of a stream, of which the end may not have come."""
+    """Splits a stream into lines, as its parts come."""
 
     def __init__(self):
         self._tail = bytearray()
@@ -42,7 +63,7 @@ class Lines:
     def take(self, data: bytes, is_end: bool = False) -> list[bytes]:
         """Return the lines that are complete now, and pieces of a very long one.
 
-        At the end the last one gets a newline, if it has none.
+        At the end of the stream a newline completes the last line.
         """
         tail = self._tail
         tail += data
@@ -55,13 +76,9 @@ class Lines:
 
 
 class Writer:
-    """Writes to a descriptor that may be full for a while, which it closes at the end.
+    """Writes to a descriptor without blocking, and closes it at the end.
 
-    Parameters
-    ----------
-    fd : int
-    selector : selectors.BaseSelector
-        Calls the data of its keys with their descriptor.
+    The owner of the `selector` calls the data of each ready key with the key's descriptor.
     """
 
     def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
@@ -72,16 +89,16 @@ class Writer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether much is waiting."""
+        """Whether more than 1 MiB is waiting."""
         return len(self._waiting) > 1 << 20
 
     def write(self, data: bytes) -> None:
-        """Write what can be written now, and the rest later."""
+        """Write the bytes that the descriptor takes now, and the rest later."""
         self._waiting += data
         self._flush()
 
     def end(self) -> None:
-        """Close the descriptor after all has been written."""
+        """Close the descriptor once all is written."""
         self._ends = True
         self._flush()
 

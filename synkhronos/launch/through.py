@@ -1,4 +1,4 @@
-"""Processes that a command starts through mpirun, on several machines.
+"""Starts processes on several machines through mpirun, and passes on their output.
 
     launcher      mpirun                              machine                 ranks there
     SIGUSR1  ───▶ SIGUSR1 ──────────────────────────▶ SIGUSR1 ──────────────▶ write a snapshot, end
@@ -10,8 +10,8 @@
     stdout         ◀──────────────────────────────────────────────────────────────── stdout
     stderr         ◀── without marks ── stderr with marks ◀── start, more, status ── stderr
 
-`MpirunRanks` are all alike, and their output is taken apart into lines. A `Script` runs once, as
-the first of its processes, and its streams are those of the command.
+`MpirunRanks` are ranks of one kind, whose output is split into lines. A `Script` runs in the first
+of its processes, and its streams are those of the command.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from synkhronos.launch.streams import Lines, Writer, mark_pattern
 from synkhronos.launch.watch import Watch
 from synkhronos.launch.where import Host
 
-# A race in PRRTE, of no consequence.
+# A warning of a race in PRRTE, without consequences.
 _NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
-# Open MPI prints it for each foreign connection after the first, of which a page tells.
+# Open MPI prints this for each foreign connection after the first; for that it prints a page.
 _IGNORED = re.compile(
     rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
 )
-# Pages about a process that was killed or has failed: exit statuses say it, or what it has printed.
+# Pages about a process that was killed or has failed: its exit status and its output say enough.
 _PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 _PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
 _BEGUN = rb"(?<!-)-{60,}\n(?:A daemon failed|PRTE has lost)(?:(?!-{60,}\n).){0,4000}"
@@ -51,13 +51,13 @@ _TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 GRACE = 10.0  # seconds for a script to end after a Ctrl-C
 _NO_END = "mpirun has ended before the script."
-_FRAME = 2048  # bytes of input; PRRTE drops input above 4096 bytes a message
+_FRAME = 2048  # bytes of input in a message; PRRTE drops input beyond 4096 bytes
 
 
 class Mpirun(Watch):
-    """A run of mpirun's command `line`, which ends with its launcher.
+    """A run of mpirun with the command line `line`; mpirun ends with the launcher.
 
-    If nothing starts, `hosts` are asked why, by `agent` or ssh. The rest is as in `Watch`.
+    If nothing starts, the launcher asks `hosts` why, by `agent` or ssh. The rest is as in `Watch`.
     """
 
     after_all = 10.0  # seconds for mpirun to end after all ranks
@@ -77,8 +77,8 @@ class Mpirun(Watch):
     def _begun(self):
         with folders.of_mpirun(self._environment) as environment:
             line = list(self._line)
-            if secret.VARIABLE not in environment:  # else the user's: the line exports it
-                # The line has its name alone, because all users of a machine can read it.
+            if secret.VARIABLE not in environment:  # a user's own is exported by the line already
+                # The line has the name only, because all users of a machine can read the line.
                 line[1:1] = secret.EXPORTED
                 environment = {**environment, secret.VARIABLE: secret.new()}
             self._mpirun = subprocess.Popen(
@@ -99,6 +99,11 @@ class Mpirun(Watch):
 
     def _ask_to_end(self):
         self._mpirun.send_signal(signal.SIGUSR1)
+
+    def _end_mpirun_soon(self):
+        """Kill mpirun soon: it would wait for its daemon on a lost machine."""
+        self._ending = [signal.SIGKILL]
+        self._end_after(_AFTER_LOST)
 
     def _end(self, number):
         if number == signal.SIGKILL:
@@ -144,20 +149,20 @@ class Mpirun(Watch):
 
 
 class MpirunRanks(Mpirun):
-    """All ranks of a run, of which mpirun tags each line of output."""
+    """All ranks of a run. mpirun puts a tag before each line of their output."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._line_mark = mark_pattern(more["token"], "line")
         self._lines = {1: Lines(), 2: Lines()}  # of mpirun's streams
-        self._is_tagged = {1: False, 2: False}  # whether half a line is of a machine
-        self._own = bytearray()  # what mpirun says by itself
-        self._of_machines = bytearray()  # what machines say, and was not shown
-        self.lost: list[int] = []  # ranks of machines of which nothing is heard
+        self._is_tagged = {1: False, 2: False}  # whether an incomplete line is of a machine
+        self._own = bytearray()  # mpirun's own output
+        self._of_machines = bytearray()  # output of machines that was not shown yet
+        self.lost: list[int] = []  # ranks of silent machines
 
     @property
     def own_words(self) -> str:
-        """The lines that mpirun has printed by itself, but for those about ranks that failed."""
+        """The lines that mpirun has printed by itself, except those about ranks that failed."""
         text = _NOISE.sub(b"", bytes(self._own + self._of_machines))
         if self.has_started or self._of_machines:
             text = (_PAGE if self.has_started else _PAGE_OF_EXIT).sub(b"", text)
@@ -173,8 +178,7 @@ class MpirunRanks(Mpirun):
         if self.lost and all(
             known.status is not None or at in self.lost for at, known in enumerate(self.ranks)
         ):
-            self._ending = [signal.SIGKILL]  # mpirun would wait for its daemon there
-            self._end_after(_AFTER_LOST)
+            self._end_mpirun_soon()
 
     def _status(self):
         status = super()._status()
@@ -188,7 +192,7 @@ class MpirunRanks(Mpirun):
 
     @property
     def loss(self) -> str | None:
-        """What was lost, in words, if that has ended the run."""
+        """The lost ranks, in words, if their loss has ended the run."""
         fails_itself = self.cause is not None and not self._follows(self.cause)
         if not self.lost or fails_itself or self.interrupted_by or self._has_result():
             return super().loss
@@ -202,7 +206,7 @@ class MpirunRanks(Mpirun):
             self._take_line(stream, line)
 
     def _take_line(self, stream, line):
-        """Pass a line on: the parts with the tag of a machine, and what mpirun says by itself."""
+        """Pass a line on in parts: those with the tag of a machine, and mpirun's own text."""
         at, is_tagged = 0, self._is_tagged[stream]
         for tag in [*_TAG.finditer(line), None]:
             text = line[at : tag.start() if tag else len(line)]
@@ -227,7 +231,7 @@ class MpirunRanks(Mpirun):
             self._show_machines()
 
     def _show_machines(self):
-        """Show what machines say beside their ranks, if it is not why these don't start."""
+        """Show the machines' own output once a rank runs; before, it tells why none starts."""
         if self.has_started and self._of_machines:
             self._write(2, bytes(self._of_machines))
             self._of_machines.clear()
@@ -236,7 +240,7 @@ class MpirunRanks(Mpirun):
 class Script(Mpirun):
     """A script on several machines: its streams and signals are those of this command.
 
-    What mpirun prints before the guard's first mark is about mpirun.
+    Output before the guard's first mark is mpirun's own.
     """
 
     heard = guard.FORWARDED
@@ -255,18 +259,18 @@ class Script(Mpirun):
         environment = {**os.environ, guard.VARIABLE: token}
         more = {"names": ["the script"], "environment": environment, "token": token}
         super().__init__(line, hosts, agent, grace=grace, **more)
-        self._losses: list[str] = []  # what processes have told of machines and workers
+        self._losses: list[str] = []  # sentences about lost machines and workers
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
-        self._beginning = f"\0{token} ".encode()  # of a mark
-        self._tail = bytearray()  # of stderr: may be the beginning of a mark
-        self._pages = {1: b"", 2: b""}  # the beginning of a page about a daemon
-        self._held = {1: bytearray(), 2: bytearray()}  # before the script has started
+        self._beginning = f"\0{token} ".encode()  # of every mark
+        self._tail = bytearray()  # end of stderr that may be the beginning of a mark
+        self._pages = {1: b"", 2: b""}  # incomplete page of mpirun about a lost daemon
+        self._held = {1: bytearray(), 2: bytearray()}  # output before the script has started
         self._late = bytearray()  # stderr after the script has ended
         self._was_asked = self._ended_itself = False
 
     @property
     def own_words(self) -> str:
-        """What mpirun has printed before the script has started."""
+        """The output before the script has started, which is mpirun's."""
         return _NOISE.sub(b"", bytes(self._held[2] + self._held[1])).decode(errors="replace")
 
     @contextlib.contextmanager
@@ -277,7 +281,7 @@ class Script(Mpirun):
             yield
 
     def _interrupt(self, number):
-        """Pass a signal on to the script; the second Ctrl-C ends it."""
+        """Pass a signal on to the script; after a second Ctrl-C end it."""
         is_end = number in (signal.SIGINT, signal.SIGTERM)
         if is_end and (self._was_asked or not self.has_started):
             if self.ranks[0].status is None:
@@ -294,7 +298,7 @@ class Script(Mpirun):
         self._end_after(self.after_all)
 
     def _take(self, stream, data, is_end=False):
-        """Pass output on, but for marks, of which the end may not have come yet."""
+        """Pass output on, without marks; keep back a mark that is not complete yet."""
         if stream == 1:
             self._pass(1, data, is_end)
             return
@@ -311,11 +315,11 @@ class Script(Mpirun):
         end = len(self._tail) if at < 0 else at
         self._pass(2, self._tail[:end], is_end)
         del self._tail[:end]
-        if is_end and not self._losses:  # else MPI and mpirun complain, of what was told
+        if is_end and not self._losses:  # after a loss MPI and mpirun only repeat it
             self._write(2, _PAGE.sub(b"", bytes(self._late)))
 
     def _note_page(self, page):
-        """Take note of the page about a daemon that has gone, which is the last that is printed."""
+        """Note the loss that a page of mpirun reports, and drop the page."""
         if not self.has_started:
             return page[0]
         self._losses.append(f"mpirun has lost {page[1].decode()}")
@@ -341,16 +345,15 @@ class Script(Mpirun):
     def _take_mark(self, rank, kind, text):
         if kind == b"lost":
             self._losses.append(text.partition(". ")[0].rstrip("."))
-            if rank:  # for this machine the script's is lost, which may only be slow to end
+            if rank:  # another machine has lost that of the script, which may just end slowly
                 self._end_after(self._grace)
             return
         if kind == b"own":
             self._ended_itself = True
             return
         super()._take_mark(rank, kind, text)
-        if kind == b"status" and self._losses:  # mpirun would wait for its daemon there
-            self._ending = [signal.SIGKILL]
-            self._end_after(_AFTER_LOST)
+        if kind == b"status" and self._losses:
+            self._end_mpirun_soon()
         if kind == b"start":
             self._write(2, _NOISE.sub(b"", bytes(self._held[2])))
             self._write(1, bytes(self._held[1]))
@@ -358,7 +361,7 @@ class Script(Mpirun):
             self._wait_for_stdin()
 
     def _wait_for_stdin(self):
-        """Take the next piece of input, unless a terminal would stop this process for it."""
+        """Read the next piece of input, unless a terminal would stop this process for it."""
         try:
             if not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp():
                 os.fstat(0)
@@ -376,7 +379,7 @@ class Script(Mpirun):
         return self.ranks[0].exit_status if is_known else super()._status()
 
     def failure_summary(self) -> list[str]:
-        """Return a sentence if the script has not started, or its end was not told."""
+        """Return a sentence if the script has not started, or its end was not reported."""
         if not self.has_started or self.interrupted_by:
             return super().failure_summary()
         if self.ranks[0].status is not None:
@@ -385,7 +388,7 @@ class Script(Mpirun):
 
     @property
     def loss(self) -> str | None:
-        """What was lost, in words, if that has ended the script and nobody has asked it to end."""
+        """The loss that has ended the script, in words; None if the script was asked to end."""
         is_own = self._was_asked or self._ended_itself
         if is_own or not self.has_started or self.ranks[0].status == 0:
             return None

@@ -1,4 +1,4 @@
-"""Processes that a command has started, from their start to their end.
+"""Watches the processes that a command has started, from their start to their end.
 
     command            ranks
     SIGUSR1     ─────▶ write a snapshot, or end otherwise
@@ -6,7 +6,7 @@
     stderr      ◀───── stderr
     rank_0.log  ◀───── the lines of rank 0: of both streams, in the order in which they came
 
-Derived classes say how the processes are started: `children.Children`, `through.MpirunRanks`.
+Derived classes start the processes: `children.Children`, `through.MpirunRanks`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from typing import AbstractSet, Any, Mapping, Sequence
 from synkhronos import _wording
 from synkhronos._machine.processes import how_ended, shell_status
 from synkhronos.launch import FOLLOWS, INTERRUPTED
-from synkhronos.launch.signals import signals_of
-from synkhronos.launch.streams import SIZE, mark_pattern
+from synkhronos.launch.streams import SIZE, mark_pattern, signals_of
 
 GRACE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
-AFTER_FAILURE = 10.0  # seconds for the others to end
-_AT_ONCE = 1.0  # seconds in which a second SIGTERM is the first one
+AFTER_FAILURE = 10.0  # seconds for the other ranks to end
+_AT_ONCE = 1.0  # seconds in which a second SIGTERM counts as the same
 _LAST_LINES = 20
 
 
@@ -40,23 +39,23 @@ class Rank:
     device: str
     host: str = ""
     pid: int = 0
-    status: int | None = None  # as subprocess has it: below 0 for a signal
+    status: int | None = None  # as in subprocess: below 0 for a signal
     last_lines: list[str] = field(default_factory=list)
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended, and not as it should."""
+        """Whether it has ended with an error."""
         return self.status not in (None, 0, INTERRUPTED)
 
     @property
     def exit_status(self) -> int:
-        """Its exit status as shells have it."""
+        """Its exit status as shells show it."""
         assert self.status is not None
         return shell_status(self.status)
 
     @property
     def end(self) -> str:
-        """The way in which it has ended, in words."""
+        """How it has ended, in words."""
         lost = "is lost: its end was not reported"
         return lost if self.status is None else how_ended(self.status)
 
@@ -65,10 +64,10 @@ class Watch:
     """All ranks of a run; `names` are their devices.
 
     Derived classes start them with `environment`, in `_begun`, and replace `title`, `request` and
-    `name` for other processes than ranks of a rule. In `folder` there is a log file for each. Rank
-    0 is a server if the run `is_served`; the others go on after one has died if it `outlives`.
-    After a first Ctrl-C, or the end of standard input if it `ends_with_stdin`, ranks have
-    `grace`, in seconds. `token` begins the marks that processes write into standard error.
+    `name` if the processes are no ranks of a rule. `folder` gets a log file for each rank. If
+    `is_served`, rank 0 is a server; if `outlives`, other ranks go on after one has died. After a
+    first Ctrl-C, or the end of standard input if `ends_with_stdin`, ranks have `grace` seconds to
+    end. `token` begins the marks that processes write to standard error.
     """
 
     title = "synkhronos rule"
@@ -87,14 +86,13 @@ class Watch:
         grace: float = GRACE,
         token: str = "",
     ) -> None:
-        # What processes tell of themselves in their standard errors; see `_take_mark`.
-        self._mark = mark_pattern(token, end="\n?")
+        self._mark = mark_pattern(token, end="\n?")  # in standard error; see `_take_mark`
         self.ranks = [Rank(name) for name in names]
         self.failed: list[int] = []  # in the order in which they ended
         self.interrupted_by = 0
         self.interrupted_at = 0.0  # seconds since the epoch
         self._environment, self.folder = environment, folder
-        self._streams: dict[int, Any] = {}  # open descriptors, and what `_take` calls them
+        self._streams: dict[int, Any] = {}  # open descriptor -> the stream for `_take`
         self._is_served, self._outlives = is_served, outlives
         self._ends_with_stdin, self._grace = ends_with_stdin, grace
         self._terminated_at = float("-inf")  # when the last SIGTERM came
@@ -102,7 +100,7 @@ class Watch:
 
     @property
     def own_words(self) -> str:
-        """What the program that starts them says by itself."""
+        """The output of the program that starts the ranks, without that of the ranks."""
         return ""
 
     @property
@@ -112,7 +110,7 @@ class Watch:
 
     @property
     def cause(self) -> int | None:
-        """The rank of which the end has ended the run; None if none has failed."""
+        """The rank whose failure has ended the run; None if none has failed."""
         by_itself = [at for at in self.failed if not self._follows(at)]
         return next(iter(by_itself or self.failed), None)
 
@@ -125,7 +123,7 @@ class Watch:
         return self._is_served and rank == 0
 
     def run(self) -> int:
-        """Run all to their end, with all that they have started; return an exit status."""
+        """Run all ranks to their end, with all that they have started; return an exit status."""
         for rank in range(len(self.ranks)):
             self._log(rank, b"")
         heard = {*self.heard, signal.SIGCHLD}
@@ -143,11 +141,11 @@ class Watch:
         return self._status()
 
     def _begun(self) -> contextlib.AbstractContextManager[None]:
-        """Start all, and listen to their streams; what they need stays until the end."""
+        """Start all ranks, and listen to their streams; a with block that ends after the ranks."""
         raise NotImplementedError
 
     def _take(self, stream: Any, data: bytes, is_end: bool = False) -> None:
-        """Take a piece of what a stream has brought."""
+        """Take a piece of a stream."""
         raise NotImplementedError
 
     def _is_over(self) -> bool:
@@ -159,11 +157,11 @@ class Watch:
         raise NotImplementedError
 
     def _end(self, number: int) -> None:
-        """End what runs, by SIGTERM or SIGKILL."""
+        """Send SIGTERM or SIGKILL to all processes that run."""
         raise NotImplementedError
 
     def _end_all(self) -> None:
-        """Kill what is left."""
+        """Kill all processes that are left."""
         raise NotImplementedError
 
     def _serve(self):
@@ -178,10 +176,10 @@ class Watch:
                 key.data(key.fd)
 
     def _has_ended(self):
-        """Return whether nothing is left to wait for."""
+        """Return whether all processes have ended, and all streams are read to the end."""
         if not self._is_over():
             return False
-        if self._streams:  # a process that was started by one of these may keep them open
+        if self._streams:  # processes that a rank has started may keep them open
             self._end_after(1.0)
         return not self._streams
 
@@ -197,7 +195,7 @@ class Watch:
             del self._streams[fd]
 
     def _end_next(self):
-        """Take the next step in ending what runs."""
+        """Send the next of the signals that end the processes."""
         number = self._ending.pop(0) if len(self._ending) > 1 else self._ending[0]
         self._deadline = time.monotonic() + self.before_kill
         self._end(number)
@@ -215,7 +213,7 @@ class Watch:
     def _hear(self, signals):
         for number in os.read(signals, 256):
             now = time.monotonic()
-            # Slurm sends a SIGTERM to the launcher and to a job script, which passes it on.
+            # Slurm sends SIGTERM to the launcher and to the job script, which may pass it on.
             is_repeated = number == signal.SIGTERM and now - self._terminated_at < _AT_ONCE
             if number == signal.SIGTERM and not is_repeated:
                 self._terminated_at = now
@@ -243,7 +241,7 @@ class Watch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _note_end(self, rank, status):
-        """Take note of the exit status of a rank."""
+        """Note the exit status of a rank."""
         known = self.ranks[rank]
         known.status = status
         if known.has_failed:
@@ -254,7 +252,7 @@ class Watch:
                 self.say(self.end_of(rank))
 
     def _without_marks(self, text):
-        """Take the marks in a line of errors; return what is left of it."""
+        """Take the marks in a line of standard error; return the rest of the line."""
         for mark in self._mark.finditer(text):
             self._take_mark(int(mark[1]), mark[2], mark[3].decode(errors="replace"))
         without = self._mark.sub(b"", text)
@@ -263,10 +261,10 @@ class Watch:
         return without.rstrip(b"\n") + b"\n" if without.strip(b"\0\n") else b""
 
     def _take_mark(self, rank: int, kind: bytes, text: str) -> None:
-        """Take what a process tells of a rank."""
+        """Take a message about a rank."""
 
     def _show(self, stream, rank, text):
-        """Print what a rank has written, and put it into its log file."""
+        """Print the output of a rank, and append it to its log file."""
         self._write(stream, text)
         self._log(rank, text)
         kept = self.ranks[rank].last_lines
@@ -298,14 +296,14 @@ class Watch:
 
     @property
     def loss(self) -> str | None:
-        """What was lost, in words, if that has ended the run: a process was killed, or is silent.
+        """The killed or silent process whose loss has ended the run, in words.
 
-        None if nothing was, if a process has ended by itself with an error, or a user has ended it;
-        and if others have gone on without it, to the end.
+        None if no process was lost, if one has ended by itself with an error, if the user has ended
+        the run, or if the other ranks have reached their end without the lost one.
         """
         if self.interrupted_by or not self.has_started or self._has_result():
             return None
-        lost = [each.rstrip(".") for each in self._about_lost()]
+        lost = [sentence.rstrip(".") for sentence in self._about_lost()]
         if lost and (self.cause is None or self._follows(self.cause)):
             return lost[0]
         status = None if self.cause is None else self.ranks[self.cause].status
@@ -324,12 +322,12 @@ class Watch:
         return self._about_cause(self.cause)
 
     def _about_lost(self):
-        """Return sentences about the ranks of which no end was reported."""
+        """Return sentences about the ranks whose end was not reported."""
         lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
         return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
 
     def _about_cause(self, rank):
-        """Return sentences about the rank of which the end has ended the run."""
+        """Return sentences about the rank whose failure has ended the run."""
         known = self.ranks[rank]
         said = [f"{self.name(rank)} {known.end}, which has ended the run."]
         n_ended = sum(each.status == 0 for each in self.ranks)
@@ -346,14 +344,14 @@ class Watch:
 
     def _write(self, fd, data):
         stream = sys.stdout if fd == 1 else sys.stderr
-        if stream is None:  # it was closed before the start
+        if stream is None:  # it was closed before Python started
             return
         try:
             stream.flush()
             while data:
                 try:
                     data = data[os.write(stream.fileno(), data) :]
-                except BlockingIOError:  # the other end has set it so
+                except BlockingIOError:  # another process has made the stream non-blocking
                     time.sleep(0.01)
         except (OSError, ValueError):  # nothing reads there any more, as with `| head`
             self._take_lost_reader()

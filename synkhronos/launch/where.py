@@ -1,11 +1,11 @@
-"""Where the processes of a run are: hosts and devices, as options and batch systems name them.
+"""Find the hosts and devices of a run, in the forms of options and of batch systems.
 
 --hosts a,b:2             hosts, and the number of processes on one
 --hosts a:cuda0,b:cpu     a process for each device; --devices takes such a list, too
 --hostfile FILE           the same from a file: b slots=2, b:2 or b:cuda0 in a line for each host
 SLURM_JOB_NODELIST        the hosts of an allocation, if none are named; PBS_NODEFILE
 --devices a:cuda0,cuda1   a process for each device, of the host before it
---devices cpu,cpu         the same on each host of --hosts or an allocation, or else on this one
+--devices cpu,cpu         these on each host of --hosts or an allocation, or else on this one
 OMPI_COMM_WORLD_SIZE      processes that mpiexec or srun has already started; PMI_SIZE, ...
 """
 
@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -24,21 +24,21 @@ from synkhronos import _wording
 from synkhronos._machine.devices import DEVICE_NAME, HOST_NAME
 from synkhronos.launch import CannotLaunch
 
-NO_DEVICE = "none"  # of a server with a process of its own
+NO_DEVICE = "none"  # the device of a server that has a process of its own
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
-_OPENCL = re.compile(r"opencl\d+")  # before the colon of a device, where a host may be
+_OPENCL = re.compile(r"opencl\d+")  # before a colon: part of a device, not a host
 _EXAMPLES = "such as cpu,cpu or node0:cuda0,cuda1"
 _NO_DEVICE_GIVEN = f"{{}} is empty: name a device for each rank, {_EXAMPLES}."
-# Each names the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
+# Each holds the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-# Each names a file with a machine in each line: PBS, LSF, and Grid Engine, which says more of each.
+# Each names a file with a host in each line: PBS, LSF, Grid Engine (whose lines have more words).
 _NODE_FILES = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-_SCRIPTS = 0xFFFFFFF0  # Slurm's steps from this one on run a batch script, or a shell
+_SCRIPTS = 0xFFFFFFF0  # Slurm's steps from this number on run a batch script or a shell
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, None for this one; the number of its ranks and their devices, if given."""
+    """A host (None: this machine), and the number of its ranks and their devices if given."""
 
     name: str | None
     ranks: int | None = None
@@ -47,7 +47,7 @@ class Host:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The device of one rank, and its host: None for this one."""
+    """The device of one rank, and its host (None: this machine)."""
 
     host: str | None
     device: str
@@ -61,40 +61,40 @@ def find_hosts(
     environment: Mapping[str, str] = os.environ,
     discovered: str | None = None,
 ) -> list[Host]:
-    """Return the machines that options or an allocation name, or else this one alone.
+    """Return the hosts that options or an allocation name, or else this one alone.
 
-    `devices` are as in `parse_devices`; `source` names them in errors. `discovered` are lines, as
-    of a hostfile, which name machines in place of all others; there may be none.
+    `devices` are as in `parse_devices`; `source` names them in errors. If `discovered` is given, a
+    text in the form of a hostfile, it replaces other names of hosts; it may name none.
 
     >>> find_hosts("a,b", devices="cpu")
     [Host(name='a', ranks=None, devices=('cpu',)), Host(name='b', ranks=None, devices=('cpu',))]
     """
-    given = [] if devices is None else parse_devices(devices, source)
+    of_devices = [] if devices is None else parse_devices(devices, source)
     option = "--hosts" if hostfile is None else f"the hostfile {hostfile!r}"
     if discovered is None:
         named = _named(hosts, hostfile)
     else:
         option = "--discover"
         named = _parse_lines(discovered.splitlines(), option)
-    if given and given[0].name is not None:
+    if of_devices and of_devices[0].name is not None:
         if named or discovered is not None:
             raise ValueError(f"{source} names hosts, and so does {option}: give one of them.")
-        return given
+        return of_devices
     if not named and discovered is None:
         names = allocated(environment)
         named = [Host(None)] if names is None else [Host(name) for name in names]
-    if not given:
+    if not of_devices:
         return named
-    of_each = given[0].devices
+    [this] = of_devices
     for host in named:
         if host.devices:
             raise ValueError(f"{source} names devices, and so does {option}: give one of them.")
-        if host.ranks not in (None, len(of_each)):
+        if host.ranks not in (None, this.ranks):
             raise ValueError(
                 f"{host.name} is to have {_wording.count(host.ranks, 'rank')}, but {source} "
-                f"names {len(of_each)}: give one of them, or the same number."
+                f"names {this.ranks}: give one of them, or the same number."
             )
-    return [Host(host.name, host.ranks, of_each) for host in named]
+    return [replace(host, devices=this.devices) for host in named]
 
 
 def find_places(
@@ -104,32 +104,33 @@ def find_places(
     hosts: str | None = None,
     hostfile: str | None = None,
 ) -> list[RankPlace]:
-    """Return the place of each rank: `find_hosts`, where each host must have devices.
+    """Return the place of each rank, for the arguments of `find_hosts`; each host needs devices.
 
     >>> find_places("cpu", environment={"SLURM_JOB_NODELIST": "node[1-2]"})
     [RankPlace(host='node1', device='cpu'), RankPlace(host='node2', device='cpu')]
     """
-    found = find_hosts(hosts, hostfile, devices, source, environment)
-    places = [RankPlace(host.name, device) for host in found for device in host.devices]
+    named = find_hosts(hosts, hostfile, devices, source, environment)
+    places = [RankPlace(host.name, device) for host in named for device in host.devices]
     if not places:
         raise ValueError(_NO_DEVICE_GIVEN.format(source))
     return places
 
 
 def _named(hosts, hostfile):
-    """Return the machines of --hosts or --hostfile."""
+    """Return the hosts of --hosts or --hostfile."""
     if hosts is not None and hostfile is not None:
         raise ValueError(f"hosts {hosts!r} and the hostfile {hostfile!r} are given: give one.")
     if hosts is not None:
-        return _together([_host(each.strip(), "--hosts") for each in hosts.split(",")], "--hosts")
+        return _merged([_host(text.strip(), "--hosts") for text in hosts.split(",")], "--hosts")
     return [] if hostfile is None else _read_hostfile(hostfile)
 
 
 def parse_devices(devices: Any, source: str = "devices") -> list[Host]:
-    """Return the machines of devices, in the order of the ranks.
+    """Return the hosts of devices, in the order of the ranks.
 
-    `devices` are names with commas, each of the host before it; a list, or a semicolon, begins
-    anew. Without hosts they are of one. Anything else raises TypeError or ValueError.
+    `devices` are names with commas between them; a host before a name holds for the next ones, too.
+    Each item of a list, and each part after a semicolon, begins without a host. Devices without
+    hosts are those of one. Anything else raises TypeError or ValueError.
 
     >>> parse_devices("cpu,cpu")
     [Host(name=None, ranks=2, devices=('cpu', 'cpu'))]
@@ -140,14 +141,14 @@ def parse_devices(devices: Any, source: str = "devices") -> list[Host]:
         raise TypeError(
             f"{source} must be a list of names, {_EXAMPLES}, got {_wording.shown(devices)}."
         )
-    given = [devices] if isinstance(devices, str) else devices
-    for each in given:
-        if not isinstance(each, str):
-            raise TypeError(f"{source} must hold names, {_EXAMPLES}, got {_wording.shown(each)}.")
-    parts = [part.strip() for each in given for part in each.split(";") if part.strip()]
+    items = [devices] if isinstance(devices, str) else devices
+    for item in items:
+        if not isinstance(item, str):
+            raise TypeError(f"{source} must hold names, {_EXAMPLES}, got {_wording.shown(item)}.")
+    parts = [part.strip() for item in items for part in item.split(";") if part.strip()]
     if not parts:
         raise ValueError(_NO_DEVICE_GIVEN.format(source))
-    found = []
+    hosts = []
     for part in parts:
         name = None
         for text in map(str.strip, part.split(",")):
@@ -162,12 +163,12 @@ def parse_devices(devices: Any, source: str = "devices") -> list[Host]:
                     "such as cpu, cuda0 or opencl0:0, with its host before it, such as "
                     "node0:cuda0,cuda1."
                 )
-            found.append(Host(name, 1, (device,)))
-    return _together(found, source)
+            hosts.append(Host(name, 1, (device,)))
+    return _merged(hosts, source)
 
 
 def _host(text, source):
-    """Return the machine of an item such as a, a:2 or a:cuda0."""
+    """Return the host of an item such as a, a:2 or a:cuda0."""
     name, colon, more = text.partition(":")
     if not HOST_NAME.fullmatch(name):
         raise ValueError(
@@ -183,7 +184,7 @@ def _host(text, source):
 
 
 def _count(text, given, source, otherwise=""):
-    """Return a number of ranks; `given` is the word that it stands in."""
+    """Return a number of ranks; errors quote `given`, the word that it is a part of."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise ValueError(
             f"{source}: {given!r} must have a number of ranks of at least 1{otherwise}."
@@ -191,39 +192,39 @@ def _count(text, given, source, otherwise=""):
     return int(text)
 
 
-def _together(hosts, source):
-    """Return machines with all of their devices; raise where they don't go together."""
-    found: list[Host] = []
+def _merged(hosts, source):
+    """Join neighbours of one name, each with devices; raise if hosts contradict one another."""
+    merged: list[Host] = []
     for host in hosts:
-        if found and found[-1].name == host.name and host.devices and found[-1].devices:
-            devices = found.pop().devices + host.devices
+        if merged and merged[-1].name == host.name and host.devices and merged[-1].devices:
+            devices = merged.pop().devices + host.devices
             host = Host(host.name, len(devices), devices)
-        found.append(host)
-    bare = next((host for host in found if not host.devices), None)
-    named = next((host for host in found if host.name and host.devices), None)
+        merged.append(host)
+    bare = next((host for host in merged if not host.devices), None)
+    named = next((host for host in merged if host.name and host.devices), None)
     if bare and named:
         raise ValueError(
             f"{source}: {named.name}:{named.devices[0]} has a device, but {bare.name} has none: "
             "name a device for each rank, or for none."
         )
-    here = next((host for host in found if host.name is None), None)
+    here = next((host for host in merged if host.name is None), None)
     if here and named:
         raise ValueError(
             f"{source}: {named.name}:{named.devices[0]} has a host, but {here.devices[0]} has "
             "none: name the host of each list."
         )
-    names = [host.name for host in found]
+    names = [host.name for host in merged]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
                 f"{source} names {name} twice: put its ranks together, because they are numbered "
                 f"host by host, such as {name}:2 or {name}:cuda0,{name}:cuda1."
             )
-    return found
+    return merged
 
 
 def _read_hostfile(path):
-    """Return the machines of a file in the format of Open MPI's or MPICH's hostfiles."""
+    """Return the hosts of a file in the format of Open MPI's or MPICH's hostfiles."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -236,7 +237,7 @@ def _read_hostfile(path):
 
 
 def _parse_lines(lines, file):
-    """Return the machines that lines name: `file` is where they are from."""
+    """Return the hosts that the lines of a file name; errors name the `file`."""
     hosts = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -250,15 +251,15 @@ def _parse_lines(lines, file):
                 slots = _count(value, word, source)
                 if host.ranks not in (None, slots):
                     raise ValueError(f"{source}: {words[0]} and {word} contradict: give one.")
-                host = Host(host.name, slots, host.devices)
+                host = replace(host, ranks=slots)
             elif name not in ("max_slots", "max-slots"):
                 raise ValueError(f"{source}: {word!r} is not known; there is slots=2.")
         hosts.append(host)
-    return _together(hosts, file)
+    return _merged(hosts, file)
 
 
 def allocated(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the hosts that a batch system has allocated; None if this one alone, or none.
+    """Return the hosts that a batch system has allocated; None for this one alone, or for none.
 
     >>> allocated({"SLURM_JOB_NODELIST": "node[1-2]"})
     ['node1', 'node2']
@@ -275,14 +276,14 @@ def allocated(environment: Mapping[str, str] = os.environ) -> list[str] | None:
                 "name the machines with --hosts."
             ) from error
         first_words = (line.split()[0] for line in text.splitlines() if line.strip())
-        names = list(dict.fromkeys(first_words))  # there may be a line for each core
+        names = list(dict.fromkeys(first_words))  # a host may have a line for each core
     else:
         return None
     return None if len(names) == 1 and is_here(names[0]) else names
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Return the names in a list of Slurm.
+    """Return the names in a list of nodes in Slurm's format.
 
     >>> expand_nodes("node[01-03,7],gpu")
     ['node01', 'node02', 'node03', 'node7', 'gpu']
@@ -300,8 +301,8 @@ def _expand(pattern):
         return [pattern]
     inside, _, after = rest.partition("]")
     numbers = []
-    for each in inside.split(","):
-        first, dash, last = each.partition("-")
+    for part in inside.split(","):
+        first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             return [""]
         span = range(int(first), int(last or first) + 1)
@@ -310,7 +311,7 @@ def _expand(pattern):
 
 
 def is_here(name: str | None) -> bool:
-    """Return whether a name or an address is one of this machine, as None is.
+    """Return whether a name or an address is that of this machine; so is None.
 
     >>> is_here("localhost"), is_here("127.0.0.1"), is_here("192.0.2.99")
     (True, True, False)
@@ -331,10 +332,10 @@ def by_host(places: Sequence[RankPlace]) -> dict[str | None, list[str]]:
     >>> by_host(find_places("node0:cpu,cpu;node1:cpu"))
     {'node0': ['cpu', 'cpu'], 'node1': ['cpu']}
     """
-    found: dict[str | None, list[str]] = {}
+    devices: dict[str | None, list[str]] = {}
     for place in places:
-        found.setdefault(place.host, []).append(place.device)
-    return found
+        devices.setdefault(place.host, []).append(place.device)
+    return devices
 
 
 def n_processes(environment: Mapping[str, str] = os.environ) -> int:
@@ -350,13 +351,13 @@ def n_processes(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def _is_of_script(name, environment):
-    """Return whether a variable is that of Slurm's step for a batch script, not of srun."""
+    """Return whether a variable is one of Slurm's step for a batch script, not of srun's."""
     step = environment.get("SLURM_STEP_ID", "")
     return name.startswith("SLURM") and not (step.isdigit() and int(step) < _SCRIPTS)
 
 
 def refusal(script: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the sentence for processes that MPI does not know to be one job."""
+    """Return the sentence for several processes that MPI takes for separate jobs."""
     line = f"python -m synkhronos run {shlex.quote(script)}"
     launch = f"`synkhronos launch {shlex.quote(script)}`"
     if "SLURM_STEP_ID" in environment:

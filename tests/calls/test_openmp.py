@@ -94,7 +94,7 @@ def test_an_old_library_is_told_where_theano_uses_it(monkeypatch, caplog, path, 
     monkeypatch.setattr(devices, "_end_threads_of", lambda path: False)
     gnu = {"user_api": "openmp", "prefix": "libgomp", "filepath": path}
     monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: [gnu])
-    monkeypatch.setattr(devices, "_Lasting", devices._Lasting())
+    monkeypatch.setattr(devices, "_LastingThreads", devices._LastingThreads())
     caplog.set_level(logging.DEBUG, logger="synkhronos")
     devices.end_openmp_threads(1)
     assert not caplog.records

@@ -200,9 +200,9 @@ def test_how_long_a_process_has_been_stopped(monkeypatch):
                 now += pause
                 found.append(watch.seconds(process.pid))
             assert found == [0, 1, 2, 0, 1]
-            turns = processes._turns_of(process.pid)
+            turns = processes._context_switches(process.pid)
             os.kill(process.pid, signal.SIGCONT)
-            wait_until(lambda: processes._turns_of(process.pid) != turns)
+            wait_until(lambda: processes._context_switches(process.pid) != turns)
             os.kill(process.pid, signal.SIGSTOP)
             while processes.life_of(process.pid) != "stopped":
                 pass
