@@ -1,6 +1,6 @@
-"""Short names for the type hints of public functions; their docstrings say more.
+"""Type hints of public functions, whose docstrings say more.
 
-A ``Sequence`` as an argument is a list or tuple, a ``float`` any real number.
+In arguments ``Sequence`` stands for a list or tuple, and ``float`` for any real number.
 """
 
 from typing import Callable, List, OrderedDict, Protocol, Sequence, Tuple, Union
@@ -33,7 +33,7 @@ SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]
 Scalar = Union[float, Variable]
 LossOrGrads = Union[Variable, Sequence[Variable]]
 
-# The string of an output or update is its reduce mode.
+# The string in an output or update is its reduce mode.
 Output = Union[Variable, Out, Tuple[Union[Variable, Out], Union[str, None]]]
 Input = Union[Variable, In, Sequence]  # Theano takes tuples such as (variable, value)
 Update = Union[Tuple[SharedVariable, Variable], Tuple[SharedVariable, Variable, Union[str, None]]]

@@ -1,4 +1,4 @@
-"""Wordings of messages and warnings, and checks of arguments that many public functions make."""
+"""Parts of messages and warnings, and checks of arguments for several public functions."""
 
 import operator
 import re
@@ -10,7 +10,7 @@ import numpy as np
 
 from synkhronos.errors import PortingWarning
 
-_COMMANDS = {"Cc", "Cs", "Zl", "Zp"}  # controls, halves of pairs, and separators of lines
+_COMMANDS = {"Cc", "Cs", "Zl", "Zp"}  # control characters, surrogates, line separators
 _TURNING = {
     chr(number)
     for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -37,7 +37,9 @@ def sentence(error):
 
 
 def printable(text, kept="\n\t"):
-    r"""Return a text of which a file may have a part, so that it is no command to a terminal.
+    r"""Return a text with escapes in place of characters that a terminal takes for commands.
+
+    For messages that quote a file, or what another process has written.
 
     >>> printable("\033[2J is no number")
     '\\x1b[2J is no number'
@@ -51,22 +53,22 @@ def printable(text, kept="\n\t"):
 
 
 def _is_command(letter):
-    """Return whether a terminal obeys a letter, or it turns the direction of what follows."""
+    """Return whether a terminal obeys a character, or writes the text after it from the right."""
     return unicodedata.category(letter) in _COMMANDS or letter in _TURNING
 
 
 def is_bool(value):
-    """Return whether a value is a bool, which arguments that are numbers refuse."""
+    """Return whether a value is a bool: arguments that are numbers refuse bools."""
     return isinstance(value, (bool, np.bool_))
 
 
 def truth(name, value):
-    """Return an argument as a bool; raise TypeError if it has no truth."""
-    if value is True or value is False:  # a signal handler that raises here is not caught below
+    """Return an argument as a bool; raise TypeError if it has no truth value."""
+    if value is True or value is False:  # outside the try, so that no signal handler raises in it
         return value
     try:
         return bool(value)
-    except (TypeError, ValueError):  # of variables, and of arrays of several items
+    except (TypeError, ValueError):  # raised by variables, and by arrays of several items
         raise TypeError(f"{name} must be True or False, got {shown(value)}.") from None
 
 
@@ -90,7 +92,7 @@ def whole_number(name, value, lowest, highest=None):
 def seconds(name, value):
     """Return an argument that is a time in seconds, or None.
 
-    Raises ``TypeError`` for anything but a number, ``ValueError`` below zero.
+    Raises ``TypeError`` for anything but a number, ``ValueError`` for a negative one.
     """
     if value is None:
         return None
@@ -104,12 +106,10 @@ def seconds(name, value):
 def shape_of(shape):
     """Return an argument `shape` as a tuple of int.
 
-    Raises ``TypeError`` for anything but a sequence of integers, ``ValueError`` for a sequence that
-    is too long.
+    Raises ``TypeError`` for anything but a sequence of integers, ``ValueError`` for too many.
     """
     try:
-        # The types are listed because sets and bytes hold integers, and a variable of a graph can
-        # be indexed like a sequence.
+        # Other types can look like sequences of integers: sets, bytes, variables of a graph.
         if not isinstance(shape, (list, tuple, range, np.ndarray)) or any(map(is_bool, shape)):
             raise TypeError
         lengths = tuple(operator.index(n) for n in shape)
@@ -141,8 +141,8 @@ def oversize_of(oversize):
 def one_line(name) -> str:
     """Return a name on one line, with unprintable characters escaped and a long name cut.
 
-    The cut is in the middle: a function without a name is named after the file and the line of its
-    creation, and the line is at the end.
+    The middle is cut out, because the name of a nameless function is a path, and ends with a line
+    number.
     """
     text = printable(str(name), kept="")
     if len(text) <= MOST_CHARACTERS:
@@ -151,13 +151,13 @@ def one_line(name) -> str:
 
 
 def without_folder(name) -> str:
-    """Return a name; if it is an absolute path and a line number, without the folder."""
+    """Return a name, without the folder if it is an absolute path with a line number."""
     text = str(name)
     return text.rpartition("/")[2] if re.fullmatch(r"/.*:\d+", text, re.DOTALL) else text
 
 
 def line_of_user():
-    """Return the file, the line and the module's name of the user's call into the package."""
+    """Return the file, the line and the module's name of the script's call into the package."""
     frame = sys._getframe(1)
     inside = ("synkhronos.", "theano.", "pytensor.")
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):
@@ -166,10 +166,9 @@ def line_of_user():
 
 
 def advise(message: str) -> None:
-    """Warn with a PortingWarning that points to the user's line.
+    """Warn with a PortingWarning that points to the script's line, even if it was shown before.
 
-    Python's record of warnings already shown is not used: the caller warns once for each function
-    or variable, however many of them one line makes.
+    The caller warns once for each function or variable, and one line may make several of them.
     """
     file, line, module = line_of_user()
     warnings.warn_explicit(message, PortingWarning, file, line, module)

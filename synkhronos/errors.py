@@ -1,15 +1,15 @@
-"""Exceptions and warnings of Synkhronos: what raises each, and what to do then.
+"""Exceptions and warnings of Synkhronos: when each is raised, and what to do then.
 
-Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, before a rank runs anything.
+Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, before any rank runs.
 """
 
 
 class SessionError(RuntimeError):
     """The session is not in a state that allows the call.
 
-    Raised by every public function that needs workers: before :func:`~synkhronos.fork`, after
-    :func:`~synkhronos.close`, when an object of an earlier session is used, or when one call is
-    made from inside another. The message says which of these, and what to call first.
+    Every public function that needs workers raises it: before :func:`~synkhronos.fork`, after
+    :func:`~synkhronos.close`, for an object of an earlier session, or inside another call. The
+    message says which of these it is, and what to call first.
     """
 
 
@@ -23,10 +23,10 @@ class RemoteTraceback(Exception):
 class WorkerError(RuntimeError):
     """A rank raised while it ran its part of a call.
 
-    Raised in the master once every rank has reached the finish barrier. The session stays usable;
-    updates may have been applied on some ranks and not on others. Functions of
-    :func:`~synkhronos.parallel` raise the rank's exception, with this one as its ``__cause__``, and
-    apply no update, but for those that serial Theano makes in place before it raises.
+    Raised in the master once every rank has reached the finish barrier. The session stays usable,
+    but some ranks may have applied updates and others not. Functions of
+    :func:`~synkhronos.parallel` raise the rank's exception, with this one as its ``__cause__``.
+    They apply no updates, except those that serial Theano makes in place before it raises.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class WorkerError(RuntimeError):
     remote_type : str
         The class name of the rank's exception, such as ``"ValueError"``.
     remote_traceback : str
-        Its traceback. ``__cause__`` is the exception itself if the master raised it, else a
+        Its traceback. ``__cause__`` is the exception itself if it was raised in the master, else a
         :class:`RemoteTraceback` that prints this text.
     """
 
@@ -54,7 +54,7 @@ class WorkerError(RuntimeError):
 class WorkerDied(RuntimeError):
     """A worker process has ended, and the session with it.
 
-    Raised by the call that noticed, and by every later call, until :func:`~synkhronos.close`;
+    Raised by the call that notices it, and by every later call until :func:`~synkhronos.close`;
     after that :func:`~synkhronos.fork` starts a new session. The other workers have been stopped.
 
     Attributes
@@ -74,19 +74,18 @@ class WorkerDied(RuntimeError):
 class SharedMemoryFull(MemoryError):
     """The shared memory of this machine is full.
 
-    Raised when a :class:`~synkhronos.inputs.Data`, a staged input or an output does not fit, and
-    when the process has no file descriptor left for it (``ulimit -n``), no address (``ulimit -v``),
-    may make no file so large (``ulimit -f``), or ``/dev/shm`` has no inode left. Free some Data,
-    use smaller arrays, or allow the machine more shared memory (``docker run --shm-size=...``) or
-    the process more.
+    Raised if a :class:`~synkhronos.inputs.Data`, a staged input or an output does not fit, or if a
+    limit is reached: file descriptors (``ulimit -n``), addresses (``ulimit -v``), the size of a
+    file (``ulimit -f``), inodes of ``/dev/shm``. Free some Data, use smaller arrays, give the
+    machine more shared memory (``docker run --shm-size=...``), or raise the limit.
     """
 
-    _lacks_room = False  # whether the machine's shared memory is full; else a limit is reached
-    _is_before_ranks = False  # whether no rank had begun the call, so that it has no effect
+    _lacks_room = False  # whether the machine's shared memory is full, and no limit was reached
+    _is_before_ranks = False  # whether it was raised before any rank began the call
 
 
 class PortingWarning(UserWarning):
-    """The script may not do what its serial form did, or gains nothing from its ranks.
+    """The script may compute something else than its serial form, or its ranks make it no faster.
 
     Shown once for each function or variable that it names; the message has the line to write
     instead. ``warnings.filterwarnings("ignore", category=synkhronos.PortingWarning)`` hides it, and

@@ -1,1 +1,1 @@
-"""Pure arithmetic: which rows, which parts, how they are reduced; no processes, no host library."""
+"""Pure functions that divide rows among ranks and reduce arrays; no processes, no host library."""

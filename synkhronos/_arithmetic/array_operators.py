@@ -1,10 +1,10 @@
 """Python's operators for an object that holds an array, as NumPy defines them for the array.
 
-    d + 1, d == 1, -d, d @ x    arrays
+    d + 1, d == 1, -d, d @ x    return arrays
     d += 1                      changes the array that d holds
 
-The reflected operators are for lists and numbers: ``2 * d``. An array on the left converts the
-object by itself, and a variable of a graph makes an expression.
+Reflected operators are for lists and numbers on the left: ``2 * d``. An array on the left converts
+the object itself, and a variable of a graph makes an expression.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ else:
     class Operators:
         """The operators; `data` is the array, as a property of the derived class."""
 
-        # By identity, as before it could be compared: sets and dicts take it.
+        # By identity, so that objects can be in sets and dicts although `==` compares arrays.
         __hash__ = object.__hash__
 
         def __bool__(self):
-            # As for lists. NumPy refuses arrays of several items, but scripts ask `if d:`.
+            # As for lists: scripts ask `if d:`, which NumPy refuses for arrays of several items.
             return len(self.data) > 0 if self.data.ndim else bool(self.data)
 
 
 def plain(value):
-    """Return the array of an object with `Operators`, also within a tuple; else the value."""
+    """Replace objects with `Operators` by their arrays, also in a tuple; return other values."""
     if isinstance(value, Operators):
         return value.data
     return tuple(map(plain, value)) if type(value) is tuple else value
@@ -57,7 +57,7 @@ def _on_the_right(function):
 def _in_place(function):
     def change(self, other):
         array = self.data
-        if function(array, plain(other)) is not array:  # but an expression: it has no values
+        if function(array, plain(other)) is not array:  # it is an expression of a graph
             raise TypeError(f"{self} can't be changed in place by {shown(other)}.")
         return self
 

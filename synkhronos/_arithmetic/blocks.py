@@ -3,10 +3,8 @@
     shares of the elements      rank 0          rank 1          rank 2
     one variable after another  |- w -|--- b ---|------- v -------|- c -|
 
-Each rank reduces its share of every rank's arrays, and writes the result to the ranks that are to
-have it: each element is computed once, so all ranks get the same bits.
-
-Pure: nothing here knows of processes.
+Each rank reduces its share of the elements of all ranks' arrays, and writes the result to the ranks
+that need it. Each element is computed once, so all ranks get the same bits.
 """
 
 import functools
@@ -16,7 +14,7 @@ import numpy as np
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.operations import HALF, OPERATIONS, divide, reciprocal
 
-BLOCK = 1 << 19  # bytes of each array that are reduced at a time: two blocks fit into an L2 cache
+BLOCK = 1 << 19  # bytes of a block of one array; two blocks fit into an L2 cache
 
 
 def plain_name(name, names):
@@ -26,10 +24,7 @@ def plain_name(name, names):
 
 
 def parse_op(op):
-    """Return the plain name of an operation, which may have the prefix ``c_``.
-
-    Raises ``ValueError`` for anything that is not an operation.
-    """
+    """Return the name of an operation without ``c_``; raise ValueError for anything else."""
     plain = plain_name(op, OPERATIONS)
     if plain is None:
         raise ValueError(f"op must be one of {', '.join(OPERATIONS)}; got {op!r}.")
@@ -37,10 +32,9 @@ def parse_op(op):
 
 
 def reduce_block(op, sources, out, divisor):
-    """Reduce arrays of one shape into `out`, which may be the first array but no other.
+    """Reduce arrays of one shape, at least one, into `out`, which may be the first but no other.
 
-    There is at least one array, and one for each rank, in rank order. Averages are divided by the
-    `divisor`.
+    Averages are divided by the `divisor`.
     """
     combine, divides = OPERATIONS[op].combine, OPERATIONS[op].divides
     if out.dtype.char == HALF:
@@ -61,10 +55,10 @@ def reduce_block(op, sources, out, divisor):
 
 
 def with_one_nan(array):
-    """Return an array whose NaNs all have the same bits: itself if it has none, else a copy.
+    """Return a copy of an array with the same bits in all NaNs; the array itself if it has none.
 
-    A sum of two NaNs has the bits of the one or of the other: which, depends on the place of the
-    arrays in memory, and on the processor. So equal sums of two processes may differ in them.
+    A sum of two NaNs has the bits of one of them: which, depends on the place of the arrays in
+    memory and on the processor. So the same sum may have other bits in another process.
     """
     if array.dtype.kind not in "fc":
         return array
@@ -73,10 +67,10 @@ def with_one_nan(array):
 
 
 def reduction(op, sources, out, divisor):
-    """Return a function that does what `reduce_block` does with the same arguments."""
-    plain = len(sources) == 2 and out.dtype.char != HALF
+    """Return a fast function that does the same as `reduce_block` with these arguments."""
+    is_simple = len(sources) == 2 and out.dtype.char != HALF
     combine, divides = OPERATIONS[op].combine, OPERATIONS[op].divides
-    if not plain or (divides and divisor & (divisor - 1)):
+    if not is_simple or (divides and divisor & (divisor - 1)):
         return functools.partial(reduce_block, op, sources, out, divisor)
     first, second = sources
     if not divides:
@@ -93,8 +87,8 @@ def reduction(op, sources, out, divisor):
 def shares(sizes, n_ranks, rank, count=1):
     """Yield (position of an array, first element, element after the last) of one rank's blocks.
 
-    `sizes` has for each array the number of elements, and the bytes of an element. With a
-    `count` the blocks are those of so many ranks, from this one on.
+    `sizes` has the number of elements of each array, and the bytes of an element. With `count`, the
+    blocks are those of several ranks, from this one on.
     """
     total = sum(elements * nbytes for elements, nbytes in sizes)
     begin, _ = partition.share(total, n_ranks, rank)
@@ -113,31 +107,20 @@ def shares(sizes, n_ranks, rank, count=1):
 def cut(values, n_ranks, rank, count=1):
     """Yield (position, blocks) for one rank: the same elements of all arrays at that position.
 
-    At each position `values` has a list of contiguous arrays of one shape and dtype. For the
-    `count` see `shares`.
+    At each position `values` has a list of contiguous arrays of one shape and dtype. For `count`
+    see `shares`.
     """
-    sizes = [(each[0].size, each[0].itemsize) for each in values]
+    sizes = [(arrays[0].size, arrays[0].itemsize) for arrays in values]
     for position, begin, end in shares(sizes, n_ranks, rank, count):
-        # Only here: most positions are in the shares of other ranks.
+        # Arrays are flattened here, because most positions are in the shares of other ranks.
         yield position, [value.reshape(-1)[begin:end] for value in values[position]]
 
 
 def plan(op, values, n_shares, share, root=None):
-    """Return how one share of the values is reduced, block by block.
+    """Return (function that reduces it, result, arrays that get a copy) for each block of a share.
 
-    Parameters
-    ----------
-    op : str
-    values : list of list of numpy.ndarray
-        At each position the arrays of all ranks, in rank order: contiguous, of one shape and dtype.
-    n_shares, share : int
-    root : int, optional
-        The rank whose arrays get the results; by default those of all ranks do.
-
-    Returns
-    -------
-    list of (callable, numpy.ndarray, list of numpy.ndarray)
-        For each block a function that reduces it, where the result is, and what gets a copy of it.
+    `values` are as in `cut`, with the arrays of all ranks in rank order. If `root` is given, only
+    the arrays of this rank get the results.
     """
     buffers, blocks = {}, []
     for _, sources in cut(values, n_shares, share):
@@ -146,8 +129,8 @@ def plan(op, values, n_shares, share, root=None):
         elif root == 0:
             out, copies = sources[0], []
         else:
-            # `reduction` may write to the first source only, and the root's is a later one: so it
-            # reduces into a buffer, and copies that to the root.
+            # `reduction` may overwrite the first source only, and the root's is a later one. So the
+            # result goes to a buffer, which is copied to the root's array.
             dtype = sources[0].dtype
             if dtype not in buffers:
                 buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)

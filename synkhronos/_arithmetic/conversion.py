@@ -1,4 +1,4 @@
-"""Conversion of values of many kinds to arrays of a dtype, without loss unless asked for."""
+"""Conversion of lists, scalars and arrays to arrays of a dtype, without loss unless asked for."""
 
 import numbers
 import warnings
@@ -25,8 +25,8 @@ def check_dtype(dtype):
 def as_array(value, dtype, force_cast, what):
     """Return a list or scalar as an array, of `dtype` if given; raise if that loses values."""
     with warnings.catch_warnings():
-        # NumPy warns of rows of unequal length, which make an array of objects, refused below.
-        # NumPy 1.24 and later ones raise.
+        # For rows of unequal length older NumPy warns and makes an array of objects, which is
+        # refused below. NumPy 1.24 and later raise.
         warnings.simplefilter("ignore")
         try:
             array = np.asarray(value)
@@ -44,27 +44,27 @@ def as_array(value, dtype, force_cast, what):
         cast = array.astype(dtype)
         same = cast.astype(array.dtype) == array
     if array.dtype.kind in "iu" and cast.dtype.kind in "iu":
-        same &= (cast < 0) == (array < 0)  # both casts wrap, back to the same
+        same &= (cast < 0) == (array < 0)  # wrapped twice, a number may equal itself
     if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
-        same = np.isfinite(cast) | ~np.isfinite(array)  # fractions are rounded
+        same = np.isfinite(cast) | ~np.isfinite(array)  # rounding is no loss
     if not same.all():
         raise _loss(what, cast.dtype, array[~same].flat[0].item())
     return cast
 
 
 def _is_exact(array):
-    """Return whether an array made of a list holds the list's integers exactly.
+    """Return whether an array that NumPy made of a list holds the list's integers exactly.
 
-    NumPy makes floats of integers beside a float, and of those from 2**63 on beside smaller ones.
+    NumPy makes floats of integers if a float, or integers below and above 2**63, are among them.
     """
     return array.dtype.kind != "f" or bool((np.abs(array) < _EXACT).all())
 
 
 def _exact_integers(value, dtype, what):
-    """Return a list or scalar as an array of integers; raise if an item is none, or too large."""
+    """Return a list or scalar as an array of integers; raise if an item does not fit."""
     items, limits = np.array(value, object), np.iinfo(dtype)
     for item in items.flat:
-        # NumPy would compare its own integers with Python's as floats.
+        # As an int of Python: NumPy would compare its integers with these as floats.
         item = item.item() if isinstance(item, np.generic) else item
         if not (limits.min <= item <= limits.max and item == int(item)):
             raise _loss(what, dtype, item)
@@ -79,7 +79,7 @@ def _loss(what, dtype, item):
 
 
 def check_kind(array, value, what):
-    """Raise TypeError for an array, made of `value`, that holds anything but numbers or bools."""
+    """Raise TypeError unless an array, which is made of `value`, holds numbers or bools."""
     if array.dtype.kind not in _KINDS:
         wanted = "numbers or bools in rows of one length"
         if array.size and all(isinstance(item, numbers.Integral) for item in array.flat):
@@ -90,7 +90,7 @@ def check_kind(array, value, what):
 
 
 def condition(value, dtype, ndim, force_cast, what):
-    """Return a value as an array that NumPy can cast up to `dtype`, or any if `force_cast`."""
+    """Return a value as an array that can be cast up to `dtype`, or any array if `force_cast`."""
     force_cast = truth("force_cast", force_cast)
     if not isinstance(value, np.ndarray):
         value = as_array(value, dtype, force_cast, what)

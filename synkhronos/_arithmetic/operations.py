@@ -1,13 +1,13 @@
-"""The operations that reduce arrays element by element: one table for all places that do it.
+"""The table of operations that reduce arrays element by element. All reductions use it.
 
     OPERATIONS["logsumexp"] = ReduceOperation(np.logaddexp, lambda dtype: -np.inf, kinds="f")
 
-Half precision is combined in single, whose 24 bits hold the sum of many ranks, and rounded once at
-the end. All other dtypes are combined in themselves: integers wrap around, and have no average of
-their dtype. Bools are combined with "or" (sum, max) and "and" (prod, min).
+float16 is combined in float32, whose 24 bits hold the sum of many ranks, and rounded once at the
+end. All other arrays are combined in their own dtype: integers wrap around, and have no average.
+For bools, sum and max are "or", prod and min are "and".
 
-`combine` must be associative, and is not called for one array; combined with its identity, a number
-stays what it is. So a sum of squares is no operation: square in the graph, and add up.
+`combine` must be associative; it is not called for one array. Combined with its identity, a number
+does not change. So a sum of squares is no operation: square in the graph, and add up.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-HALF = "e"  # the `char` of float16: NumPy compares dtypes with a class three times as slowly
+HALF = "e"  # the `char` of float16; to compare a dtype with a class takes NumPy three times as long
 _SINGLE = np.dtype(np.float32)
 
 
 class ReduceOperation(NamedTuple):
     """A way to reduce arrays of one shape to one array."""
 
-    combine: Callable[..., Any]  # of two arrays: ``combine(one, other, out=None)``
-    identity: Callable[[np.dtype], Any]  # the number of a dtype that changes nothing
-    divides: bool = False  # by the number of arrays, or of rows, at the end
-    kinds: str = "biufc"  # of the dtypes that it takes
-    kinds_in_stores: str = "iufc"  # stores take those of `kinds` that are here, too
-    title: str = "reduction"  # of what it makes, for messages
+    combine: Callable[..., Any]  # ``combine(one, other, out=None)``
+    identity: Callable[[np.dtype], Any]  # takes a dtype, and returns its neutral number
+    divides: bool = False  # whether to divide by the number of arrays or rows at the end
+    kinds: str = "biufc"  # kinds of dtypes that it takes
+    kinds_in_stores: str = "iufc"  # kinds that it takes in stores, if they are among `kinds`, too
+    title: str = "reduction"  # the name of the result in messages
 
 
 class _Table(dict):
@@ -70,7 +70,7 @@ _KINDS = {"b": "bools", "iu": "integers", "f": "floats", "c": "complex numbers"}
 
 
 def divides(mode: str | None) -> bool:
-    """Return whether a mode is an operation that divides at the end: an average."""
+    """Return whether a mode is an operation that divides at the end, such as an average."""
     return mode in OPERATIONS and OPERATIONS[mode].divides
 
 
@@ -132,15 +132,15 @@ def reciprocal(dtype: np.dtype, divisor: int) -> np.ndarray:
     """
     if dtype.kind not in "fc":
         raise TypeError(f"arrays of {dtype} have no average of this dtype.")
-    # An array without axes: NumPy takes half the time that it takes for a scalar of its own.
+    # An array without axes takes NumPy half the time of one of its scalars.
     return np.array(1 / divisor, dtype)
 
 
 def rounded_to_16_bits(values: np.ndarray) -> tuple[np.ndarray, np.float32]:
     """Return values in float16 and the power of two that scales them back.
 
-    The largest value comes to between 1 and 2, so nothing overflows, and small gradients keep the
-    11 bits of float16.
+    The largest value is scaled to between 1 and 2. So nothing overflows, and small gradients keep
+    the 11 bits of float16.
 
     >>> half, scale = rounded_to_16_bits(np.array([1e6, -3e5], "f4"))
     >>> half.dtype, (half.astype("f4") * scale).round(-3)

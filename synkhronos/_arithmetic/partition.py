@@ -1,7 +1,7 @@
-"""Partition of rows over the ranks: pure arithmetic, one policy everywhere.
+"""Partition of rows over the ranks, in rank order; the same everywhere.
 
-Edges are ``linspace(0, rows, n + 1)`` floored, in rank order, so later ranks get the rows that are
-left over, and some ranks have none if there are fewer rows than ranks.
+The edges are ``linspace(0, rows, n + 1)``, rounded down. So later ranks get the rows that are left
+over, and some ranks get none if there are fewer rows than ranks.
 """
 
 from typing import List, Optional, Tuple, Union
@@ -30,15 +30,14 @@ def take_rows(
     buffer: Optional[np.ndarray] = None,
     axis: int = 0,
 ) -> np.ndarray:
-    """Return rows of an array along an axis: a view of a range that goes forward, else a copy.
+    """Return rows along an axis: a view for a range that goes forward, else a copy.
 
-    That the rows are within the array is not checked. A copy goes to the `buffer`, which has room
-    for as many rows.
+    The rows must be within the array. A copy goes to the `buffer`, which has the result's shape.
     """
     if isinstance(rows, range):
         if rows.step > 0:
             chosen = slice(rows.start, rows.stop, rows.step)
             return array[(*(slice(None),) * axis, chosen)] if axis else array[chosen]
         rows = np.arange(rows.start, rows.stop, rows.step)
-    # The rows were checked before the launch; "clip" saves a second buffer inside NumPy.
+    # Rows were checked before the call, so "clip" does nothing but save a buffer inside NumPy.
     return np.take(array, rows, axis=axis, out=buffer, mode="clip")

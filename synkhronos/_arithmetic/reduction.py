@@ -1,9 +1,9 @@
 """Reduction of the parts that the ranks computed to one result.
 
-``sum prod min max`` combine element by element. ``avg`` weights each part with the number of rows
-that it was computed from, so that it equals the mean over all rows. ``gather`` joins along axis 0,
-or that of a `Gather`, in rank order (0-d parts are stacked; parts that differ beyond this axis stay
-apart, in a list). ``None`` takes the first part as it is.
+``sum prod min max`` combine element by element. ``avg`` weights each part with its number of rows,
+so that it equals the mean over all rows. ``gather`` joins parts in rank order, along axis 0 or that
+of a `Gather`; it stacks 0-d parts, and returns a list of parts that differ in other axes. ``None``
+takes the first part as it is.
 """
 
 import functools
@@ -16,7 +16,7 @@ from synkhronos._arithmetic.operations import HALF, OPERATIONS, divides, wide
 
 
 class Gather(str):
-    """The mode "gather" of an output whose rows are on another axis than 0."""
+    """The mode "gather" for an output whose rows are on another axis than 0."""
 
     def __new__(cls, mode="gather", axis=0):
         """Return the mode, equal to the string."""
@@ -36,10 +36,7 @@ def _beyond(shape, axis):
 
 
 def parse_mode(mode):
-    """Return the plain mode: the name without the prefix ``c_``, which asks for the CPU.
-
-    Raises ``ValueError`` for anything that is not a mode.
-    """
+    """Return a mode without ``c_``, which asks for the CPU; raise ValueError for anything else."""
     if mode is None:
         return None
     plain = plain_name(mode, (*OPERATIONS, "gather"))
@@ -61,24 +58,11 @@ def result_dtype(mode, dtype, float_dtype):
 
 
 def combine(mode, parts, weights, dtype):
-    """Reduce the parts of one output, in rank order, to one array.
+    """Reduce the parts of one output, in rank order, to a new array or the first part.
 
-    Parameters
-    ----------
-    mode : str or None
-        A plain mode, see `parse_mode`.
-    parts : list of numpy.ndarray
-        One for each rank that computed, at least one. The result is a new array, or the first.
-    weights : list of int
-        The number of rows behind each part; only their ratios matter.
-    dtype : numpy.dtype
-        The dtype of the result, see `result_dtype`.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ. The message begins with its verb: the caller puts the output's name
-        before it.
+    There is a part for each rank that computed, at least one. `weights` are their numbers of rows;
+    only the ratios matter. For the `dtype` see `result_dtype`. If shapes differ, the message of the
+    ValueError begins with its verb: the caller puts the output's name before it.
     """
     if mode is None:
         return parts[0]
@@ -104,70 +88,58 @@ def combine(mode, parts, weights, dtype):
     for part in others:
         operation.combine(result, part, out=result)
     if divisor != 1:
-        # Divided last: rows and their sums are often exact where their ratios are not.
+        # Divided last: numbers of rows and their sums are often exact where the ratios are not.
         np.divide(result, within.type(divisor), out=result)
     return result if within is dtype else result.astype(dtype)
 
 
 class Partial(NamedTuple):
-    """The parts of several ranks, combined; those of an average are weighted, but not divided."""
+    """The combined parts of several ranks; for an average weighted, but not divided yet."""
 
     part: np.ndarray
     n_parts: int
 
     @property
     def shape(self):
-        """The shape of each of the parts."""
+        """The shape of each part."""
         return self.part.shape
 
 
 def combine_some(mode, parts, weights):
-    """Combine the parts of one machine's ranks, in rank order, for `combine_of_machines`.
+    """Combine the parts of one machine's ranks to a `Partial`, for `combine_of_machines`.
 
-    Returns
-    -------
-    Partial or None
-        None if the parts must stay apart: of a mode that does not combine element by element, of
-        different shapes, or integers to be averaged, whose precision the master alone knows.
+    Return None if they can't be combined here: for a mode that does not combine element by element,
+    for parts of different shapes, and for an average of integers, whose dtype the master knows.
     """
-    shapes = {part.shape for part in parts}
-    kind = parts[0].dtype.kind
-    if (
-        mode in (None, "gather")
-        or len({*shapes}) > 1
-        or (divides(mode) and kind not in OPERATIONS[mode].kinds)
-    ):
+    dtype = parts[0].dtype
+    if mode in (None, "gather") or len({part.shape for part in parts}) > 1:
         return None
-    within = wide(parts[0].dtype)
-    return Partial(np.asarray(_reduced(mode, parts, weights, within)), len(parts))
+    if divides(mode) and dtype.kind not in OPERATIONS[mode].kinds:
+        return None
+    return Partial(np.asarray(_reduced(mode, parts, weights, wide(dtype))), len(parts))
 
 
 def combine_of_machines(mode, parts, weights, dtype):
-    """Reduce as `combine` does, where some ranks of a machine share one part.
-
-    The first of them has a `Partial`, the others None.
-    """
+    """Reduce as `combine` does. If ranks share a `Partial`, the first has it, the others None."""
     if not any(isinstance(part, Partial) for part in parts):
         return combine(mode, parts, weights, dtype)
-    everyone = [part for part in parts if part is not None]
-    shapes = [part.shape for part in everyone]
-    if any(shape != shapes[0] for shape in shapes):
-        shapes = [
-            shape for each in everyone for shape in [each.shape] * getattr(each, "n_parts", 1)
-        ]
+    shapes, weighted = [], []
+    for part, weight in zip(parts, weights):
+        if isinstance(part, Partial):
+            shapes += [part.shape] * part.n_parts
+            weighted.append((part.part, 1))
+        elif part is not None:
+            shapes.append(part.shape)
+            weighted.append((part, weight))
+    if len({*shapes}) > 1:
         raise ValueError(_about_shapes(mode, shapes))
     within, total = wide(dtype), sum(weights)
-    weighted = [
-        (part.part, 1) if isinstance(part, Partial) else (part, weight)
-        for part, weight in zip(parts, weights)
-        if part is not None
-    ]
     result = _reduced(mode, *zip(*weighted), within)
     return np.asarray(result / within.type(total) if divides(mode) else result, dtype)
 
 
 def _reduced(mode, parts, weights, within):
-    """Return the reduction in a precision, without the division of an average."""
+    """Return the reduction in the dtype `within`, without the division of an average."""
     parts = [part.astype(within, copy=False) for part in parts]
     if divides(mode):
         parts = [part * within.type(weight) for part, weight in zip(parts, weights)]
@@ -190,16 +162,9 @@ def _gather(parts, axis):
 
 
 class Accumulator:
-    """Reduces the values of one output over slices, as they come.
+    """Reduces the values of one output over slices, one by one; mode None keeps the last value.
 
-    Parameters
-    ----------
-    mode : str or None
-        A plain mode; None keeps the last slice's value.
-    rows : int
-        The number of rows of all slices together.
-    what : str
-        The output or update, for messages.
+    `rows` is the number of rows of all slices together, `what` the output's name in messages.
     """
 
     def __init__(self, mode, rows, what):
@@ -213,7 +178,7 @@ class Accumulator:
             return
         if divides(self._mode):
             within = _averaged(value.dtype)
-            # With the dtype: NumPy 1 would keep the float16 of an array.
+            # With `dtype`: NumPy 1 would compute in the array's float16.
             value = np.multiply(value, within.type(rows), dtype=within)
         elif self._mode is not None and value.dtype.char == HALF:
             value = value.astype(wide(value.dtype))
@@ -231,11 +196,11 @@ class Accumulator:
     def result(self):
         """Return the reduced value."""
         if self._mode is None:
-            return self._total  # of any type, because it is not reduced
+            return self._total  # may be of any type, as it is not reduced
         if self._mode == "gather":
             shapes, axis = [part.shape for part in self._total], axis_of(self._mode)
             if len({_beyond(shape, axis) for shape in shapes}) > 1:
-                # A rank deposits one array for an output, so it can't return a list of parts.
+                # No list of parts, because a rank hands over one array for each output.
                 raise ValueError(
                     f"{self._what} can't be gathered: the slices gave shapes that differ beyond "
                     f"axis {axis}, {shapes}. Call the function without num_slices."
@@ -247,5 +212,5 @@ class Accumulator:
 
 
 def _averaged(dtype):
-    """Return the dtype in which averages over slices are computed: double for integers."""
+    """Return the dtype in which averages over slices are computed: float64 for integers."""
     return wide(dtype) if dtype.kind in "fc" else np.dtype(np.float64)

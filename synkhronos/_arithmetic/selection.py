@@ -1,9 +1,9 @@
-"""Selections of rows: the values that ``batch`` and ``batch_s`` may have, checked, in two forms.
+"""Check selections of rows, the arguments ``batch`` and ``batch_s``, and bring them into two forms.
 
-    None, int, slice, range -> range           consecutive rows (or every n-th): a view, no copy
-    list, array, mask       -> int64 array     rows picked one by one, each rank copying its own
+    None, int, slice, range -> range           consecutive rows, or every n-th: a view, no copy
+    list, array, mask       -> int64 array     any rows; each rank copies its own
 
-Pure: nothing here knows of ranks or shared memory.
+Nothing here knows of ranks or shared memory.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos._wording import count, is_bool, sentence, shown
 
-ANY_LENGTH = sys.maxsize  # length to give where there are no rows: bounds are not checked then
+ANY_LENGTH = sys.maxsize  # the length for a check without rows: all indices are within it
 
 _BOOLS = {bool, np.bool_}
 _SEQUENCES = {list, tuple, range, np.ndarray}
@@ -23,22 +23,11 @@ _SEQUENCES = {list, tuple, range, np.ndarray}
 def select_rows(name, selection, length, wrong_dtype=ValueError):
     """Return the selected rows of `length` rows, as a range or an array of indices >= 0.
 
-    Parameters
-    ----------
-    name : str
-        The name of the argument, for messages.
-    selection : None, int, slice, range, list, tuple or 1-d array of integers or bools
-        None selects all rows; an int n the first n; a range the rows that it counts, as a list of
-        them would; a mask has one bool for each row.
-    wrong_dtype : type
-        The exception to raise for a list or array of another dtype.
+    `selection` is None (all rows), an int n (the first n), a slice, a range (the rows that it
+    counts), or a list, tuple or 1-d array of integers, or of bools, one for each row.
 
-    Raises
-    ------
-    TypeError
-        For a selection of another kind.
-    ValueError
-        For an array of another dtype or shape, and for rows that don't exist.
+    Raises TypeError for another kind of selection, `wrong_dtype` for a list or array of another
+    dtype, ValueError for another shape and for rows that don't exist. `name` is the argument's.
     """
     if selection is None:
         return range(length)
@@ -68,6 +57,12 @@ def _there_are(length):
     return f"there {'is' if length == 1 else 'are'} {count(length, 'row')}"
 
 
+def _check_bounds(name, lowest, highest, length):
+    if not -length <= lowest <= highest < length:
+        wrong = highest if highest >= length else lowest
+        raise ValueError(f"{name} asks for row {shown(wrong)}, but {_there_are(length)}.")
+
+
 def _from_slice(name, selection, length):
     try:
         if any(map(is_bool, (selection.start, selection.stop, selection.step))):
@@ -86,14 +81,12 @@ def _from_range(name, selection, length):
     if not selection:
         return range(0)
     lowest, highest = sorted((selection[0], selection[-1]))
-    if not -length <= lowest <= highest < length:
-        wrong = highest if highest >= length else lowest
-        raise ValueError(f"{name} asks for row {shown(wrong)}, but {_there_are(length)}.")
+    _check_bounds(name, lowest, highest, length)
     if lowest >= 0:
         return selection
     if highest < 0:
         return range(selection.start + length, selection.stop + length, selection.step)
-    # The rows wrap from the last ones to the first ones, which no range of indices >= 0 does.
+    # The rows go on from the last to the first, or back, as no range of indices >= 0 does.
     picks = np.array(selection, np.int64)
     picks[picks < 0] += length
     return picks
@@ -110,17 +103,18 @@ def _is_nested(selection):
 
 
 def _from_array(name, selection, length, wrong_dtype):
-    # NumPy would warn of a list of lists of unequal length, so nested lists don't reach it.
-    nested = not isinstance(selection, np.ndarray) and _is_nested(selection)
-    picks = None if nested else np.asarray(selection)
+    is_array = isinstance(selection, np.ndarray)
+    # NumPy would warn of a list of lists of unequal length, so it gets no nested lists.
+    is_nested = not is_array and _is_nested(selection)
+    picks = None if is_nested else np.asarray(selection)
     if np.ma.is_masked(selection):
         raise wrong_dtype(f"{name} has masked items, which are no rows.")
-    if nested or picks.ndim != 1:
+    if is_nested or picks.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got {shown(selection)}.")
-    if picks.size == 0 and not isinstance(selection, np.ndarray):
+    if picks.size == 0 and not is_array:
         picks = picks.astype(np.int64)
-    if picks.dtype.kind == "f" and not isinstance(selection, np.ndarray):
-        # NumPy makes floats of unsigned 64-bit integers among signed ones.
+    if picks.dtype.kind == "f" and not is_array:
+        # NumPy makes floats of a list with signed and unsigned 64-bit integers.
         with contextlib.suppress(TypeError, OverflowError):
             picks = np.array(list(map(operator.index, selection)), np.int64)
     if picks.dtype == bool:
@@ -130,40 +124,36 @@ def _from_array(name, selection, length, wrong_dtype):
                 "must have one for each."
             )
         return np.flatnonzero(picks)
-    if not isinstance(selection, np.ndarray) and not _BOOLS.isdisjoint(map(type, selection)):
+    if not is_array and not _BOOLS.isdisjoint(map(type, selection)):
         raise wrong_dtype(f"{name} must hold integers or bools, not both: {shown(selection)}.")
     if picks.dtype.kind not in "iu":
         raise wrong_dtype(f"{name} must hold integers or bools, got dtype {picks.dtype}.")
-    if picks.size and not -length <= int(picks.min()) <= int(picks.max()) < length:
-        wrong = int(picks.max()) if picks.max() >= length else int(picks.min())
-        raise ValueError(f"{name} asks for row {shown(wrong)}, but {_there_are(length)}.")
+    if picks.size:
+        _check_bounds(name, int(picks.min()), int(picks.max()), length)
     picks = picks.astype(np.int64)
     picks[picks < 0] += length
     return picks
 
 
 def select_each(name, selection, lengths):
-    """Return the selected rows of each rank; one selection may hold for all ranks.
+    """Return the selected rows of each rank; `lengths` are the numbers of rows of the ranks.
 
-    Parameters
-    ----------
-    selection : None, slice, range, list or array of integers, or a list with one for each rank
-    lengths : list of int
-        The number of rows of each rank.
+    `selection` holds for all ranks, or is a list with one for each: None, a slice, a range, or a
+    list or array of integers.
     """
     n_ranks = len(lengths)
-    each = None
+    of_ranks = [selection] * n_ranks
     if isinstance(selection, (list, tuple)):
         # An array of no dimensions is a number like any other.
         kinds = {
             isinstance(item, (slice, range, list, tuple)) or _has_axes(item) for item in selection
         }
         if kinds == {True}:
-            each = list(selection)
-            if len(each) != n_ranks:
+            of_ranks = list(selection)
+            if len(of_ranks) != n_ranks:
                 raise TypeError(
                     f"{name} must be one selection for all ranks, or one for each of the {n_ranks}"
-                    f", got {len(each)}."
+                    f", got {len(of_ranks)}."
                 )
         elif len(kinds) > 1:
             raise TypeError(f"{name} mixes numbers and selections: {shown(selection)}.")
@@ -172,9 +162,7 @@ def select_each(name, selection, lengths):
             f"{name} must be a slice, a list or array of integers, or a list with one of these for "
             f"each rank, got {shown(selection)}."
         )
-    if each is None:
-        each = [selection] * n_ranks
     return [
         select_rows(f"{name} (rank {rank})", rows, length, TypeError)
-        for rank, (rows, length) in enumerate(zip(each, lengths))
+        for rank, (rows, length) in enumerate(zip(of_ranks, lengths))
     ]
