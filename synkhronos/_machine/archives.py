@@ -39,7 +39,7 @@ _HEADERS = {
 }
 
 
-class _Arrays:
+class _ArrayWriter:
     """A mapping that writes each array into the archive at once, so that no copies are kept."""
 
     def __init__(self, archive):
@@ -63,7 +63,7 @@ def writing(file, what, **table):
     `what` says what the archive holds; `reading` must ask for the same. `table` consists of JSON.
     """
     with zipfile.ZipFile(file, "w") as archive:
-        arrays = _Arrays(archive)
+        arrays = _ArrayWriter(archive)
         yield arrays
         text = json.dumps({"version": _VERSION, "what": what, **table})
         arrays[_TABLE] = np.array(text)
@@ -81,7 +81,7 @@ def reading(file, what, name=None):
     name = repr(os.fspath(file)) if name is None else name
     opened = contextlib.nullcontext(file) if hasattr(file, "read") else open_file(file)
     with opened as opened, damage_told(name, what), zipfile.ZipFile(opened) as archive:
-        arrays = _Stored(archive, opened.seek(0, os.SEEK_END))
+        arrays = _ArrayReader(archive, opened.seek(0, os.SEEK_END))
         table = arrays.pop_table()
         if table["version"] != _VERSION:
             raise ValueError(f"it is of version {table['version']}, this is {_VERSION}")
@@ -92,7 +92,7 @@ def reading(file, what, name=None):
     raise ValueError(f"{name} holds {one_line(content)}, not {what}.")
 
 
-class _Stored(Mapping):
+class _ArrayReader(Mapping):
     """The arrays of an archive by name, in its order. Each is read once, at its first use."""
 
     def __init__(self, archive, n_bytes):

@@ -234,13 +234,8 @@ def resolve(
     elif text := _of_machine(VARIABLE, ";"):
         names = _check_names(text.split(","), VARIABLE)
         source = VARIABLE
-    elif use_gpu:
-        return _choose_gpus(n_parallel)
     else:
-        n_gpu = 0 if use_gpu is False else _count_default_gpus()
-        if n_gpu:
-            return _first_gpus(n_parallel, n_gpu)
-        return ("cpu",) * (usable_cores() if n_parallel is None else n_parallel)
+        return _first_devices(n_parallel, use_gpu)
     if n_parallel not in (None, len(names)):
         raise ValueError(
             f"n_parallel={n_parallel}, but {source} names {len(names)} ({', '.join(names)}): "
@@ -270,18 +265,20 @@ def _ranks_of_machine():
     return _check_n_parallel(int(number)) if number else None
 
 
-def _choose_gpus(n_parallel: int | None) -> tuple[str, ...]:
-    n_gpu = get_n_gpu()
+def _first_devices(n_parallel: int | None, use_gpu: bool | None) -> tuple[str, ...]:
+    """Return the first CUDA devices of this machine, or CPU cores if it has none."""
+    if use_gpu:
+        n_gpu = get_n_gpu()
+        if n_gpu == 0:
+            raise RuntimeError(
+                "use_gpu=True, but this machine has no CUDA device that pygpu can use: "
+                f"{probe('cuda')[1] or 'it counts 0'}. `synkhronos info` says more; "
+                "use_gpu=False runs on CPU cores."
+            )
+    else:
+        n_gpu = 0 if use_gpu is False else _count_default_gpus()
     if n_gpu == 0:
-        raise RuntimeError(
-            "use_gpu=True, but this machine has no CUDA device that pygpu can use: "
-            f"{probe('cuda')[1] or 'it counts 0'}. `synkhronos info` says more; "
-            "use_gpu=False runs on CPU cores."
-        )
-    return _first_gpus(n_parallel, n_gpu)
-
-
-def _first_gpus(n_parallel, n_gpu):
+        return ("cpu",) * (n_parallel or usable_cores())
     if n_parallel is not None and n_parallel > n_gpu:
         raise ValueError(
             f"n_parallel={n_parallel}, but this machine has "

@@ -212,8 +212,6 @@ def shift(path, older):
     with suppress(FileNotFoundError):
         try:
             os.link(path, older[0])
-        except FileNotFoundError:
-            raise
         except OSError:
             os.replace(path, older[0])
 

@@ -28,7 +28,7 @@ _SIGINT = int(signal.SIGINT)
 _SECONDS = 0.001  # until the handlers are read again: to read all takes 4 us
 
 
-class _Handled:
+class _HandledSignals:
     """The signals that have handlers in Python, as they were at most `_SECONDS` ago."""
 
     def __init__(self):
@@ -58,7 +58,7 @@ def handled():
     return {number for number in _NUMBERS if callable(_getsignal(number))}
 
 
-_handled = _Handled()
+_handled = _HandledSignals()
 
 
 class interrupts_held:

@@ -6,7 +6,7 @@ import os
 log = logging.getLogger("synkhronos")
 
 
-class _Rank(logging.Filter):
+class _RankFilter(logging.Filter):
     """Puts the rank of this process and its host in front of messages; changes no others."""
 
     number = None
@@ -36,7 +36,7 @@ def _harmless(argument):
     return printable(text)
 
 
-_rank = _Rank()
+_rank = _RankFilter()
 log.addFilter(_rank)
 
 

@@ -22,7 +22,6 @@ import warnings
 from synkhronos._machine.descriptors import leave_to_parent
 from synkhronos._machine.interrupts import handled, raised_here
 from synkhronos._machine.private_copies import none_made
-from synkhronos.errors import SessionError
 
 _PR_SET_PDEATHSIG = 1
 _PR_GET_DUMPABLE = 3
@@ -162,17 +161,6 @@ def number_in_proc() -> int:
     ``unshare --pid --fork`` without ``--mount-proc``.
     """
     return int(os.readlink("/proc/self"))
-
-
-def check_proc() -> None:
-    """Raise SessionError if there is no /proc that shows this process."""
-    try:
-        number_in_proc()
-    except raised_here(OSError) as error:
-        raise SessionError(
-            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
-            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
-        ) from error
 
 
 def is_closed_to_others() -> bool:
@@ -317,19 +305,15 @@ def leave_signals_to_parent() -> None:
     Only the parent's handler is to answer. A handler in the child would write a second checkpoint,
     and an exception that it raises would be taken for an error of a call.
     """
-    ours = handled()
-    for signum in ours | (_OF_BATCH_SYSTEMS - _caught()):
+    ours, mask = handled(), _mask_in_status("SigCgt")
+    # A handler of C code, such as faulthandler's, stays.
+    unused = {signum for signum in _OF_BATCH_SYSTEMS if not mask >> (signum - 1) & 1}
+    for signum in ours | unused:
         # With SIGCHLD ignored, Popen.wait() would not get the exit status of a child.
         kept = signum in (signal.SIGCHLD, signal.SIGIO)
         signal.signal(signum, signal.SIG_DFL if kept else signal.SIG_IGN)
     signal.set_wakeup_fd(-1)  # the inherited one is a pipe of the script
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)
-
-
-def _caught():
-    """Return the signals that have a handler in Python or in C, such as faulthandler's."""
-    mask = _mask_in_status("SigCgt")
-    return {signum for signum in signal.valid_signals() if mask >> (signum - 1) & 1}
 
 
 def _mask_in_status(name):
@@ -352,16 +336,6 @@ def kill_all(processes, seconds: float) -> None:
     join_all(processes, seconds)
 
 
-def _send_what_is_queued():
-    """Let threads of multiprocessing's queues, which log handlers use, send all and end.
-
-    If this process ended while such a thread has the queue's lock, no other process could take it.
-    """
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util._run_finalizers()  # of this process only
-
-
 def _run_and_exit(target, kept, sentinel, held):
     exitcode = 1
     try:
@@ -376,7 +350,11 @@ def _run_and_exit(target, kept, sentinel, held):
             os.close(nothing)
         _renew_streams()
         target()
-        _send_what_is_queued()
+        multiprocessing_util = sys.modules.get("multiprocessing.util")
+        if multiprocessing_util is not None:
+            # Let threads of queues, as log handlers use them, send all and end. If one held the
+            # queue's lock at the end of this process, no other process could take it.
+            multiprocessing_util._run_finalizers()
         exitcode = 0
     except BaseException:
         traceback.print_exc()

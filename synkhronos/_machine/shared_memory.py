@@ -40,7 +40,6 @@ import posix_ipc
 from synkhronos._machine import private_copies
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.processes import (
-    check_proc,
     is_closed_to_others,
     number_in_proc,
     proc_has_our_numbers,
@@ -55,7 +54,13 @@ _serials = itertools.count()
 
 def check_sharing() -> None:
     """Raise SessionError if this process and those that it forks can't share memory."""
-    check_proc()
+    try:
+        number_in_proc()
+    except raised_here(OSError) as error:
+        raise SessionError(
+            f"fork() needs a /proc that shows this process, because ranks open the memory of one "
+            f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
+        ) from error
     if is_closed_to_others():
         raise SessionError(
             "fork() can't let ranks open the memory of one another: this process has changed its "

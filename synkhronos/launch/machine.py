@@ -46,16 +46,16 @@ def main(argument: str) -> None:
     run = json.loads(argument)
     ends = itertools.accumulate(run["counts"])
     ranks = [list(range(end - count, end)) for end, count in zip(ends, run["counts"])]
-    carrying = _Carrying(ranks)
-    here = ranks[carrying.carrier.machine]
-    machine = _Machine(carrying, here, [run["line"]] * len(here), run["token"])
+    mpi_thread = _MpiThread(ranks)
+    here = ranks[mpi_thread.carrier.machine]
+    machine = _Machine(mpi_thread, here, [run["line"]] * len(here), run["token"])
     machine.limits_of_ranks = limits
-    carrying.carrier.on_lost = machine.tell_lost
+    mpi_thread.carrier.on_lost = machine.tell_lost
     machine.run()
-    carrying.end()
+    mpi_thread.end()
 
 
-class _Carrying(threading.Thread):
+class _MpiThread(threading.Thread):
     """The thread that uses MPI, from MPI's start to its end."""
 
     def __init__(self, ranks: Sequence[Sequence[int]]) -> None:
@@ -110,13 +110,13 @@ class _Machine(Children):
 
     def __init__(
         self,
-        carrying: _Carrying,
+        mpi_thread: _MpiThread,
         numbers: Sequence[int],
         commands: Sequence[Sequence[str]],
         token: str,
     ) -> None:
         super().__init__(commands, names=[""] * len(numbers), environment=os.environ, token=token)
-        self._carrier, self._numbers, self._token = carrying.carrier, numbers, token
+        self._carrier, self._numbers, self._token = mpi_thread.carrier, numbers, token
         self._daemon = os.getppid()
 
     def _group_setup(self):

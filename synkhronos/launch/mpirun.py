@@ -195,7 +195,9 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
             line = _line_on(next(iter(lost)), agent, "true")
             return f"{listed(lost)} can't be reached. Try: {shlex.join(line)}"
         # PRRTE's message may name another machine than the one that lacks the daemon.
-        without = ask_all(hosts, agent, f"ls -d {shlex.join(_needed_there())}")
+        daemon = Path(find()).with_name("prted")
+        programs = [sys.executable, str(daemon)] if daemon.exists() else [sys.executable]
+        without = ask_all(hosts, agent, f"ls -d {shlex.join(programs)}")
         if without:
             return (
                 f"{listed(without)} can be reached, but mpirun's daemon can't start "
@@ -212,12 +214,6 @@ def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> s
 def listed(problems: Mapping[str, str]) -> str:
     """Return the result of `ask_all` in words."""
     return " and ".join(f"{name} ({problem})" for name, problem in problems.items())
-
-
-def _needed_there():
-    """Return the paths of the programs that must be on each machine."""
-    daemon = Path(find()).parent / "prted"
-    return [sys.executable, *([str(daemon)] if daemon.exists() else [])]
 
 
 def ask_all(hosts: Sequence[Host], agent: str | None, command: str) -> dict[str, str]:

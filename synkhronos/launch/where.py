@@ -122,7 +122,17 @@ def _named(hosts, hostfile):
         raise ValueError(f"hosts {hosts!r} and the hostfile {hostfile!r} are given: give one.")
     if hosts is not None:
         return _merged([_host(text.strip(), "--hosts") for text in hosts.split(",")], "--hosts")
-    return [] if hostfile is None else _read_hostfile(hostfile)
+    if hostfile is None:
+        return []
+    try:
+        lines = Path(hostfile).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CannotLaunch(f"can't read the hostfile {hostfile!r}: {reason}") from error
+    named = _parse_lines(lines, hostfile)
+    if not named:
+        raise ValueError(f"the hostfile {hostfile!r} names no machine: write one in each line.")
+    return named
 
 
 def parse_devices(devices: Any, source: str = "devices") -> list[Host]:
@@ -223,21 +233,8 @@ def _merged(hosts, source):
     return merged
 
 
-def _read_hostfile(path):
-    """Return the hosts of a file in the format of Open MPI's or MPICH's hostfiles."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise CannotLaunch(f"can't read the hostfile {path!r}: {reason}") from error
-    hosts = _parse_lines(lines, path)
-    if not hosts:
-        raise ValueError(f"the hostfile {path!r} names no machine: write one in each line.")
-    return hosts
-
-
 def _parse_lines(lines, file):
-    """Return the hosts that the lines of a file name; errors name the `file`."""
+    """Return the hosts that lines name, in the format of Open MPI's or MPICH's hostfiles."""
     hosts = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

@@ -33,7 +33,7 @@ def handlers():
 def restored(monkeypatch):
     """Let a test set handlers of these signals, which are looked at as soon as it has done so."""
     monkeypatch.setattr(interrupts, "_SECONDS", 0)
-    monkeypatch.setattr(interrupts, "_handled", interrupts._Handled())
+    monkeypatch.setattr(interrupts, "_handled", interrupts._HandledSignals())
     before = handlers()
     yield
     for number, handler in zip(NUMBERS, before):
