@@ -44,7 +44,7 @@ def as_array(value, dtype, force_cast, what):
         cast = array.astype(dtype)
         same = cast.astype(array.dtype) == array
     if array.dtype.kind in "iu" and cast.dtype.kind in "iu":
-        same &= (cast < 0) == (array < 0)  # wrapped twice, a number may equal itself
+        same &= (cast < 0) == (array < 0)  # one that wraps in both casts seems the same
     if array.dtype.kind in "fc" and _KINDS.index(cast.dtype.kind) >= _KINDS.index(array.dtype.kind):
         same = np.isfinite(cast) | ~np.isfinite(array)  # rounding is no loss
     if not same.all():

@@ -99,11 +99,6 @@ class Partial(NamedTuple):
     part: np.ndarray
     n_parts: int
 
-    @property
-    def shape(self):
-        """The shape of each part."""
-        return self.part.shape
-
 
 def combine_some(mode, parts, weights):
     """Combine the parts of one machine's ranks to a `Partial`, for `combine_of_machines`.
@@ -126,7 +121,7 @@ def combine_of_machines(mode, parts, weights, dtype):
     shapes, weighted = [], []
     for part, weight in zip(parts, weights):
         if isinstance(part, Partial):
-            shapes += [part.shape] * part.n_parts
+            shapes += [part.part.shape] * part.n_parts
             weighted.append((part.part, 1))
         elif part is not None:
             shapes.append(part.shape)

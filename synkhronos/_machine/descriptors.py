@@ -74,7 +74,7 @@ def tcp_sockets(numbers: Optional[Iterable[int]] = None) -> Dict[int, TcpSocket]
 
 
 def _open_numbers():
-    """Return this process's descriptors; all numbers if none is left to read the folder with."""
+    """Return this process's descriptors; all possible ones if none is left to list them with."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:

@@ -1,4 +1,4 @@
-"""Write files so that they are complete or not there: under no name or another one at first."""
+"""Files that are complete or not there: they get their name when all is written."""
 
 from __future__ import annotations
 

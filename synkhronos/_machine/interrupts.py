@@ -180,7 +180,7 @@ def is_of_handler(error: BaseException) -> bool:
 
 
 def raised_by_handler(error: BaseException) -> Optional[BaseException]:
-    """Return a signal handler's exception: this one, or one that it was raised in handling.
+    """Return the signal handler's exception that this one is or was raised in handling, or None.
 
     Code that catches a handler's exception may raise another one: by mistake, or with a longer
     message, as host libraries do. Exceptions that are raised ``from`` it don't count.

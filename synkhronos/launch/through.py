@@ -345,7 +345,7 @@ class Script(Mpirun):
     def _take_mark(self, rank, kind, text):
         if kind == b"lost":
             self._losses.append(text.partition(". ")[0].rstrip("."))
-            if rank:  # another machine has lost that of the script, which may just end slowly
+            if rank:  # told by another machine: that of the script may only be slow to end
                 self._end_after(self._grace)
             return
         if kind == b"own":
@@ -366,7 +366,7 @@ class Script(Mpirun):
             if not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp():
                 os.fstat(0)
                 self._selector.register(0, selectors.EVENT_READ, self._read_stdin)
-        except OSError:  # closed
+        except OSError:  # standard input is closed
             self._input.write(guard.HEADER.pack(guard.DATA, 0))
 
     def _read_stdin(self, fd):

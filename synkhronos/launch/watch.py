@@ -119,7 +119,6 @@ class Watch:
         return self.ranks[rank].status in (-signal.SIGTERM, FOLLOWS)
 
     def _serves(self, rank: int) -> bool:
-        """Return whether a rank is a server."""
         return self._is_served and rank == 0
 
     def run(self) -> int:
@@ -241,7 +240,6 @@ class Watch:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def _note_end(self, rank, status):
-        """Note the exit status of a rank."""
         known = self.ranks[rank]
         known.status = status
         if known.has_failed:
@@ -278,14 +276,14 @@ class Watch:
         'rank 0 (cpu)'
         """
         known = self.ranks[rank]
-        what = "the server, " if self._serves(rank) else ""
+        role = "the server, " if self._serves(rank) else ""
         device = "no device" if known.device == "none" else known.device
-        return f"rank {rank} ({what}{device}{f' on {known.host}' if known.host else ''})"
+        return f"rank {rank} ({role}{device}{f' on {known.host}' if known.host else ''})"
 
     def end_of(self, rank: int) -> str:
         """Return the sentence about a rank that has failed, while the others go on."""
-        what = "" if self._serves(rank) else "; the others go on without it"
-        return f"{self.name(rank)} {self.ranks[rank].end}{what}."
+        others = "" if self._serves(rank) else "; the others go on without it"
+        return f"{self.name(rank)} {self.ranks[rank].end}{others}."
 
     def _log(self, rank, text):
         if self.folder is None:
@@ -317,9 +315,7 @@ class Watch:
         """Return sentences about a run that has not ended well."""
         if self.interrupted_by:
             return []
-        if self.cause is None:
-            return self._about_lost()
-        return self._about_cause(self.cause)
+        return self._about_lost() if self.cause is None else self._about_cause(self.cause)
 
     def _about_lost(self):
         """Return sentences about the ranks whose end was not reported."""
@@ -330,7 +326,7 @@ class Watch:
         """Return sentences about the rank whose failure has ended the run."""
         known = self.ranks[rank]
         said = [f"{self.name(rank)} {known.end}, which has ended the run."]
-        n_ended = sum(each.status == 0 for each in self.ranks)
+        n_ended = sum(other.status == 0 for other in self.ranks)
         if n_ended:
             others = _wording.count(n_ended, "other rank")
             said = [f"{self.name(rank)} {known.end}; {others} ended as they should."]
