@@ -16,7 +16,7 @@ import select
 import shlex
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
 from synkhronos import _wording
@@ -53,49 +53,40 @@ class Limits:
             raise ValueError(f"--max-hosts {self.most} is less than --min-hosts {self.least}.")
 
 
+@dataclass
 class Attempts:
-    """The attempts of one run.
+    """The attempts of one run."""
 
-    ``find()`` returns the hosts that there may be now, and raises ValueError if it can't.
-    ``begin(hosts, variables)`` returns an attempt, which is not running yet. ``say(sentence)``
-    prints a sentence of this command. `agent` is the program in place of ssh.
-    """
-
-    def __init__(
-        self,
-        limits: Limits,
-        find: Callable[[], Sequence[Host]],
-        begin: Callable[[Sequence[Host], Mapping[str, str]], Watch],
-        say: Callable[[str], None],
-        agent: str | None = None,
-    ) -> None:
-        self._limits, self._find, self._begin = limits, find, begin
-        self._say, self._agent = say, agent
-        self._name = mpirun.new_token()  # of the run, inherited by all its processes
-        self._away: dict[str, str] = {}  # hosts that did not answer at the last search -> why
+    limits: Limits
+    find: Callable[[], Sequence[Host]]  # returns the hosts of now; raises ValueError if it can't
+    begin: Callable[[Sequence[Host], Mapping[str, str]], Watch]  # (hosts, variables) -> an attempt
+    say: Callable[[str], None]  # prints a sentence of this command
+    agent: str | None = None  # the program in place of ssh
+    _name: str = field(default_factory=mpirun.new_token)  # of the run, inherited by its processes
+    _away: dict[str, str] = field(default_factory=dict)  # hosts without an answer -> why
 
     def run(self) -> tuple[int, Watch | None]:
         """Run attempts up to the last; return its exit status, and the attempt.
 
         If too few hosts have answered, the status is 1, and the attempt None.
         """
-        lost, loss, n_attempts = "", None, self._limits.restarts + 1
+        lost, loss, n_attempts = "", None, self.limits.restarts + 1
         for number in range(n_attempts):
             hosts = self._wait_for_hosts()
             if not hosts:
                 return 1, None
             names = ", ".join(map(_name, hosts))
-            self._say(f"attempt {number + 1} of {n_attempts} on {names}{self._without()}{lost}.")
-            attempt = self._begin(hosts, {COUNT: str(number), leftovers.VARIABLE: self._name})
+            self.say(f"attempt {number + 1} of {n_attempts} on {names}{self._without()}{lost}.")
+            attempt = self.begin(hosts, {COUNT: str(number), leftovers.VARIABLE: self._name})
             status = attempt.run()
             loss = self._loss(attempt, hosts) if status else None
             if loss is None:
                 break
             lost = f". Lost before: {loss}"
         else:
-            if self._limits.restarts:
+            if self.limits.restarts:
                 tried = _wording.count(n_attempts, "attempt")
-                self._say(f"gave up after {tried}: {loss}.")
+                self.say(f"gave up after {tried}: {loss}.")
         return status, attempt
 
     def _loss(self, attempt, hosts):
@@ -107,34 +98,34 @@ class Attempts:
 
     def _wait_for_hosts(self):
         """Return the hosts of the next attempt; an empty list if too few answer in time."""
-        end = time.monotonic() + self._limits.wait_seconds
+        end = time.monotonic() + self.limits.wait_seconds
         said = ""
         while True:
             hosts, problem = self._hosts_that_answer()
-            if len(hosts) >= self._limits.least:
-                return hosts[: self._limits.most]
+            if len(hosts) >= self.limits.least:
+                return hosts[: self.limits.most]
             left = end - time.monotonic()
-            least = _wording.count(self._limits.least, "host")
+            least = _wording.count(self.limits.least, "host")
             state = f"{len(hosts)} of at least {least} answer{problem or self._without()}"
             if left <= 0:
-                self._say(f"{state}: waited {self._limits.wait_seconds:g} s for more, and gave up.")
+                self.say(f"{state}: waited {self.limits.wait_seconds:g} s for more, and gave up.")
                 return []
             if state != said:
                 said = state
-                self._say(f"{state}: waiting up to {left:.0f} s for more.")
+                self.say(f"{state}: waiting up to {left:.0f} s for more.")
             time.sleep(min(left, _LOOK_SECONDS))
 
     def _hosts_that_answer(self):
         """Return the hosts that answer now, and, in words, why hosts could not be found."""
         try:
-            hosts = self._find()
+            hosts = self.find()
         except ValueError as error:
             return [], f" ({error})"
         self._away = self._ask(hosts)
         return [host for host in hosts if _name(host) not in self._away], ""
 
     def _ask(self, hosts):
-        return mpirun.ask_all(hosts, self._agent, mpirun.leave_nothing(self._name))
+        return mpirun.ask_all(hosts, self.agent, mpirun.leave_nothing(self._name))
 
     def _without(self):
         return f", without {mpirun.listed(self._away)}" if self._away else ""
