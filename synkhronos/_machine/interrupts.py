@@ -67,9 +67,10 @@ class interrupts_held:
     The handler of a signal that came in the block is called once when the block ends, also if the
     block ends with an exception. A wait in the block must be short: it can't be interrupted.
 
-    Other handlers record the signals. A signal mask would not do: it holds for one thread, and the
-    system would give the signal to another one. In other threads than the main one the block delays
-    nothing, as Python runs handlers in the main thread only.
+    In the block each handler is replaced by one that records the signal. A signal mask would not
+    do: it holds for one thread, and the system would give the signal to another one. In other
+    threads than the main one the block does nothing, as Python runs handlers in the main thread
+    only. Signals without a handler in Python are not delayed.
     """
 
     __slots__ = ("_held", "_previous")
