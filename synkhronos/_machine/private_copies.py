@@ -53,7 +53,7 @@ def copy_for_children(memory: mmap.mmap) -> None:
 
 
 @contextlib.contextmanager
-def none_made():
+def without_copies():
     """Fork without copies in a with block: the child shares all memory."""
     _forks.is_without_copies = True
     try:

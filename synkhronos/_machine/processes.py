@@ -21,7 +21,7 @@ import warnings
 
 from synkhronos._machine.descriptors import leave_to_parent
 from synkhronos._machine.interrupts import handled, raised_here
-from synkhronos._machine.private_copies import none_made
+from synkhronos._machine.private_copies import without_copies
 
 _PR_SET_PDEATHSIG = 1
 _PR_GET_DUMPABLE = 3
@@ -256,7 +256,7 @@ class ForkedProcess:
         # unblocks the signals itself: see leave_signals_to_parent.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, handled() | {signal.SIGINT})
         try:
-            with _logging_held(), none_made(), warnings.catch_warnings():
+            with _logging_held(), without_copies(), warnings.catch_warnings():
                 # Python 3.12 and JAX warn of forks beside threads, such as those of a BLAS. The
                 # child uses no JAX, and of the locks of threads only logging's, held here.
                 warnings.simplefilter("ignore", DeprecationWarning)
