@@ -237,7 +237,7 @@ def held(path, seconds):
             locks = []  # the lock file is another user's
         try:
             if locks and _is_locked(locks[0], name):
-                os.register_at_fork(after_in_child=lambda own=locks: own and os.close(own.pop()))
+                os.register_at_fork(after_in_child=lambda left=locks: left and os.close(left.pop()))
                 try:
                     yield
                 finally:

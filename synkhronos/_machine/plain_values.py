@@ -90,8 +90,8 @@ def decode(encoded, arrays):
 def names_of(encoded):
     """Yield the names of the arrays that an encoded value refers to."""
     if isinstance(encoded, list):
-        for each in encoded:
-            yield from names_of(each)
+        for item in encoded:
+            yield from names_of(item)
     elif isinstance(encoded, dict):
         for kind, value in encoded.items():
             if kind in ("array", "number"):

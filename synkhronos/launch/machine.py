@@ -79,14 +79,14 @@ class _MpiThread(threading.Thread):
     def _carry(self):
         from synkhronos.comm.mpi import secret
 
-        given = secret.take()  # also removes it, so that the ranks don't inherit it
+        own_secret = secret.take()  # also removes it, so that the ranks don't inherit it
         from synkhronos.comm.mpi import mpi_library
         from synkhronos.comm.mpi.group_carrier import GroupCarrier
 
         MPI = mpi_library.MPI
         mpi_library.begin(MPI.THREAD_FUNNELED)
         try:
-            comm = secret.checked(MPI.COMM_WORLD, given)
+            comm = secret.checked(MPI.COMM_WORLD, own_secret)
         except secret.NoSecret as error:
             sys.stderr.write(f"{socket.gethostname()}: {error}\n")
             sys.stderr.flush()

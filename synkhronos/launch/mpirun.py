@@ -121,11 +121,11 @@ def check() -> None:
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     with ThreadPoolExecutor(2) as pool:
-        found, loaded = pool.map(_run, ([path, "--version"], python_command(code)))
+        installed, loaded = pool.map(_run, ([path, "--version"], python_command(code)))
     if loaded.returncode:
         lines = loaded.stderr.strip().splitlines() or [f"exit status {loaded.returncode}"]
         raise CannotLaunch(f"mpi4py can't be imported ({lines[-1]}): {_INSTALL}.")
-    own, wanted = _kind(found.stdout + found.stderr), _kind(loaded.stdout)
+    own, wanted = _kind(installed.stdout + installed.stderr), _kind(loaded.stdout)
     if own != wanted:
         raise CannotLaunch(
             f"{path} belongs to {own}, but mpi4py loads {wanted}: put the mpirun of "

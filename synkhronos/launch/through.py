@@ -124,7 +124,7 @@ class Mpirun(Watch):
             known.pid = int(pid)
         elif kind == b"status":
             self._note_end(rank, int(text))
-            if all(each.status is not None for each in self.ranks):
+            if all(known.status is not None for known in self.ranks):
                 self._end_after(self.after_all)
 
     def _status(self):

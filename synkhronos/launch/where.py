@@ -193,11 +193,11 @@ def _host(text, source):
     return Host(name, _count(more, text, source, otherwise))
 
 
-def _count(text, given, source, otherwise=""):
-    """Return a number of ranks; errors quote `given`, the word that it is a part of."""
+def _count(text, word, source, otherwise=""):
+    """Return a number of ranks; errors quote the `word` that it is a part of."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise ValueError(
-            f"{source}: {given!r} must have a number of ranks of at least 1{otherwise}."
+            f"{source}: {word!r} must have a number of ranks of at least 1{otherwise}."
         )
     return int(text)
 
