@@ -4,7 +4,7 @@
 
 Each takes one shared variable, or a list of them in one round. A variable that no function uses is
 sent to the workers, with the master's value, when a collective first gets it. The argument ``nccl``
-of the 2017 package is accepted everywhere: it matters if each rank has a GPU of its own.
+of the 2017 package is accepted everywhere, but matters only if each rank has a GPU of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from synkhronos.inputs import Data
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "scatter"]
 
-_PLAIN = (str, int, type(None))  # types of options that need no checks; not bool
+_PLAIN = (str, int, type(None))  # options of these types need no checks; bools do
 
 Gathered = Union[np.ndarray, List[np.ndarray]]
 
@@ -150,7 +150,7 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
         )
         command = collective.assign(session, "scatter", variables, given, batch, None)
         if options is not None:
-            options = "scatter", *command.values  # another thread may have resized the Data since
+            options = "scatter", *command.values  # another thread may have resized the Data before
             session.repeated.keep(options, shared_vars, command.keys, command)
 
 
@@ -215,7 +215,7 @@ def gather(
 
 
 def _put_together(values, nd_up):
-    """Return copies of the values, stacked or joined: the next command may change the values."""
+    """Return the values, stacked or joined, as copies: the next command may change the values."""
     first = values[0].shape
     for value in values:
         if value.shape != first and (nd_up or value.shape[1:] != first[1:]):
@@ -328,7 +328,7 @@ def reduce(
 
 
 def _reduced(session, reduce, *arguments):
-    """Reduce on the master what all ranks have exposed."""
+    """Reduce exposed values on the master, and record it."""
     recorder = session.worker.recorder
     if recorder is None:
         return reduce(*arguments)
@@ -388,5 +388,5 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
 
 
 def _options(name, option, nccl):
-    """Return the arguments of a collective beside the variables, or None if they need checks."""
+    """Return the arguments of a collective besides the variables; None if they need checks."""
     return (name, option, nccl) if option.__class__ in _PLAIN and nccl.__class__ is bool else None

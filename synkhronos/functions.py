@@ -79,11 +79,11 @@ class Function:
     """
 
     def __init__(self, session, compiled, inputs, outputs, recipe, source):
-        self.trust_input = False  # as in Theano, but without an effect: arguments are checked
+        self.trust_input = False  # an attribute of Theano's functions; arguments are always checked
         self._compiled = compiled
         self._sliced = None  # compiled when a call with slices first needs it
         self._recipe = recipe
-        self._source = source  # what `copy` makes another function of
+        self._source = source  # the arguments from which `copy` makes another function
         self._outputs = outputs
         self._modes = tuple(outputs.modes)
         self._returns_plain_list = outputs.is_plain_list
@@ -97,7 +97,7 @@ class Function:
             self._modes,
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
-            # Ranks without rows run, too, where all reduce, or advance equal random states.
+            # Ranks without rows must run, too, if all ranks reduce or advance equal random states.
             _host.communicates(compiled)
             or any(map(_host.is_state_equal, _host.shared_variables(compiled))),
             recipe.draws_all,
@@ -126,9 +126,9 @@ class Function:
 
     def _run_by(self, method):
         """Let calls use a method in place of `_run`."""
-        # Weak: a cycle would keep the function when the user has dropped it.
+        # Weak, because a cycle would keep the function alive when the user has dropped it.
         this: Any = weakref.proxy(self)
-        # Not by `__dict__`: an object of which it was read is slower from then on.
+        # Without `__dict__`: reading it makes later accesses to attributes slower.
         setattr(self, "_run", functools.partial(method, this))  # noqa: B010
 
     def _join(self, session):
@@ -147,18 +147,18 @@ class Function:
         self._session = session  # last: after a Ctrl-C before this line the next call joins again
 
     def _require_session(self):
-        """Join the current session, if it adopts functions of closed ones; else raise if closed."""
+        """Join the current session if this one is over and that one adopts functions; or raise."""
         with Current.lock:
             session = Current.session
             is_over = self._session.state in (SessionState.CLOSED, SessionState.LEFT)
             if not is_over or session is None or not session.adopts:
-                self._session.require_open()  # another thread may have been here before
+                self._session.require_open()  # it is open if another thread has joined meanwhile
             else:
                 session.require_open()
                 self._join(session)
 
     def _join_and_call(self, args, kwargs, output_subset, batch, batch_s, num_slices):
-        """Call in the current session, if it adopts functions of closed ones; else raise."""
+        """Call in the current session if it adopts functions of closed ones; else raise."""
         self._require_session()
         return self(
             *args,
@@ -268,10 +268,7 @@ class Function:
 
     # Not a part of `_run`: Python 3.11 does not leave a `with` block at a Ctrl-C in a line `try:`.
     def _compute(self, session, args, kwargs, output_subset, batch, batch_s, num_slices):
-        """Run the function on all ranks; return the command, and the master's own outputs.
-
-        `session.held` is empty then.
-        """
+        """Run the function on all ranks; return the command, and the master's own outputs."""
         arrays: Any = []  # of the inputs, for the master's part
         try:
             values: Any = args
@@ -288,7 +285,7 @@ class Function:
                 self._note_unreduced(session)
             return command, own
         except BaseException:
-            arrays.clear()  # the frames of the error would keep the memory
+            arrays.clear()  # the frames of the error would keep their memory
             session.release_data()
             raise
 
@@ -317,10 +314,7 @@ class Function:
                     self._end_checks()
 
     def _run_whole(self, args, kwargs, output_subset, batch, batch_s, num_slices):
-        """Run a function that divides nothing: each rank gets all of the rows that `batch` names.
-
-        The master selects them.
-        """
+        """Run a function that divides nothing: each rank gets all rows that the master selects."""
         if num_slices != 1:
             raise ValueError(f"num_slices={num_slices}, but each rank of {self} computes all rows.")
         if batch is not None:
@@ -330,11 +324,11 @@ class Function:
         return Function._run(self, args, kwargs, output_subset, None, batch_s, num_slices)
 
     def _end_checks(self):
-        with contextlib.suppress(AttributeError):  # a call of a signal handler has ended them
+        with contextlib.suppress(AttributeError):  # a call in a signal handler may have ended them
             del self._run
 
     def _make_ready(self, num_slices):
-        """Compile the variant for this number of slices; send the workers what they lack."""
+        """Compile the variant for so many slices; send the workers the variants that they lack."""
         if num_slices > 1 and self._description.updates and self._sliced is None:
             compiled = self._recipe.compile_sliced()
             self._session.registry.add_variant(self._key, SLICED, compiled)
@@ -423,10 +417,10 @@ class Function:
     def value(self) -> Values:
         """The values that inputs have between calls, as in Theano: ``f.value[x]``, or ``f[x]``.
 
-        Only an input made with ``In(x, value=...)`` has one. With an update or a container, each
-        rank keeps a value of its own: this is the master's, and it is set on all ranks. Without,
-        it is a default, and a value that is set is that of the next call. The keys are variables,
-        names and positions of inputs, and shared variables, which can only be read here.
+        Only an input made with ``In(x, value=...)`` has one. If it has an update or a container,
+        each rank keeps a value: reading gives that of the master, setting sets all ranks. Otherwise
+        the value is a default; a value that is set replaces it in the next call. The keys are
+        variables, names and positions of inputs, and shared variables, which can only be read here.
         """
         return Values(self, self._inputs, self.get_shared())
 
@@ -485,7 +479,7 @@ class Function:
         delete_updates : bool
             If true, the copy has no updates.
         name : str, optional
-            The name of this function with "copy" after it, if it is left out.
+            By default the name of this function with "copy" after it.
         profile
             As in :func:`function`.
 
@@ -524,7 +518,7 @@ class Function:
         if without_updates:
             source = source._replace(updates=[], update_modes=[])
             keywords["no_default_updates"] = True
-            keywords["on_unused_input"] = "ignore"  # what only the updates use is still taken
+            keywords["on_unused_input"] = "ignore"  # only the updates may have used an input
         return make(source._replace(keywords=keywords))
 
     def __copy__(self):
@@ -570,17 +564,17 @@ def function(
     Parameters
     ----------
     inputs : list of theano variable, In, or tuples as in Theano
-        The inputs that are scattered, along axis 0 or that of `axes` (every rank gets inputs
-        without axes whole). Each rank keeps the whole value of an ``In(x, value=..., update=...)``;
-        :doc:`theano_function` says more.
+        The inputs to scatter, along axis 0 or that of `axes` (every rank gets inputs without axes
+        whole). Each rank keeps the whole value of an ``In(x, value=..., update=...)``:
+        :doc:`theano_function`.
     outputs : variable, (variable, mode), or list, tuple or dict of str of these, optional
-        The expressions to compute, also each in an ``Out``, with the mode of its reduction over the
-        ranks: ``"avg"`` (the default; a rank's weight is its number of rows, so the result is the
-        mean over all rows; equal weights if nothing is scattered; integers and bools are averaged
-        in floatX), ``"sum"`` or another of the :ref:`operations <operations>`, ``"gather"`` (joined
-        along axis 0, or that of `axes`, in rank order; numbers are stacked), or None (the master's
-        own value). The prefix ``c_``, as in ``"c_sum"``, asks for a reduction on the CPU where NCCL
-        would do it.
+        The expressions to compute, each perhaps in an ``Out``, with the mode by which it is reduced
+        over the ranks: ``"avg"`` (the default; a rank's weight is its number of rows, so the result
+        is the mean over all rows; equal weights if nothing is scattered; integers and bools are
+        averaged in floatX), ``"sum"`` or another of the :ref:`operations <operations>`,
+        ``"gather"`` (joined along axis 0, or that of `axes`, in rank order; numbers are stacked),
+        or None (the master's own value). With the prefix ``c_``, as in ``"c_sum"``, the CPU reduces
+        where NCCL would.
     bcast_inputs : list, as `inputs`, optional
         The inputs that every rank gets whole; in calls they come after `inputs`.
     updates : list of (shared variable, expression[, mode]) or dict, optional
@@ -594,15 +588,14 @@ def function(
         Shared variables whose rows ``batch_s`` and ``num_slices`` select on each rank. The
         function must use them and may not update them.
     check : {"first"}, bool or int, optional
-        What a PortingWarning tells. With ``"first"``, the graph is examined when the function is
-        made: each output whose mode, and each reduction of a gradient whose operation, does not
-        make the value of serial Theano, whatever the numbers of a call. What each rank updates with
-        its own rows is told by the next call that computes with it. Only what has no rule is
-        compared by numbers, in some calls that would take serial Theano at most 0.3 s;
-        :doc:`porting` has the conditions. If true, or a number, the first 3 calls, or so many, are
-        also compared as a whole: each output and update that differs by more than rounding is told,
-        with the likely cause. With false or 0 nothing is examined or compared. By default as in
-        :func:`~synkhronos.fork`.
+        When to give a PortingWarning. ``"first"``: examine the graph when the function is made, and
+        warn of each output mode, and each operation that reduces a gradient, which does not make
+        the value of serial Theano for all inputs; and warn in the next call that computes with a
+        variable which each rank has updated with its own rows. Outputs and updates without a rule
+        are compared with serial Theano, in some calls that take it at most 0.3 s: :doc:`porting`
+        has the conditions. A number: also compare so many first calls (true: 3) as a whole, and
+        warn of each output and update that differs by more than rounding, with the likely cause.
+        False or 0: neither. By default the `check` of :func:`~synkhronos.fork`.
     axes : dict of variable to int, optional
         The axis of rows of inputs and outputs where it is not 0: ``{x: 1}`` for time-major data.
         Inputs are scattered, selected and sliced along it, and outputs of mode ``"gather"`` joined.
@@ -643,7 +636,7 @@ def checked(
     inputs, outputs=None, bcast_inputs=None, updates=None, givens=None, sliceable_shareds=None, *,
     check=None, axes=None, serial_random=False, **kwargs,
 ):  # fmt: skip
-    """Return the arguments of `function`, checked, as a `Source`."""
+    """Check the arguments of `function`, and return them as a `Source`."""
     session = current("function()")
     check = session.check if check is None else number_of_calls("check", check)
     downcast = kwargs.get("allow_input_downcast")
@@ -656,7 +649,7 @@ def checked(
     parameters.check_tuples((inputs, bcast_inputs), updates, givens, kwargs.get("profile"))
     parameters.check_kept(given, givens)
     name = kwargs.get("name")
-    # A plain str: workers unpickle the name, and may not be able to import a subclass.
+    # A plain str, because workers may be unable to import the class of another one.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
     given = signature.check_axes(axes, given, chosen, sliceable_shareds)
@@ -681,9 +674,9 @@ def checked(
 
 
 def make(source):
-    """Compile a function from arguments of `function` that were checked."""
+    """Compile a function from the checked arguments of `function`."""
     session = current("function()")
-    # A copy, because its variables are replaced here: another function may be made of the source.
+    # A copy, because its variables are replaced here, and the source may be used again.
     own, numbers = take_out(source._replace(outputs=copy.copy(source.outputs)))
     if own.draws_all:
         rows = [each.variable for each in own.inputs if each.is_scattered]
@@ -705,7 +698,7 @@ def make(source):
 
 
 def _check_states(session, compiled, draws_all):
-    """Mark the random states that stay equal on all ranks; refuse those that others spread."""
+    """Mark random states as equal on all ranks if `draws_all`; refuse those of other functions."""
     used = [v for v in _host.shared_variables(compiled) if _host.is_random_state(v)]
     mixed = [v for v in used if not draws_all and _host.is_state_equal(v)]
     if draws_all:
@@ -725,10 +718,10 @@ def _check_states(session, compiled, draws_all):
 def distribute() -> None:
     """Send the workers all functions that they do not have yet.
 
-    It may be called at any time and again; it sends only new functions. Calling it is optional: the
-    first call of a function sends it. A shared variable is sent once, with the master's value at
-    that moment, also if several functions use it. Each rank but rank 0 moves random states to a
-    stream of its own.
+    Calling it is optional: the first call of a function sends it. It sends only new functions, so
+    it may be called again. A shared variable is sent once, with the master's value at that moment,
+    also if several functions use it. Each rank but rank 0 moves random states to a stream of its
+    own.
 
     Raises
     ------

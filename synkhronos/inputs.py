@@ -92,7 +92,7 @@ class Data(Operators):
 
     @data.setter
     def data(self, value):
-        # ``d.data += 1`` changes the array in place, and then assigns the same array.
+        # After changing the array in place, ``d.data += 1`` assigns the same array.
         if value is not self._store.array:
             raise AttributeError(
                 f"The memory of {self._what()} can't be replaced. To change the contents write "
@@ -155,7 +155,7 @@ class Data(Operators):
             return array.copy() if copy else array
         if copy is not False:
             return array.astype(dtype)
-        if dtype != array.dtype:  # as NumPy 2 says it of its own arrays
+        if dtype != array.dtype:  # as NumPy 2 does
             raise ValueError(f"Data of dtype {array.dtype} can't be {dtype} without a copy.")
         return array
 
@@ -177,7 +177,7 @@ class Data(Operators):
         return value.astype(self._store.array.dtype, copy=False)
 
     def _condition(self, input_data, force_cast):
-        """Return an array of a dtype that can be cast; storing it casts it."""
+        """Return an array whose dtype can be cast; storing it casts it."""
         return condition(
             plain(input_data), self._store.array.dtype, self.ndim, force_cast, self._what()
         )
@@ -196,7 +196,7 @@ class Data(Operators):
         force_cast : bool
             Cast any dtype, as ``numpy.ndarray.astype`` does.
         oversize : float
-            From 1 to 2: memory that has to be allocated gets room for so many times the items.
+            From 1 to 2: new memory gets room for so many times the items.
 
         Raises
         ------
@@ -253,8 +253,8 @@ class Data(Operators):
     def free_memory(self) -> None:
         """Make the Data empty; its memory is freed when no view of it is left.
 
-        If another thread is in a call with the Data, the call goes on with what it was given, and
-        the memory is freed when it ends.
+        If another thread is in a call with the Data, the call still uses the old contents, and the
+        memory is freed when the call ends.
         """
         self._store.free()
 
@@ -273,10 +273,10 @@ class Data(Operators):
         return f"Data {self._name!r}" if self._name else "This Data"
 
     def _hold(self, session):
-        """Return the contents for the present call of `session`, which keeps them until its end.
+        """Return the contents for the current call of `session`, which holds them until its end.
 
-        Other threads and signal handlers may resize or free the Data meanwhile: the ranks still
-        fetch the array that was checked.
+        If other threads or signal handlers resize or free the Data meanwhile, the ranks still fetch
+        the array that was checked.
         """
         if self._session is not session:
             self._session.require_open()
@@ -387,7 +387,7 @@ def data(
     ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
     oversize = oversize_of(oversize)
     if given is not None:
-        # Checked before memory is allocated, so that an error leaves none behind.
+        # Check before memory is allocated, so that an error leaves none behind.
         given = condition(plain(given), dtype, ndim, force_cast, what)
         if shape not in (None, given.shape):
             raise ValueError(

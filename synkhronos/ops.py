@@ -28,8 +28,8 @@ def all_reduce(x: Variable, op: str = "avg") -> Variable:
     ranks stay equal bit by bit (on devices of one kind). Elsewhere, as in ``theano.function``,
     `all_reduce` is the identity.
 
-    Reductions that can run together do: the gradients of a whole model take one round. A rank
-    without rows takes part: it computes with one row of the batch, which no result contains.
+    Reductions run together where they can: the gradients of a whole model take one round. A rank
+    without rows takes part, too: it computes with one row of the batch, which no result contains.
 
     Parameters
     ----------
@@ -85,9 +85,9 @@ def rank_weight() -> Variable:
     r"""Return a scalar variable: the weight of this rank's rows, while the function runs.
 
     On rank r it is :math:`w_r n / \sum_s w_s`, with n ranks and the weights of `all_reduce`: 1 on
-    every rank if all have equally many rows, and outside of a session. Multiply a mean over a
-    rank's rows with it: the unweighted average over the ranks is then the mean over all rows. So
-    ``synk.all_reduce`` can later average such products that a function stored in shared variables.
+    every rank if all have equally many rows, and outside of a session. If a mean over a rank's rows
+    is multiplied by it, the unweighted average over the ranks is the mean over all rows. So a
+    function can store the products in shared variables, and ``synk.all_reduce`` average them later.
 
     Returns
     -------
@@ -118,10 +118,10 @@ def rows(
 ) -> Variable:
     r"""Return the row numbers of a minibatch, which :func:`synkhronos.function` divides over ranks.
 
-    With ``data[rows(index, size)]`` each rank selects its part of the minibatch that serial scripts
-    select with ``data[index * size : (index + 1) * size]``, where all ranks would compute all of
-    it. The function has rows then, as if it had scattered inputs: averages are weighted, and
-    ``batch`` and ``num_slices`` are allowed. In ``theano.function`` the numbers are the whole
+    Serial scripts select a minibatch with ``data[index * size : (index + 1) * size]``, of which all
+    ranks would compute all rows. With ``data[rows(index, size)]`` each rank selects its part. The
+    function has rows then, as if it had scattered inputs: averages are weighted, and ``batch`` and
+    ``num_slices`` are allowed. In ``theano.function`` the row numbers are all of
 
     .. math:: \{i s, \; i s + 1, \; \ldots, \; \min((i + 1) s, l) - 1\}.
 

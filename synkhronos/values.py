@@ -1,4 +1,4 @@
-"""Values of shared variables on single ranks: set and get values, get lengths and shapes.
+"""Set and get values of shared variables on single ranks; get their lengths and shapes.
 
 Like the functions of `collectives`, each takes one shared variable, or a list of them in one round.
 """
@@ -22,7 +22,7 @@ __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 Value = Union[np.ndarray, RandomState]
 Shapes = List[Tuple[int, ...]]
 
-_ASKED_AT_ONCE = 500  # so many shapes, of up to 32 dimensions, fit into one answer of a worker
+_ASKED_AT_ONCE = 500  # shapes, of up to 32 dimensions each: they fit into one answer of a worker
 
 
 def set_value(

@@ -1,1 +1,1 @@
-"""From the arguments of a call to one command: checked, cast, put into shared memory."""
+"""Turn the arguments of a call into one command: check, cast, and put them into shared memory."""

@@ -1,12 +1,12 @@
-"""From the arguments of a call to arrays in shared memory: bound, checked, cast, staged.
+"""Bind, check and cast the arguments of a call, and copy them to shared memory.
 
-An input may be more than one value in each call:
+Besides inputs that are one array in each call, there are these kinds:
 
-default     In(x, value=1.0)                    the master puts it into the call
-kept        In(x, value=1.0, update=x + 1)      a shared variable of each rank, and its update
-            In(x, value=s.container)            the shared variable itself
+default     In(x, value=1.0)                    a call may leave it out
+kept        In(x, value=1.0, update=x + 1)      a shared variable on each rank, with an update
+            In(x, value=s.container)            the shared variable s itself
 sparse      sparse.csr_matrix("x")              the arrays of its parts are sent
-computed    data[rows(index, size)]             row numbers, which the master computes from others
+computed    data[rows(index, size)]             the master computes row numbers from other inputs
 """
 
 import numpy as np
@@ -27,12 +27,10 @@ _MISSING = object()
 class Inputs:
     """The inputs of one function, and the shared memory that plain arrays are copied into.
 
-    The memory belongs to the function and is used again by its next call. It goes with `release`,
-    or with the function.
+    Each call uses the memory again; `release` frees it.
 
-    `given` are the inputs of the user. `computed` are those that the user does not see, and whose
-    values `bind` adds. `variables` and all that is numbered are the inputs that a call sends to the
-    ranks: not those that they keep.
+    `given` are the user's inputs, `computed` further ones, whose values `bind` appends. `variables`
+    and all positions count the inputs that a call sends to the ranks, so not those that they keep.
     """
 
     def __init__(self, given, owner, computed=()):
@@ -64,10 +62,10 @@ class Inputs:
         self._staged = {}  # position of an input -> a GrowingArray for plain values
 
     def bind(self, args, kwargs, here=False, ahead=False):
-        """Return the arguments of a call, one for each input that is sent; set what ranks keep.
+        """Return a value for each input that is sent; set the inputs that ranks keep.
 
-        A call `here`, in the master alone, sets it in the master. With `ahead` a call with the same
-        arguments follows: values that were set for the next call are for that one.
+        With `here` the call runs in the master alone, and sets them there alone. With `ahead` a
+        call with the same arguments follows: it also uses the values that `set` has stored.
         """
         bound = self._bind(args, kwargs, _keep_here if here else self._keep)
         if not ahead:
@@ -75,7 +73,7 @@ class Inputs:
         return bound
 
     def bind_data(self, args, kwargs):
-        """Return a value for each input, of which Data are made; refuse inputs that have none."""
+        """Return the value of each input, for its Data; refuse sparse inputs and kept ones."""
         if len(self.given) != self._n_bound:
             raise TypeError(
                 f"build_inputs() makes no Data for {self._owner}, because some of its inputs are "
@@ -110,7 +108,7 @@ class Inputs:
                 bound += _host.take_apart(value)
             else:
                 bound.append(value)
-        # All are cast before one is kept.
+        # Cast all values first: if one can't be cast, no variable may be set.
         if kept:
             for position, value in enumerate(bound):
                 self.array(position, value)
@@ -147,7 +145,7 @@ class Inputs:
         return self._next.get(position, given.default)
 
     def set(self, position, value):
-        """Set what ranks keep, on all of them; or the value of an input in the next call."""
+        """Set an input that ranks keep on all of them; of any other, set the next call's value."""
         given = self.given[position]
         if given.is_required:
             raise TypeError(
@@ -178,10 +176,9 @@ class Inputs:
         return f"input {self.given[position].name or position!r}"
 
     def stage(self, values, arrays):
-        """Check the values of all inputs, and copy plain ones to shared memory.
+        """Check all values, copy plain ones to shared memory, and return references to them.
 
-        Returns the references to them for commands. `arrays` gets the arrays that these refer to.
-        A rank reads plain values in this call only: the next one overwrites the copies.
+        The list `arrays` gets the arrays. The next call overwrites the copies.
         """
         refs = []
         for position, value in enumerate(values):
@@ -196,7 +193,7 @@ class Inputs:
                     staged = self._staged[position] = GrowingArray(memory, dtype, value.ndim)
                 contents = staged.contents
                 if contents.array.shape == value.shape and contents.ref and recorder is None:
-                    contents.array[...] = value  # as in most calls
+                    contents.array[...] = value
                 else:
                     contents = staged.put(value, recorder)
             refs.append(contents.ref)
@@ -284,9 +281,9 @@ def is_minibatch(value):
 
 
 def selected(inputs, values, batch, axes):
-    """Return arrays of the values of inputs, with the rows that ``batch`` selects.
+    """Return the arrays of all inputs, with the rows that ``batch`` selects.
 
-    `axes` has the axis of rows for each position of an input with rows.
+    `axes` maps the position of an input to its axis of rows.
     """
     arrays = list(map(inputs.array, range(len(values)), values))
     if axes and batch is not None:
@@ -298,11 +295,11 @@ def selected(inputs, values, batch, axes):
 
 
 def rows_there(axes, values, arrays):
-    """Return the number of rows that ``batch`` selects from: those of inputs at these positions.
+    """Return the number of rows that ``batch`` selects from: those of the shortest input.
 
-    `axes` is as in `selected`, `arrays` are those of the values, or references to them.
+    `axes` is as in `selected`; `arrays` has the array of each value, or a reference to it.
     """
     lengths = [(is_minibatch(values[i]), arrays[i].shape[axis]) for i, axis in axes.items()]
-    # The rows of a minibatch are selected already, unless there is nothing else.
+    # A minibatch has selected rows already, so it counts only if all inputs are minibatches.
     others = [length for is_batch, length in lengths if not is_batch]
     return min(others or [length for _, length in lengths])

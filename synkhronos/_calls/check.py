@@ -1,12 +1,12 @@
-"""Compare the first calls of a function with serial Theano, and tell what differs.
+"""Compare the first calls of a function with serial Theano, and warn if results differ.
 
     whole inputs ──▶ serial Theano, in the master, on copies of the variables ──▶ expected
     the call     ──▶ all ranks                                                ──▶ found
                               each output and update that differs ──▶ a PortingWarning
 
-`SerialComparison` compares as many calls as the user asks for. `FirstCall` is the default: it
-compares what no rule is known for (see `proof`), in calls that are cheap, and tells only what the
-division changes.
+`SerialComparison` compares as many calls as the user asks for. `FirstCall` is the default: in cheap
+calls, it compares the outputs and updates that `proof` has no rule for, and warns only of
+differences that the division makes.
 """
 
 import os
@@ -22,14 +22,16 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import advise, is_bool, sentence, shown, whole_number
 
-CALLS = 3  # that are compared with check=True
-FIRST = "first"  # the default: calls that are cheap are compared, of what has no rule
+CALLS = 3  # so many calls are compared with check=True
+FIRST = "first"  # the default value of `check`: see `FirstCall`
 VARIABLE = "SYNKHRONOS_CHECK"
-SECONDS = 0.3  # of serial time, at most, in a call that FIRST compares
-NBYTES = 64 << 20  # of the function's variables, at most, or as much as the inputs have
-_TRIES = 3  # calls, of which one must be cheap
-_CALLS = 100  # after which no more are compared
-_AGAIN = 3  # calls that are compared because they are like none before
+# A call that FIRST compares takes at most so many seconds serially, and the function's variables
+# have at most so many bytes, or as many as the inputs.
+SECONDS = 0.3
+NBYTES = 64 << 20
+_TRIES = 3  # one of the first so many calls must be cheap
+_CALLS = 100  # only the first so many calls may be compared
+_AGAIN = 3  # so many more calls are compared if they are unlike all before
 
 
 def number_of_calls(name, check):
@@ -54,7 +56,7 @@ def of_environment():
 
 
 class SerialComparison:
-    """The comparison of one function's first calls with serial Theano; `left` are to come."""
+    """The comparison of one function's first calls with serial Theano: `left` more calls."""
 
     def __init__(self, definition, left, proof=None):
         self._definition, self.left, self._proof = definition, left, proof
@@ -62,16 +64,12 @@ class SerialComparison:
         self._told = set()
 
     def join(self, session, key, advice):
-        """Compare calls in a session from now on, where the function has a key and an Advice."""
+        """Compare calls in a session, where the function has this key and these warnings."""
         self._session, self._key, self._advice = session, key, advice
         advice.tells_of_idle = True
 
     def run(self, call, values, subset, batch, batch_s, num_slices):
-        """Return the results of a call, after comparing it with serial Theano.
-
-        `call` calls all ranks, and returns the results as the user gets them. The inputs have these
-        values, and the call computes the outputs of the subset.
-        """
+        """Run `call` on all ranks, compare it with serial Theano, and return its results."""
         self.left -= 1
         with self._session.call("check"):
             serial, problem = Serial(self._session, self._definition, subset), None
@@ -80,7 +78,7 @@ class SerialComparison:
                 serial.read_variables(batch_s)
                 serial.whole(0)
             except raised_here(Exception) as error:
-                # Wrong arguments raise in the call below too, which the user should see.
+                # Wrong arguments raise in the call below, too: the user should see that error.
                 problem = sentence(error)
         results = call()
         if problem is not None:
@@ -132,20 +130,20 @@ class SerialComparison:
         return False
 
     def _compares(self, output):
-        """Return whether an output is compared: nothing was told of it yet."""
+        """Return whether to compare an output: it isn't if a warning was about it."""
         is_told = self._proof is not None and output in self._proof.told
         return output not in self._told and not is_told
 
     def _is_told(self, serial, place, found):
-        """Return whether a difference of an output is to be told."""
+        """Return whether to warn of an output that differs."""
         return True
 
     def _by_chance(self, serial, place, found):
-        """Return in words why an output that is right is to be told; None if it is not."""
+        """Return how an equal output may differ in other calls; None without a warning."""
         return None
 
     def _cause_in_parts(self, serial, place):
-        """Return the sentence for an output that no mode makes; None if it is not to be told."""
+        """Return the cause for an output that no mode makes; None without a warning."""
         return serial.cause_in_order(place) or serial.cause_in_parts()
 
     def _differing_updates(self, serial):
@@ -183,23 +181,23 @@ class SerialComparison:
 
 
 class FirstCall(SerialComparison):
-    """The comparison of calls of one function that are cheap, of what no rule is known for.
+    """The comparison of one function's cheap calls, for outputs and updates without a rule.
 
-    The call itself comes first, and its time bounds that of serial Theano. Three calls are
-    compared, and then those with other numbers of rows, labels or items of masks. Calls that change
-    nothing, or whose results are 0, count for none. What goes wrong here is written to the log, and
-    the call is as without it.
+    The ranks run the call first, and its time limits that of serial Theano. The first three cheap
+    calls are compared, then calls with other numbers of rows, of labels or of items in masks. A
+    call that changes nothing, or whose results are 0, doesn't count. An error of the comparison
+    goes to the log only.
     """
 
     def __init__(self, definition, left, proof):
         super().__init__(definition, _CALLS, proof)
-        self._tries = _TRIES  # calls that may not be cheap
+        self._tries = _TRIES
         self._n_compared = 0
-        self._seen = set()  # what calls were like that were compared
+        self._seen = set()  # `likeness` of the calls that were compared
         self._was_equal = False  # whether all ranks had the same variables before a call
 
     def run(self, call, values, subset, batch, batch_s, num_slices):
-        """Return the results of a call; compare it, if it is cheap, with serial Theano."""
+        """Run `call`, compare it with serial Theano if it is cheap, and return its results."""
         self.left -= 1
         prepared = self._trying(self._prepared, values, subset, batch, num_slices)
         if prepared is None:
@@ -226,7 +224,7 @@ class FirstCall(SerialComparison):
             self.left = 0
 
     def leaves_out(self):
-        """Return whether there is nothing to compare, or a call might show that it ran twice."""
+        """Return whether nothing can be compared, or running twice may have an effect."""
         session, recipe, inputs = self._session, self._recipe, self._inputs
         variables = _host.shared_variables(self._compiled)
         return bool(
@@ -253,14 +251,14 @@ class FirstCall(SerialComparison):
             return None
 
     def _prepared(self, values, subset, batch, num_slices):
-        """Return the serial side of a call, with copies of what it updates, and its likeness.
+        """Return the `Serial` of a call, which has copied what the call updates, and its likeness.
 
-        None if it can't be compared; instead of the serial side, if a call like it was.
+        Return None if the call can't be compared, and (None, likeness) if a call like it was.
         """
         if num_slices != 1 and _host.communicates(self._compiled):
             return None
         if self._key in self._session.registry.pending:
-            self._session.registry.distribute(self._key)  # not in the time of the call
+            self._session.registry.distribute(self._key)  # before the time of the call is taken
         serial = Serial(self._session, self._definition, subset)
         serial.select(values, batch)
         inputs, used = serial.nbytes()
@@ -269,20 +267,20 @@ class FirstCall(SerialComparison):
         likeness = serial.likeness()
         if likeness in self._seen and self._n_compared >= CALLS:
             return None, likeness
-        # Once: a first call that was not cheap may have made the ranks' variables differ.
+        # Equal once is enough: an earlier call may have made the ranks' variables differ.
         self._was_equal = self._was_equal or serial.is_equal_on_ranks()
         if not self._was_equal:
             return None
-        if num_slices != 1:  # the whole may not fit into memory, but a slice of all ranks does
+        if num_slices != 1:  # all rows may not fit into memory, but a slice of all ranks does
             n_ranks = self._session.n_ranks
             serial.take_first(max(-(-serial.rows() // num_slices), 2 * n_ranks))
         serial.read_variables(None, are_equal=True)
         return serial, likeness
 
     def _compared(self, serial, results, num_slices, likeness):
-        """Return pairs (output or variable, message).
+        """Return a pair (output or variable, message) for each difference.
 
-        Of a call with slices the ranks' parts of some rows are compared, but no updates.
+        For a call with slices, compare parts of its first rows, and no updates.
         """
         expected, updated = serial.whole(0)
         if num_slices == 1:
@@ -296,13 +294,13 @@ class FirstCall(SerialComparison):
             told = list(self._differing_open_updates(serial, updated))
         is_at_rest = updated and not serial.largest_change(updated)
         is_zero = any(m in OPERATIONS and not each.any() for m, each in zip(serial.modes, expected))
-        if not (is_at_rest or is_zero):  # zeros say little, as a count of rare items
+        if not (is_at_rest or is_zero):  # a wrong mode may give 0, too, as for counts of rare items
             self._seen.add(likeness)
             self._n_compared += 1
         return told
 
     def _differing_open_updates(self, serial, updated):
-        """Yield those updates that ranks make equally, but not as serial Theano does."""
+        """Yield the updates that are equal on all ranks, but differ from serial Theano's."""
         beside = serial.largest_change(updated)
         for variable in self._proof.open_updates:
             if variable not in updated or variable in self._told:
@@ -314,7 +312,7 @@ class FirstCall(SerialComparison):
                 yield variable, self._about_update(variable, how, ABOUT_OPS)
 
     def _by_chance(self, serial, place, found):
-        # The largest label, say, may be the same in all parts.
+        # Integers can be equal by chance: the largest label, say, may be the same in all parts.
         kind = serial.whole(0)[0][place].dtype.kind
         if serial.modes[place] not in OPERATIONS or kind not in "iub":
             return None
@@ -328,7 +326,7 @@ class FirstCall(SerialComparison):
         mode, expected = serial.modes[place], serial.whole(0)[0][place]
         is_of_each = isinstance(found, list) or found.size == self._session.n_ranks * expected.size
         return (
-            not (mode == "gather" and is_of_each)  # asked for: the ranks' own
+            not (mode == "gather" and is_of_each)  # the user wants the value of each rank
             and not serial.is_rounding(place, found, expected)
             and serial.is_of_division(place, found)
         )
@@ -341,7 +339,7 @@ def _is_compared(variable):
 
 
 def _cause_in_updates(variable, found, expected, before):
-    """Return what to write for a variable that each rank has updated with its own rows."""
+    """Return the cause and the remedy for a variable that each rank updates with its own rows."""
     cause = (
         "Each rank updates with its own rows: reduce gradients over the ranks with "
         f"synk.ops.all_reduce(g){_systems.advice('own rows')}"

@@ -1,4 +1,4 @@
-"""The arguments of collectives: checked before a command is sent, and put into shared memory."""
+"""Check the arguments of collectives before a command is sent; put values into shared memory."""
 
 import numpy as np
 
@@ -14,12 +14,11 @@ from synkhronos._session.staging import Contents, send_objects
 from synkhronos._wording import count, sentence, shown
 from synkhronos.inputs import Data
 
-# Shared memory that values were copied to is kept for the next collective, up to this size.
-_KEPT_BYTES = 1 << 24
+_KEPT_BYTES = 1 << 24  # of shared memory for copies of values, at most, stay for the next call
 
 
 def check_variables(name, shared_vars, objects=False):
-    """Return the variables as a list; with `objects`, random states and sparse ones are too."""
+    """Return the variables as a list; `objects` allows sparse ones and random states, too."""
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise ValueError(f"{name}() got an empty list of shared variables.")
@@ -64,7 +63,7 @@ def check_rows(name, variables):
 
 
 def check_reduction(name, shared_vars, op):
-    """Return the variables as a list, and the operation, which takes their dtypes."""
+    """Return the variables as a list, and the operation; raise if it doesn't take a dtype."""
     variables = check_variables(name, shared_vars)
     op = blocks.parse_op(op)
     for variable in variables:
@@ -73,10 +72,9 @@ def check_reduction(name, shared_vars, op):
 
 
 def check_values(name, shared_vars, variables, values, none=False, rows_may_differ=False):
-    """Return a value for each variable: an array of its dtype, Contents, or an object it holds.
+    """Return a value for each variable: an array of its dtype, Contents of a Data, or an object.
 
-    With `none`, a value may be None; with `rows_may_differ`, only the axes after axis 0 are checked
-    against the variable's broadcastable axes.
+    With `none` a value may be None. With `rows_may_differ` axis 0 may have any length.
     """
     if isinstance(shared_vars, (list, tuple)):
         if not isinstance(values, (list, tuple)) or len(values) != len(variables):
@@ -143,10 +141,10 @@ def _described(value):
 
 
 def copy_borrowed(session, values):
-    """Return values that can be read while variables are written: those in shared memory, copied.
+    """Return arrays that stay as they are while variables are set: copy those in shared memory.
 
-    A value may be the array of one of the variables, or a view of it (``get_value(borrow=True)``).
-    That of a Data is none of these.
+    Such a value may be a view of one of the variables (``get_value(borrow=True)``). The array of a
+    Data never is.
     """
     holds = session.comm.memory.holds
     values = [v.copy() if isinstance(v, np.ndarray) and holds(v) else v for v in values]
@@ -154,7 +152,7 @@ def copy_borrowed(session, values):
 
 
 def raise_unequal(name, variables, unequal, where=""):
-    """Raise ValueError if ranks found unequal shapes: (position of a variable, its shapes)."""
+    """Raise ValueError unless `unequal` is None: (position of a variable, shapes on the ranks)."""
     if unequal is not None:
         position, shapes = unequal
         raise ValueError(
@@ -181,7 +179,7 @@ def set_on_rank(session, name, variables, values, batch, rank):
 def assign(session, name, variables, values, batch, rank):
     """Set variables on one rank; if `rank` is None, scatter the rows of the values to all ranks.
 
-    Returns the command, or None if the master needed none.
+    Return the command; None for the master's own variables, which need none.
     """
     selections = [None] * len(values)
     if batch is not None:
@@ -195,7 +193,6 @@ def assign(session, name, variables, values, batch, rank):
     keys = session.registry.keys_of(variables)
     session.changes.apart(keys)
     if rank == session.master_rank:
-        # The master's own variables need no command, and values no other copy in shared memory.
         values = copy_borrowed(session, values)
         commands.assign_all(session.worker, keys, map(np.asarray, values), selections)
         return None
@@ -210,12 +207,12 @@ def assign(session, name, variables, values, batch, rank):
         session.run(command)
         return command
     finally:
-        # After a Ctrl-C workers may still read the values: the session then keeps the memory that
-        # is dropped here until they have left the call.
+        # After a Ctrl-C workers may still read the values: then the session frees this memory only
+        # when they have left the call.
         if session.staged.nbytes > _KEPT_BYTES:
             session.staged.clear()
 
 
 def _is_sent(rows):
-    """Return whether a command holds these rows themselves: all (None), or a range."""
+    """Return whether a command holds these rows itself: None for all, or a range."""
     return rows is None or isinstance(rows, range)

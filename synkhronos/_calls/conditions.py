@@ -1,4 +1,4 @@
-"""Conditions of the calls of a divided function, checked once for each shape of the inputs."""
+"""Conditions that each call of a divided function must meet."""
 
 import numpy as np
 
@@ -7,23 +7,16 @@ from synkhronos._wording import count
 
 
 class Conditions:
-    """The conditions of one function.
+    """The conditions of one function, whose calls send the inputs `variables`.
 
-    Parameters
-    ----------
-    variables : list of variable
-        The inputs that calls send, in order.
-    n_rows : int or None
-        The number of rows that a call must have; None for any.
-    remainders : list of scalar variable
-        Expressions of the inputs' shapes that must be 0.
-    is_whole : bool
-        Whether a call can't be cut into slices.
+    A call must have `n_rows` rows (None: any number); the expressions `remainders` of the shapes of
+    its inputs must be 0; and with `is_whole` it can't be cut into slices.
     """
 
     def __init__(self, variables, n_rows, remainders, is_whole):
         self._variables, self._n_rows, self._is_whole = variables, n_rows, is_whole
-        self._remainders, self._right = None, set()
+        self._remainders = None
+        self._right = set()  # the shapes that were checked: only new ones are computed with
         if remainders:
             self._remainders = _compiled(variables, remainders)
 
@@ -31,10 +24,7 @@ class Conditions:
         return bool(self._is_whole or self._remainders or self._n_rows is not None)
 
     def check(self, owner, shapes, rows, num_slices):
-        """Raise ValueError for a call that the function was not divided for.
-
-        `shapes` are those of the inputs, with the rows that the call selects.
-        """
+        """Raise ValueError if a call breaks a condition; `shapes` has its inputs' shapes."""
         if self._is_whole and num_slices > 1:
             raise ValueError(
                 f"num_slices={num_slices}, but {owner} computes something of all rows together, "
@@ -68,7 +58,7 @@ def _compiled(variables, lengths):
     function = _host.compile_function(
         variables,
         lengths,
-        mode=_host.Mode("py", "fast_run"),  # which infers shapes from those of the inputs
+        mode=_host.Mode("py", "fast_run"),  # optimized, so that shapes need no values of inputs
         on_unused_input="ignore",
         no_default_updates=True,
     )

@@ -1,20 +1,21 @@
-"""By how much arrays differ, but for rounding; and arrays that differ by rounding alone."""
+"""Compare arrays except for rounding, and make arrays that differ by rounding alone."""
 
 import numpy as np
 
 from synkhronos import _host
 
-# Relative to the largest expected value. Ranks add up in another order than one process does.
+# Relative to the largest expected value. Ranks sum in another order than one process does.
 _TOLERANCES = {"float16": 2e-2, "float32": 1e-3, "complex64": 1e-3}
-_TOLERANCE = 1e-7
+_TOLERANCE = 1e-7  # for all other dtypes
 _BLOCK = 1 << 16  # items that are scaled at a time
 
 
 def difference(found, expected, exactly=False, before=None, beside=0):
     """Return by how much two arrays differ, in words; None if only by rounding.
 
-    `before` is what an update has changed: the change is compared, because a small one, as of a
-    small learning rate, can be wrong and differ little from the value.
+    With the value `before` an update, the tolerance is relative to the change: with a small
+    learning rate, even a wrong change is small compared with the value. `beside` is the largest
+    change of all updates of the call, of which the rounding is allowed, too.
     """
     if isinstance(found, list):
         return f"a list of {len(found)} arrays, serially one of shape {expected.shape}"
@@ -47,7 +48,7 @@ def any_differ(values):
 
 
 def nudged(array, random):
-    """Return an array of floats with each item changed in its last bit; any other as it is."""
+    """Return a copy of an array of floats, each item changed in its last bit; else the array."""
     if array.dtype.kind not in "fc":
         return array
     step, array = _rounding(array.dtype), np.array(array, order="C")
@@ -56,7 +57,7 @@ def nudged(array, random):
 
 
 def scale_items(array, factors):
-    """Multiply an array of floats in place by what `factors` returns for a number of items."""
+    """Multiply an array of floats in place by random factors: ``factors(n)`` returns n of them."""
     if array.dtype.kind in "fc":
         flat = array.reshape(-1)
         for at in range(0, flat.size, _BLOCK):
@@ -77,14 +78,14 @@ def _wide(array):
 
 
 def _distances(one, other):
-    """Return how far the items of two arrays are apart; 0 where both are the same, as NaN."""
+    """Return the distance of each pair of items; 0 where both are NaN, or equally infinite."""
     with np.errstate(all="ignore"):
         same = (one == other) | ((one != one) & (other != other))
         return np.abs(np.where(same, 0, one - other))
 
 
 def change_of(array, before):
-    """Return the largest change of an array's items, of those that are finite."""
+    """Return the largest finite change of an item."""
     with np.errstate(all="ignore"):
         return np.nan_to_num(np.abs(array - before), posinf=0).max(initial=0)
 

@@ -2,7 +2,7 @@
 
 
 class Values:
-    """The values of a function's inputs and shared variables: what ``f.value`` is.
+    """The values of a function's inputs and shared variables: ``f.value``.
 
     Keys are the names, the variables or the positions of inputs, and shared variables.
     """
@@ -58,13 +58,13 @@ class Values:
 
 
 class Containers:
-    """The same values, each behind an object with a `value`: what ``f.container`` is."""
+    """The same values, each behind an object with a `value`: ``f.container``."""
 
     def __init__(self, values):
         self._values = values
 
     def __getitem__(self, item):
-        self._values[item]  # raises for an unknown item
+        self._values[item]  # raises TypeError for an unknown item
         return Container(self._values, item)
 
     def __contains__(self, item):
@@ -72,7 +72,7 @@ class Containers:
 
 
 class Container:
-    """One input of a function: its `value` can be read and set, on all ranks."""
+    """One input of a function, whose `value` can be read, and set on all ranks."""
 
     def __init__(self, values, item):
         self._values, self._item = values, item

@@ -1,6 +1,6 @@
-"""Warnings about functions that compute something else on ranks than serially, or gain nothing.
+"""Warn of functions that compute something else on ranks than serially, or that divide no work.
 
-What may be told is found when a function is made, and told by the first call for which it is true.
+The graph is examined when a function is made; the first call with the problem gives the warning.
 """
 
 from synkhronos import _host
@@ -8,14 +8,15 @@ from synkhronos._wording import advise, count
 
 
 class FunctionWarnings:
-    """The warnings of one function, each told once."""
+    """The warnings of one function, each given once."""
 
     def __init__(self, session, definition):
         self._n_ranks = session.n_ranks
         self._compiled, self._inputs, outputs, self._recipe, self._owner = definition
         self._averaged, self._sliced = {}, []
         self.told = set()  # the numbers of outputs that a warning was about
-        # Whether to warn of ranks that do not update, because they have no rows; whether it is done
+        # Of ranks that have no rows, and so do not update: whether to warn, and whether that is
+        # done.
         self.tells_of_idle, self.told_of_idle = False, False
         if self._n_ranks > 1:
             self._averaged = self._find_averaged_rows(outputs.modes)
@@ -24,7 +25,7 @@ class FunctionWarnings:
         self.is_pending = bool(self._averaged or self._sliced)
 
     def _find_averaged_rows(self, modes):
-        """Return the outputs of mode "avg" with an item for each row: number -> axis of rows."""
+        """Return the outputs of mode "avg" that have an item for each row: number -> that axis."""
         rows_of = {**self._inputs.axes_of_rows, **dict.fromkeys(self._recipe.sliceables, 0)}
         if "avg" not in modes or not rows_of:
             return {}
@@ -36,7 +37,7 @@ class FunctionWarnings:
         }
 
     def tell(self, counts, subset):
-        """Warn of what is true of a call: `counts` has the rows of each rank, or is None."""
+        """Give the warnings that apply to a call; `counts` has each rank's rows, None without."""
         if counts is None:
             sliced, self._sliced = self._sliced, []
             if sliced:
@@ -44,7 +45,7 @@ class FunctionWarnings:
         else:
             chosen = [i for i in self._averaged if subset is None or i in subset]
             busy = [rows for rows in counts if rows]
-            # Parts of different lengths can't be averaged: that error says the same.
+            # Parts of different lengths can't be averaged: the call raises an error that says so.
             if chosen and len(busy) > 1 and len(set(busy)) == 1:
                 averaged, self._averaged = self._averaged, {}
                 self.told.update(chosen)
@@ -52,13 +53,13 @@ class FunctionWarnings:
         self.is_pending = bool(self._averaged or self._sliced)
 
     def tell_of_idle_ranks(self, rows):
-        """Warn once of updates that ranks without rows leave out, though they need no rows."""
+        """Warn once that ranks without rows skip updates, if the updates depend on no rows."""
         if not self.tells_of_idle or self._n_ranks == 1 or _host.communicates(self._compiled):
             return
         self.tells_of_idle = False
         pairs = zip(self._inputs.variables, self._inputs.is_scattered)
         scattered = [variable for variable, is_scattered in pairs if is_scattered]
-        scattered += self._recipe.replaced()  # by something of the rows, it may be
+        scattered += self._recipe.replaced()  # their replacements may depend on rows
         behind = [
             target
             for target, value in self._recipe.updates
@@ -95,7 +96,7 @@ class FunctionWarnings:
 
 
 def about_idle_ranks(rows, n_ranks):
-    """Return what to write for a call with fewer rows than ranks."""
+    """Return the explanation for a call with fewer rows than ranks."""
     return (
         f"Ranks without rows do not run, and do not update: the call has {count(rows, 'row')} for "
         f"{count(n_ranks, 'rank')}. Give it at least as many rows as there are ranks."

@@ -1,4 +1,4 @@
-"""The inputs of a function as they were given to `function`, checked.
+"""Check the inputs that are given to `function`.
 
 variable, In, tuple ──▶ read ──▶ required, with a default value, or kept on each rank
 """
@@ -13,20 +13,20 @@ from synkhronos.inputs import Data
 
 
 class Input(NamedTuple):
-    """An input of a function: its variable, and what calls may give for it."""
+    """An input of a function: its variable, and the values that calls may give."""
 
     variable: Any
     name: Optional[str]
     is_scattered: bool
     axis: int = 0  # of its rows
-    default: Any = None  # or the first value of what ranks keep; None without
+    default: Any = None  # the value without one in the call, or the storage's first; or None
     is_implicit: bool = False  # whether calls may not give a value
     strict: bool = False
     allow_downcast: Optional[bool] = None
     storage: Any = None  # the shared variable in which each rank keeps the value, or None
     update: Any = None  # the expression of the storage's next value, or None
-    parts: tuple = ()  # of a sparse input: variables of the arrays as which it travels
-    whole: Any = None  # of a sparse input: the expression that is made of the parts
+    parts: tuple = ()  # of a sparse input: variables of the arrays that are sent
+    whole: Any = None  # of a sparse input: the sparse expression of these parts
 
     @property
     def is_required(self):
@@ -35,7 +35,7 @@ class Input(NamedTuple):
 
     @property
     def is_plain(self):
-        """Whether it is one value in each call."""
+        """Whether each call gives one array for it."""
         return self.is_required and not self.is_implicit and not self.parts
 
     def sent(self):
@@ -69,7 +69,7 @@ def check_inputs(argument, given, allow_downcast, scattered):
 
 
 def for_copy(inputs, without_updates):
-    """Return inputs for a copy of a function: what ranks keep begins with its first value."""
+    """Return inputs for a copy of a function; inputs that ranks keep begin with their default."""
     return [
         each._replace(
             storage=each.storage
@@ -93,7 +93,7 @@ def check_tuples(lists, updates, givens, profile):
 
 
 def check_kept(inputs, givens):
-    """Raise ValueError for givens that would replace an input; Theano finds the other ones."""
+    """Raise ValueError for givens that replace a kept input; Theano refuses all other ones."""
     replaced = dict(givens)
     for each in inputs:
         if each.storage is not None and each.variable in replaced:
@@ -146,9 +146,7 @@ def _read(place, given, allow_downcast, scattered):
     checked = Input(
         variable,
         options.get("name", variable.name),
-        # A scalar can't be scattered: every rank gets it whole, also where it is listed among the
-        # scattered inputs.
-        scattered and variable.ndim > 0,
+        scattered and variable.ndim > 0,  # every rank gets a scalar whole
         is_implicit=options.get("implicit", False),
         strict=options.get("strict", False),
         allow_downcast=options.get("allow_downcast", allow_downcast),
@@ -156,7 +154,7 @@ def _read(place, given, allow_downcast, scattered):
         whole=whole,
     )
     value, update = options.get("value"), options.get("update")
-    if value is None:  # an update would have no effect: each call gives the value anew
+    if value is None:  # `update` would have no effect: each call gives a new value
         return checked
     if _host.is_kept(value):
         try:

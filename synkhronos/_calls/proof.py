@@ -1,11 +1,9 @@
-"""Proof of a function's modes and reductions, found in its graph before the first call.
+"""Prove from a function's graph that its modes and reductions make the values of serial Theano.
 
-    the graph ──▶ how each rank's own value is related to the serial one (`_host.examine`)
-    another mode makes the serial value, or none does ──▶ told when the function is made
-    ranks update a variable differently               ──▶ told by the call that uses it so
-    no rule says                                      ──▶ numbers are compared, by `check`
-
-Where a user has chosen a mode that makes another value, this warns, and says what to write.
+the graph ──▶ relation of each rank's value to the serial one (`_host.examine`)
+another mode makes the serial value, or none does ──▶ a warning when the function is made
+ranks update a variable differently               ──▶ a warning by the call that uses it
+no rule applies                                   ──▶ `check` compares numbers
 """
 
 from synkhronos import _host, _systems
@@ -16,23 +14,14 @@ from synkhronos._wording import advise, count, without_folder
 
 
 class Proof:
-    """The proof of one function, as far as there are rules.
-
-    Attributes
-    ----------
-    open_outputs : list of int
-        The numbers of outputs that no rule says anything of.
-    open_updates : list of shared variable
-        Likewise, of updates.
-    told : set
-        The numbers of outputs that a warning was about.
-    apart : list of shared variable
-        Variables that each rank updates by its own rows.
-    """
+    """The proof of one function, as far as there are rules."""
 
     def __init__(self, definition):
         self._compiled, _, self._outputs, self._recipe, self._owner = definition
-        self.told, self.apart = set(), []
+        self.told = set()  # the numbers of outputs that a warning was about
+        self.apart = []  # the shared variables that each rank updates with its own rows
+        # Outputs, by number, and updated shared variables that no rule applies to; for each its
+        # pair (cause, reason).
         self.open_outputs, self.open_updates, self._reasons = [], [], []
         self._mistakes, self._mistaken, self._wrong = [], set(), []
         try:
@@ -71,7 +60,7 @@ class Proof:
                 self._leave_open(self.open_updates, target, relation)
 
     def _leave_open(self, where, what, relation):
-        if relation.cause not in self._mistaken:  # which is told
+        if relation.cause not in self._mistaken:  # else a warning is about it
             where.append(what)
             self._reasons.append((relation.cause, relation.reason))
 
@@ -86,7 +75,7 @@ class Proof:
         return [*self.open_outputs, *self.open_updates]
 
     def tell_of_mode(self):
-        """Warn if there is something without a rule that can't be compared in this mode."""
+        """Warn if an output or update has no rule and can't be compared in this mode."""
         if not self.is_complete and _host.is_watched(self._compiled):
             variable, reason = self._reasons[0]
             reason = f": it {reason}" if reason else ""
@@ -97,7 +86,7 @@ class Proof:
             )
 
     def tell(self):
-        """Warn of each output whose mode does not make the serial value, and of reductions."""
+        """Warn of each output mode, and each reduction, that does not make the serial value."""
         mistakes, wrong = self._mistakes, self._wrong
         self._mistakes, self._wrong = [], []
         if mistakes:
@@ -169,7 +158,7 @@ class Proof:
 
 
 def _computes(relation):
-    """Return in words what each rank computes by itself."""
+    """Return the words for the operation that each rank does on its own rows."""
     return (
         f"computes {_operation(relation)} of what it has of its own rows{place_of(relation.cause)}"
     )

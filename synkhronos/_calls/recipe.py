@@ -1,4 +1,4 @@
-"""The variants of a function, compiled from the arguments of `function`."""
+"""Compile the variants of a function from the arguments of `function`."""
 
 from typing import Any, List, NamedTuple
 
@@ -21,27 +21,27 @@ class Source(NamedTuple):
     keywords: dict  # of theano.function; the givens are pairs (variable, replacement)
     check: Any  # the number of calls to compare with serial Theano, or "first"
     draws_all: bool  # whether random numbers are those of serial Theano
-    conditions: Any = None  # of its calls, if it was divided
+    conditions: Any = None  # the Conditions of the calls of a divided function, or None
     is_proved: bool = False  # whether the division has proved its modes and reductions
-    # Positions of inputs with rows that each rank gets whole, with the axis of these; else None.
+    # For a function that divides nothing: position of an input with rows -> their axis; or None.
     rows_of_all: Any = None
 
 
 class Recipe:
-    """The variants of a function, and what they are compiled from.
+    """The variants of a function, and the expressions that they are compiled from.
 
     The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
-    values of the updates after the outputs; it updates random states only, at every slice.
+    values of the updates after the outputs, and updates random states only, at every slice.
 
-    `row_numbers` are inputs that the master computes, after the user's. Inputs that ranks keep are
-    replaced by their storages.
+    After the user's inputs come `row_numbers`, inputs that the master computes. Inputs that ranks
+    keep are replaced by their storages.
     """
 
     def __init__(self, source, row_numbers):
         inputs, self._outputs = source.inputs, source.outputs
         kept = [each for each in inputs if each.storage is not None]
-        # Inputs come from shared memory, so they are variables on the host. An input on a device
-        # is given as its transfer from there.
+        # Inputs come from shared memory, so they are variables on the host: the graph transfers
+        # those that the user has declared on a device.
         self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
         self.inputs = [sent.variable for each in self.given for sent in each.sent()]
         self.row_numbers = row_numbers
@@ -65,7 +65,7 @@ class Recipe:
         self.divides_nothing = not (
             source.has_whole or row_numbers or any(each.variable.ndim for each in inputs)
         )
-        self._uses = {}  # shared variable -> what `computes_with` has returned
+        self._uses = {}  # shared variable -> result of `computes_with`
         self._compiled = {}  # variant -> (outputs, updates, keyword arguments)
 
     @property
@@ -80,17 +80,17 @@ class Recipe:
 
     @property
     def updated(self):
-        """The shared variables that are updated, but for random states with default updates."""
+        """The shared variables that are updated, except random states with default updates."""
         return [target for target, _ in self.updates + self._default_updates]
 
     def rows(self):
-        """Return the axis of rows of each variable of which ranks have different rows."""
+        """Return a dict of each variable of which ranks have different rows to its axis of rows."""
         sent = [part for each in self.given for part in each.sent()]
         numbers = [each.variable for each in self.row_numbers]
         return {**rows_of(sent, self.sliceables), **dict.fromkeys(numbers, 0)}
 
     def examine(self):
-        """Return how what a rank computes is related to serial values: see `_host.examine`."""
+        """Return the relations of a rank's values to the serial ones: see `_host.examine`."""
         return _host.examine(
             self.rows(),
             self.inputs,
@@ -102,9 +102,9 @@ class Recipe:
         )
 
     def computes_with(self, variable):
-        """Return whether anything is computed with a variable, but moving averages and totals.
+        """Return whether the function uses a variable for more than a moving average or a total.
 
-        Those, and totals that an output puts together, are collected for the script.
+        The script collects such averages and totals, and those that outputs put together.
         """
         if variable not in self._uses:
             has_rows = bool(self.rows())
@@ -126,9 +126,9 @@ class Recipe:
         return [variable for variable, _ in self._kwargs["givens"]]
 
     def sliced_by_inputs(self):
-        """Return the shared variables of which the function slices rows that its inputs name.
+        """Return the shared variables whose rows the function slices by its inputs.
 
-        Not those that it updates: it may keep its own results there.
+        Leave out those that it updates: it may keep its own results there.
         """
         if self.sliceables:
             return []
@@ -138,7 +138,7 @@ class Recipe:
         return [variable for variable in sliced if variable not in self.updated]
 
     def compile_plain(self):
-        """Compile the function as it was given."""
+        """Compile the function as the user gave it."""
         compiled = self._compile(PLAIN, self._outputs.variables, self.updates, self._kwargs)
         self._default_updates = [
             (variable, expression)
@@ -170,7 +170,7 @@ class Recipe:
 
 
 def rows_of(inputs, sliceables):
-    """Return the axis of rows of each variable of which ranks have different rows."""
+    """Return a dict of each variable of which ranks have different rows to its axis of rows."""
     rows = {each.variable: each.axis for each in inputs if each.is_scattered}
     rows = {each: axis for each, axis in rows.items() if getattr(each, "ndim", 0)}
     if isinstance(sliceables, (list, tuple)):
@@ -181,7 +181,7 @@ def rows_of(inputs, sliceables):
 class Definition(NamedTuple):
     """The parts of a function, which stay the same in all sessions."""
 
-    compiled: Any  # the plain variant, in the master: as serial Theano would compile it
+    compiled: Any  # the plain variant of the master: the function of serial Theano
     inputs: Inputs
     outputs: OutputSignature
     recipe: Recipe

@@ -1,8 +1,8 @@
-"""From the arguments of a call to the one command that all ranks run, everything checked.
+"""Check the arguments of a call, and make of them the one command that all ranks run.
 
 values ──▶ stage      references to their arrays in shared memory
 batch ───▶ select     the rows of the scattered inputs
-batch_s ─▶ pick       the rows of the sliceable shareds, rank by rank
+batch_s ─▶ pick       the rows of the sliceable shared variables, for each rank
 """
 
 import numbers
@@ -20,11 +20,11 @@ from synkhronos._session.staging import GrowingArray
 from synkhronos._wording import count, is_bool, shown
 from synkhronos.errors import SharedMemoryFull
 
-_LENGTHS = 16  # commands of different numbers of rows that are kept
+_LENGTHS = 16  # so many commands, each for another number of rows, are kept
 
 
 class Requests:
-    """Make the commands of one function; return the last one again for a call like the last."""
+    """The commands of one function; equal calls share one."""
 
     def __init__(self, session, key, definition, description, advice):
         self._session, self._key = session, key
@@ -32,18 +32,16 @@ class Requests:
         self._conditions = recipe.conditions
         self._description, self._advice = description, advice
         self._indices = {}  # name of an argument -> a GrowingArray of the rows that it selects
-        # Arguments of the last call (None unless it was plain), contents of its command, command.
+        # Arguments of the last call (None if it selected rows), contents of its command, command.
         self._last = None, None, None
         self._selected = _Selected()
 
     def make(self, make_ready, values, arrays, output_subset, batch, batch_s, num_slices):
         """Return the command for a call, after checking all that the master can check.
 
-        The list `arrays` gets the arrays that its references stand for: the master has them.
-
-        `make_ready` takes the number of slices; it sends the workers the compiled variant, if they
-        lack it. Where shared memory is full, all functions give back what they keep for plain
-        arrays, and it is tried again.
+        The list `arrays` gets the arrays that the command refers to. ``make_ready(num_slices)``
+        sends the workers the compiled variant, if they lack it. If shared memory is full, all
+        functions free their copies of plain arrays, and this tries again.
         """
         asked = make_ready, values, arrays, output_subset, batch, batch_s, num_slices
         try:
@@ -52,7 +50,7 @@ class Requests:
             if not error._lacks_room:
                 error._is_before_ranks = True
                 raise
-        # Not in the handler, where the frames of the error keep the memory.
+        # Only after the handler, in which the frames of the error would keep the memory.
         arrays.clear()
         self._session.registry.free_staged()
         try:
@@ -72,8 +70,8 @@ class Requests:
         refs = inputs.stage(values, arrays)
         if num_slices > 1 or self._key in session.registry.pending:
             make_ready(num_slices)
-        # A command that the workers have is not pickled again, so equal calls share one, and calls
-        # that differ in the bounds of their rows.
+        # A command that the workers have is not pickled again. So equal calls share one; calls that
+        # differ in the bounds of their rows alone do, too.
         asked = None
         last_asked, last_contents, last = self._last
         if batch_s is None and not self._description.sliceables:
@@ -130,7 +128,7 @@ class Requests:
         return command
 
     def _find_selected(self, batch):
-        """Return a kept command for rows that need no check, and send these; None if there is none.
+        """Return a kept command for rows that need no check, and send the rows; else None.
 
         The caller checks all other rows, and raises.
         """
@@ -149,7 +147,7 @@ class Requests:
                 if command is not None:
                     self._session.gate.post_bounds(start, stop)
                 return command
-        # Negative numbers are beyond all others here.
+        # As unsigned integers, negative numbers are larger than all others.
         elif _is_plain(batch) and batch.view(np.uint64).max() < kept.length:
             return kept.find(len(batch), self._send("batch", batch))
         return None
@@ -205,10 +203,10 @@ class Requests:
         return number
 
     def _select(self, values, refs, batch):
-        """Return the number of selected rows, the rows as commands hold them, and the kinds.
+        """Return the number of selected rows, the selection for the command, and the inputs' kinds.
 
-        The number is None if nothing is scattered, the rows are None for all. Bounds of consecutive
-        rows are posted at the gate. The kinds of inputs are those of `synkhronos._session.replica`.
+        The number is None if nothing is scattered; the selection is None for all rows. The bounds
+        of consecutive rows are posted at the gate. `synkhronos._session.replica` defines the kinds.
         """
         scattered = list(self._inputs.axes_of_rows)
         axes = self._inputs.axes
@@ -245,7 +243,7 @@ class Requests:
         return len(selected), self._send("batch", selected), tuple(kinds)
 
     def _shapes(self, refs, rows):
-        """Return the shapes of the inputs, with the number of rows that are selected."""
+        """Return the shapes of the inputs, with the number of selected rows."""
         shapes = [list(ref.shape) for ref in refs]
         for i, axis in self._inputs.axes_of_rows.items():
             shapes[i][axis] = rows
@@ -270,7 +268,7 @@ class Requests:
         )
 
     def _refuse_batch(self, batch):
-        """Raise for a batch where no input is scattered: all rows would be used in silence."""
+        """Raise for a batch if no input is scattered: it would be ignored in silence."""
         select_rows("batch", batch, ANY_LENGTH)
         if self._description.sliceables:
             advice = "To select rows of its sliceable_shareds write batch_s= in place of batch=."
@@ -331,9 +329,9 @@ class Requests:
         return tuple(counts)
 
     def _send(self, name, rows):
-        """Return rows as a command holds them: a range, or a reference to indices.
+        """Return rows for a command: a range, or a reference to indices.
 
-        The reference is valid until the next call that selects rows with the same argument.
+        The reference is valid until the next call that selects rows with the argument `name`.
         """
         if isinstance(rows, range):
             return rows
@@ -345,18 +343,12 @@ class Requests:
 
 
 class _Selected:
-    """The last commands with `batch`, which differ in their number of rows only.
-
-    Attributes
-    ----------
-    arguments : tuple
-        What else was asked for: references to inputs, positions of outputs, number of slices.
-    length : int
-        Of the inputs from which rows are selected.
-    """
+    """The last commands with `batch`, which differ in their number of rows only."""
 
     def __init__(self):
-        self.arguments, self.length = None, 0
+        # References to inputs, positions of outputs, number of slices: equal for all commands.
+        self.arguments = None
+        self.length = 0  # of the inputs from which rows are selected
         self._commands = {}  # number of rows -> command
 
     def find(self, rows, selection):
@@ -367,7 +359,7 @@ class _Selected:
     def keep(self, arguments, length, rows, command):
         """Keep a command for `rows` rows of `length`."""
         if arguments != self.arguments or len(self._commands) >= _LENGTHS:
-            self.arguments = None  # a Ctrl-C here leaves nothing that is found
+            self.arguments = None  # until the last line: a Ctrl-C between them leaves no command
             self._commands = {}
             self.length = length
             self.arguments = arguments

@@ -1,10 +1,10 @@
-"""Row numbers that a function computes from its inputs: the master computes them for all ranks.
+"""Replace the row numbers in a function's graph by inputs, whose values the master computes.
 
     data[rows(index, size)]          as the user writes it
-    data[numbers]                    as it is compiled: `numbers` is an input that is scattered
+    data[numbers]                    as it is compiled: `numbers` is a scattered input
 
-The user does not see this input, which comes after all others. At each call the master computes
-its value, and from there it is an array like any other: ranks divide, select and slice it.
+The user does not see this input, which comes after all others. At each call the master computes its
+value, and ranks divide, select and slice it like any other array.
 """
 
 from synkhronos import _host
@@ -14,10 +14,10 @@ from synkhronos._wording import count, sentence
 
 
 def take_out(source):
-    """Return a `Source` with inputs in place of row numbers, and these inputs: none in most.
+    """Return a `Source` with inputs in place of row numbers, and a list of these inputs.
 
-    The variables of its outputs are replaced in place. The master reads inputs that ranks keep from
-    its own storages.
+    Set the variables of `source.outputs` in place. The master reads inputs that ranks keep from its
+    own storages.
     """
     outputs, updates, givens = source.outputs, source.updates, source.keywords["givens"]
     expressions = [*outputs.variables, *(new for _, new in [*updates, *givens])]
@@ -32,7 +32,7 @@ def take_out(source):
     updates = [(target, next(new)) for target, _ in updates]
     keywords = {**source.keywords, "givens": [(variable, next(new)) for variable, _ in givens]}
     if are_used:
-        keywords["on_unused_input"] = "ignore"  # the index itself is used by the master alone
+        keywords["on_unused_input"] = "ignore"  # only the master uses the index
     return source._replace(updates=updates, keywords=keywords), numbers
 
 

@@ -1,11 +1,11 @@
-"""Serial Theano's side of one call, computed in the master, and how the ranks' parts make it up.
+"""Run a call serially in the master, and find the mode in which the ranks' parts give its outputs.
 
     whole inputs ──▶ the master's compiled function, on copies of the variables ──▶ expected
     rows of each rank ──▶ the same function ──▶ parts ── in which mode? ──▶ expected
 
-The master's compiled function is the serial one: alone, it computes what ``theano.function`` would.
-One call can agree by chance, as the larger of two medians is often the median of all. So the same
-is computed of other numbers, made of the rows of the call, and what is said holds for each of them.
+Run by the master alone, the compiled function is that of ``theano.function``. A mode can be right
+for one call by chance: the larger of two medians is often the median of all. So it is tried on
+other numbers, too, made of the rows of the call, and suggested only if it is right for all.
 """
 
 import functools
@@ -30,11 +30,12 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
 
 _TRIED = ("gather", "sum", "avg")
-_OTHERS = 3  # calls with other numbers
-_ORDERS = 3  # calls with the same rows in another order
-_COUNTED = 1 << 16  # items of an input in which labels are counted, at most
-_NUDGES = 2  # calls with inputs and variables that differ in their last bit
-_AMPLIFIED = 100  # a difference so many times as large as a nudge makes is none of rounding
+# Cases, as calls with other numbers are named here, of each kind.
+_OTHERS = 3  # with other numbers
+_ORDERS = 3  # with the same rows in another order
+_NUDGES = 2  # with inputs and variables that differ in their last bit
+_AMPLIFIED = 100  # rounding makes no difference so many times as large as such a last bit does
+_COUNTED = 1 << 16  # labels are counted in inputs of at most so many items
 ABOUT_OPS = (
     "Its ops.all_reduce must take what each rank computes of its own rows, with the op that makes "
     "the value of all rows: 'avg' for means over the rows, 'sum' for sums."
@@ -42,7 +43,7 @@ ABOUT_OPS = (
 
 
 def _kept(method):
-    """Keep what a method returns, for each of its arguments."""
+    """Keep the results of a method, by its arguments."""
 
     def keeping(self, *arguments):
         key = method.__name__, *arguments
@@ -54,10 +55,10 @@ def _kept(method):
 
 
 class Serial:
-    """Serial Theano's side of one call, case 0, and of others with numbers made of its rows.
+    """Serial runs of one call, case 0, and of other cases, with numbers made of its rows.
 
-    `outputs` are the numbers of the outputs that the call computes, and `modes` their modes. A
-    `place` is a position among them.
+    `outputs` has the numbers of the outputs that the call computes, `modes` their modes. A `place`
+    is a position among them.
     """
 
     def __init__(self, session, definition, subset):
@@ -67,11 +68,11 @@ class Serial:
         self.modes = [outputs.modes[output] for output in self.outputs]
         self._variables = list(_host.shared_variables(self._compiled))
         self._lent = {}
-        self.apart = set()  # variables that are to differ between ranks
+        self.apart = set()  # variables that may differ between ranks
         self.targets = [v for v in self._recipe.updated if _host.is_array_variable(v)]
         self._results = {}  # of methods
         self._last = None, None  # a case, and its arrays
-        self._as_parts = set()  # places of outputs that the ranks compute as the master alone does
+        self._as_parts = set()  # places for which `are_parts` was true
 
     def select(self, values, batch):
         """Select the rows of a call from the value of each input."""
@@ -80,7 +81,7 @@ class Serial:
         self._arrays = selected(self._inputs, values, batch, axes)
 
     def read_variables(self, batch_s, are_equal=False):
-        """Read the values of the variables before the call; of all ranks, but where `are_equal`."""
+        """Read the variables before the call, on all ranks unless `are_equal`."""
         sliceables = self._recipe.sliceables
         if sliceables:
             self.apart = set(sliceables)
@@ -92,7 +93,7 @@ class Serial:
                     [partition.take_rows(value, rows) for value, rows in zip(values, picks)]
                 )
         self.before = {v: np.array(_host.to_host(_host.peek(v))) for v in self.targets}
-        # Parts are computed after the call, of what was there before; but for devices.
+        # Parts are computed after the call, so with values restored from before it: on the host.
         on_host = [v for v in self.targets if isinstance(_host.peek(v), np.ndarray)]
         self._restored = {v: self.before[v] for v in on_host}
         self._differ = [
@@ -110,7 +111,7 @@ class Serial:
         return sum(each.nbytes for each in self._arrays), sum(each.nbytes for each in values)
 
     def take_first(self, n_rows):
-        """Leave out all rows of the call but the first."""
+        """Keep only the first `n_rows` rows of the call."""
         for i in self._scattered:
             axis = self._inputs.axes[i]
             length = min(n_rows, self._arrays[i].shape[axis])
@@ -133,8 +134,8 @@ class Serial:
         return [np.array(value) for value in self._session.comm.variables.values(key)]
 
     def _run(self, arrays, values=()):
-        """Return the outputs for some inputs and other values of variables, and updated values."""
-        # Copies: updates may write to them.
+        """Return the outputs, and the updated values, for these inputs and values of variables."""
+        # Updates may write to the values.
         copies = {v: np.array(value) for v, value in {**self._restored, **dict(values)}.items()}
         changed = filter(_host.is_random_state, self._variables)
         changed = {*changed, *self.targets, *self._lent, *copies}
@@ -144,7 +145,7 @@ class Serial:
             return outputs, {v: np.array(_host.to_host(_host.peek(v))) for v in self.targets}
 
     def largest_change(self, updated):
-        """Return the largest change by an update of an array, but for numbers, as counters are."""
+        """Return the largest change that an update makes to an array with axes (not a counter)."""
         changes = [
             change_of(expected, self.before[variable])
             for variable, expected in updated.items()
@@ -155,7 +156,7 @@ class Serial:
         return max(changes, default=0)
 
     def is_rounding(self, what, found, expected, case=0):
-        """Return whether inputs that differ in their last bit make as much of a difference.
+        """Return whether rounding explains a difference: inputs changed in their last bit make one.
 
         `what` is the place of an output, or an updated variable.
         """
@@ -168,7 +169,7 @@ class Serial:
                 for v in self._variables
                 if _host.is_array_variable(v) and _host.peek(v).dtype.kind in "fc"
             }
-            # Without a name: one copy of the inputs at a time.
+            # One name for inputs and results, so that the inputs are freed.
             moved = [nudged(each, random) for each in self._case(case)]
             moved = self._run(moved, values)
             moved = _item(moved, what)
@@ -176,10 +177,7 @@ class Serial:
         return distance(found, expected) <= _AMPLIFIED * largest
 
     def is_of_division(self, place, found):
-        """Return whether the division alone makes an output differ.
-
-        It does if the master computes the same of the ranks' rows as they have, `found`.
-        """
+        """Return whether an output differs because of the division: so its parts differ, too."""
         if not self.are_parts(place, found):
             return False
         whole = self.whole(0)[0][place]
@@ -187,7 +185,7 @@ class Serial:
         return any(difference(part, whole) is not None for part in parts)
 
     def likeness(self):
-        """Return what calls have in common: numbers of rows, of labels, and of items in masks."""
+        """Return the number of rows, of labels and of items in masks, by which calls are alike."""
         found = [self.rows()]
         for i in self._scattered:
             array = np.moveaxis(self._arrays[i], self._inputs.axes[i], 0)
@@ -198,9 +196,9 @@ class Serial:
         return tuple(found)
 
     def difference_in_other_orders(self, place, found):
-        """Return by how much an output that is right differs with its rows in another order.
+        """Return in words by how much an equal output differs with its rows in another order.
 
-        In words; None if it does not, or if more than the division makes it up.
+        Return None if it doesn't, or if the division alone doesn't make the output.
         """
         if not self.are_parts(place, found):
             return None
@@ -214,10 +212,10 @@ class Serial:
         return None
 
     def are_parts(self, place, found):
-        """Return whether the master computes the same of the ranks' rows as they have, `found`."""
+        """Return whether the master gets the ranks' output `found` from the rows of each rank."""
         made = self.made(0, place)
         if made is None or difference(made, found) is not None:
-            return False  # ranks have other values of a variable, or have reduced inside
+            return False  # ranks have other values of a variable, or reduce inside the function
         self._as_parts.add(place)
         return True
 
@@ -252,7 +250,7 @@ class Serial:
         return about_idle_ranks(rows, n_ranks)
 
     def cause_in_mode(self, place):
-        """Return a sentence if the parts of the ranks make up what is expected in another way."""
+        """Return a sentence if another mode or axis gives the expected output, else None."""
         mode, n_axes = self.modes[place], self.whole(0)[0][place].ndim
         if _host.communicates(self._compiled) and place not in self._as_parts:
             return None
@@ -261,7 +259,7 @@ class Serial:
                 return None
             return "Nothing is scattered: each rank computes the whole. Write (output, None)."
         every = dict.fromkeys((*_TRIED, "max", "min", *OPERATIONS))
-        # Along axis 1 the larger of two columns' results, say, is chance.
+        # Only these modes along axis 1: another, as the larger of two columns, fits by chance.
         for axis, modes in ((None, every), (1, _TRIED)):
             if self._parts(0, axis) is None:
                 continue
@@ -276,7 +274,7 @@ class Serial:
         return None
 
     def cause_in_parts(self):
-        """Return the sentence for an output that no mode makes of the ranks' parts."""
+        """Return the sentence for an output that no mode gives from the ranks' parts."""
         if _host.communicates(self._compiled):
             return ABOUT_OPS
         names = [self._inputs.name_of(i) for i in self._scattered]
@@ -289,7 +287,7 @@ class Serial:
         )
 
     def cause_in_order(self, place):
-        """Return the sentence for an output that the order of the rows changes, else None."""
+        """Return the sentence for an output that depends on the order of the rows, else None."""
         arrays, length = list(self._arrays), self.rows()
         for i in self._scattered:
             back = np.arange(arrays[i].shape[self._inputs.axes[i]])[::-1]
@@ -306,7 +304,7 @@ class Serial:
         )
 
     def _advice(self, axis, mode, along):
-        """Return what to write if rows are along an axis, or that of each input if it is None."""
+        """Return the remedy: rows along an axis (None: that of each input), a mode and its axis."""
         if axis:
             name = self._inputs.name_of(self._scattered[0])
             output = f", output: {along}" if along else ""
@@ -325,7 +323,7 @@ class Serial:
         return f"Write (output, {mode!r}) in place of the output: {what}."
 
     def _is_made(self, case, place, mode, axis):
-        """Return whether a mode makes the whole of the parts; true if the case has no whole."""
+        """Return whether a mode gives the whole output of a case; true if the whole call fails."""
         whole = self.whole(case)
         if whole is None:
             return case > 0
@@ -333,11 +331,11 @@ class Serial:
         return made is not None and difference(made, whole[0][place]) is None
 
     def made(self, case, place):
-        """Return what the ranks' parts make of an output, in its mode; None if it can't be."""
+        """Return an output of a case, combined by its mode; None if this fails."""
         return self._put_together(case, place, self.modes[place], None)
 
     def _put_together(self, case, place, mode, axis):
-        """Return what a mode makes of the parts of an output; None if it can't be."""
+        """Return the parts of an output, combined by a mode; None if this fails."""
         found = self._parts(case, axis)
         if found is None:
             return None
@@ -352,16 +350,15 @@ class Serial:
         return made if isinstance(made, np.ndarray) else None
 
     def _case(self, case):
-        """Return the arrays of the call, case 0, or others: rows of it, scaled by 1/2 to 1.
+        """Return the inputs of a case, and keep those of the last case: they take much memory.
 
-        The cases after `_OTHERS` have its rows in another order.
-
-        Of the others the last ones are kept alone: they take as much memory as the inputs.
+        Case 0 is the call itself. Up to `_OTHERS` a case draws rows of it, scaled by 1/2 to 1; the
+        cases after these have its rows in another order.
         """
         if case == 0:
             return self._arrays
         if case != self._last[0]:
-            self._last = None, None  # first
+            self._last = None, None  # freed before the new arrays are made
             self._last = case, self._other_arrays(case)
         return self._last[1]
 
@@ -381,7 +378,7 @@ class Serial:
         return arrays
 
     def _order(self, number, length):
-        """Return the row numbers in an order: by the first input, by the last, or any."""
+        """Return the row numbers, sorted by the first input (0) or the last (1), or shuffled."""
         if number > 1:
             return np.random.RandomState(number).permutation(length)
         i = self._scattered[-number]
@@ -390,7 +387,7 @@ class Serial:
 
     @_kept
     def whole(self, case):
-        """Return the outputs and updated values of a case; None if another than the call raises."""
+        """Return the outputs and updated values of a case; None if a case but the call raises."""
         try:
             return self._run(self._case(case))
         except raised_here(Exception):
@@ -400,9 +397,9 @@ class Serial:
 
     @_kept
     def _parts(self, case, axis):
-        """Return what each rank with rows computes, and the numbers of rows; None if it can't be.
+        """Return the results of each rank with rows, and the numbers of rows; None if one raises.
 
-        The rows are along an axis, or that of each input if it is None.
+        `axis` is that of the rows; None: that of each input.
         """
         everything = self._case(case)
         axes = self._inputs.axes if axis is None else [axis] * len(everything)
@@ -421,19 +418,19 @@ class Serial:
             try:
                 parts.append(self._run(arrays))
             except raised_here(Exception):
-                # A part of the rows need not be a valid input along another axis.
+                # Along another axis a part of the rows may be no valid input.
                 return None
             counts.append(last - first)
         return (parts, counts) if parts else None
 
 
 def _counts(array):
-    """Return whether an array has labels, or numbers of which each is 0 or 1."""
+    """Return whether an array holds labels, or a mask of 0 and 1."""
     is_mask = array.dtype.kind == "f" and not ((array != 0) & (array != 1)).any()
     return array.dtype.kind in "biu" or is_mask
 
 
 def _item(result, what):
-    """Return the output of a place, or the updated value of a variable."""
+    """Return the output at a place, or the updated value of a variable, of a result of `_run`."""
     outputs, updated = result
     return outputs[what] if isinstance(what, int) else updated[what]

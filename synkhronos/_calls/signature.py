@@ -1,4 +1,4 @@
-"""The arguments of `function`, checked, but for its inputs: outputs with their modes, updates."""
+"""Check the arguments of `function` except its inputs: outputs with their modes, updates, axes."""
 
 import copy
 import warnings
@@ -14,9 +14,9 @@ from synkhronos._wording import MAX_DIMENSIONS, count, is_bool, line_of_user, sh
 
 
 class OutputSignature:
-    """The outputs of a function: variables, their reduce modes, and how they were given.
+    """The outputs of a function: variables, their modes, and the form in which they were given.
 
-    Those of a dict are in the order of its keys, sorted as Theano sorts them.
+    The outputs of a dict are in the order of its keys, sorted as Theano sorts them.
     """
 
     def __init__(self, outputs):
@@ -29,8 +29,8 @@ class OutputSignature:
         self.is_none = outputs is None
         pairs = [_check_output(position, output) for position, output in enumerate(given)]
         self.asked_modes = [reduction.parse_mode(mode) for _, mode in pairs]
-        self._sparse = {}  # position -> the variable of an output that is computed as its parts
-        self._first = []  # the position of each output among those that are computed
+        self._sparse = {}  # position -> variable of a sparse output, computed as several arrays
+        self._first = []  # the first position of each output among those that are computed
         computed = []
         for position, (variable, mode) in enumerate(pairs):
             self._first.append(len(computed))
@@ -41,11 +41,11 @@ class OutputSignature:
                 computed.append((variable, mode))
         self._first.append(len(computed))
         self.variables = [variable for variable, _ in computed]
-        self._is_on_device = None  # whether any is, once it was asked
+        self._is_on_device = None  # whether any is on the device; None until it is asked
         self.modes = [reduction.parse_mode(mode) for _, mode in computed]
         self._by_cpu = [str(mode).startswith("c_") for _, mode in computed]
-        # The user gets an array on the device only for an expression that ends on the device. A
-        # shared variable is on the device without being asked for, so the user gets a copy.
+        # The user gets an array on the device only for an expression that ends on the device, and
+        # an array on the host for a shared variable, which is on the device unasked.
         self._given_on_device = [
             _host.lives_on_device(variable) and not isinstance(variable, _host.SharedVariable)
             for variable in self.variables
@@ -111,7 +111,7 @@ class OutputSignature:
         return tuple(subset)
 
     def unpack(self, results, subset=None):
-        """Return what `pack` has returned as a list, of the outputs that are computed."""
+        """Return the values of the computed outputs, given results of `pack`."""
         if self.keys is not None:
             results = list(results.values())
         elif not (self.is_list or self.is_none):
@@ -129,7 +129,7 @@ class OutputSignature:
         return unpacked
 
     def pack(self, values, subset=None):
-        """Return the values of all outputs, or a subset: a list for a list, a dict for a dict."""
+        """Return the values of all outputs, or a subset, in the form that the user gave."""
         if self._is_on_device is None:
             self._is_on_device = any(self.on_device)
         if self._is_on_device:
@@ -148,7 +148,7 @@ class OutputSignature:
         return values[0]
 
     def _put_together(self, values, subset):
-        """Return the values of the outputs that were asked for, and their positions."""
+        """Return the values and the positions of the user's outputs."""
         computed = dict(zip(range(len(self.variables)) if subset is None else subset, values))
         chosen = [i for i in range(len(self.asked_modes)) if self._first[i] in computed]
         whole = []
@@ -223,7 +223,7 @@ def check_updates(updates):
     if isinstance(updates, dict):
         is_plain = len(updates) > 1 and not isinstance(updates, OrderedDict)
         if is_plain and _host.title == "Theano":
-            # As Theano does, though every Python that this package runs on keeps the order.
+            # Theano warns, too, although every Python that this package runs on keeps the order.
             warnings.warn_explicit(
                 "updates is a plain dict, about which theano.function warns: it is taken in its "
                 "order. A list of pairs or an OrderedDict is taken without a warning.",
@@ -257,7 +257,7 @@ def check_updates(updates):
             raise ValueError(f"updates[{position}] updates {update[0]} a second time.")
         pairs.append(tuple(update[:2]))
         mode = reduction.parse_mode(update[2] if len(update) == 3 else "avg")
-        # Averages are refused by calls with slices, which alone use the mode.
+        # Only calls with slices use the mode; they refuse averages of integers.
         if mode in OPERATIONS and not divides(mode) and _host.is_array_variable(update[0]):
             check_kind("function()", mode, update[0].dtype, f"the update of {update[0]}")
         modes.append(mode)
@@ -303,7 +303,7 @@ def check_mode(mode):
 
 
 def describe_value(value):
-    """Return the type of a value and what it holds, in a few words, for an error message."""
+    """Return the type and the contents of a value, in a few words, for an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of dtype {value.dtype}, shape {value.shape}"
     if hasattr(value, "dtype") and getattr(value, "shape", ()):
@@ -312,7 +312,7 @@ def describe_value(value):
 
 
 def check_axes(axes, inputs, outputs, sliceables):
-    """Return the inputs, a list of `Input`, with their axes of rows; note in `outputs` theirs."""
+    """Return the inputs, a list of `Input`, with their axes of rows; set those of `outputs`."""
     if axes is None:
         return inputs
     if not isinstance(axes, dict):
@@ -349,14 +349,14 @@ def check_axes(axes, inputs, outputs, sliceables):
 
 
 def check_lengths(inputs):
-    """Raise ValueError for scattered inputs with a number of rows that never changes."""
+    """Raise ValueError for scattered inputs whose type fixes the number of rows."""
     for each in inputs:
         if each.is_scattered:
             _refuse_length(f"The input {each.variable} is scattered", each.variable, each.axis)
 
 
 def _refuse_length(fact, variable, axis):
-    """Raise ValueError if a variable has the same number of rows in each call, by its type."""
+    """Raise ValueError if the type of a variable fixes its number of rows."""
     lengths = _host.lengths(variable)
     length = lengths[axis] if lengths else None  # sparse variables of Theano have none
     if length not in (None, 1):
@@ -391,7 +391,7 @@ def check_sliceables(sliceables, used, updated):
 
 
 def check_swap(swap, used):
-    """Return a dict of shared variables, checked: those of a function -> others of their types."""
+    """Return a dict of shared variables of a function to others of their types, checked."""
     if swap is not None and not isinstance(swap, dict):
         raise TypeError(f"swap must be a dict of shared variables, got {shown(swap)}.")
     for old, new in (swap or {}).items():
@@ -409,16 +409,15 @@ def check_swap(swap, used):
 
 
 def swap_variables(source, swap, defaults):
-    """Return a `Source` with some shared variables in place of others.
+    """Return a `Source` with some shared variables in place of others, in updates, too.
 
-    An update of a variable becomes the same update of the one in its place. `defaults` are the
-    updates that the function has because variables have a default update.
+    `defaults` are the function's default updates.
     """
 
     def swapped(pairs):
         return [target for target, _ in pairs], _host.swapped([new for _, new in pairs], swap)
 
-    # It belongs to the variable that is replaced, so it is given explicitly.
+    # A default update belongs to the variable that is replaced, so it becomes an explicit one.
     defaults = [pair for pair in defaults if pair[0] in swap]
     targets, values = swapped([*source.updates, *defaults])
     outputs = copy.copy(source.outputs)

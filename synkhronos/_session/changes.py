@@ -3,14 +3,13 @@
     w.set_value(v) ──▶ pending ──▶ the next call ──▶ follow=True: all ranks get the value
                                                  ──▶ else: a warning, if other ranks differ
 
-A call without such a change before it only looks whether `Changes.pending` is empty, or whether the
-function was found to use nothing of it. Collectives that set a variable on all ranks drop its
-change. A variable that ``scatter`` or ``set_value`` has given each rank a value of its own is left
-alone. Other threads may set variables at any moment.
+A call without a change before it only tests whether `Changes.pending` is empty. A collective that
+sets a variable on all ranks removes its change. Variables to which ``scatter`` or ``set_value`` has
+given another value on each rank are ignored. Other threads may set variables at any moment.
 
-An array that the script has too, which a variable borrows or which it has borrowed from one, may be
-written to at any moment. With follow=True such a variable stays pending for as long as the script
-has the array, and each call compares the array with what the ranks have.
+The script can write to an array that it shares with a variable at any moment. With follow=True such
+a variable stays pending as long as the script has the array, and each call compares the array with
+the value of the ranks.
 """
 
 import functools
@@ -27,40 +26,34 @@ from synkhronos._session.staging import send_objects
 from synkhronos._session.unreduced import Unreduced
 from synkhronos._wording import advise
 
-COMPARED_BYTES = 1 << 18  # of an array that the script has too, before each call
-KEPT_BYTES = 1 << 26  # of larger arrays the same items are compared in each call
+COMPARED_BYTES = 1 << 18  # of an array that the script shares, at most, are compared by a call
+KEPT_BYTES = 1 << 26  # of a larger array, calls compare the same items each time
 _NOTHING = None, None  # in place of an array and its snapshot
 
 
 class Changes:
-    """The changes of one session.
-
-    Attributes
-    ----------
-    pending : dict
-        The keys of variables that have been set in the master since the ranks were told.
-    made : int
-        Counts calls that update or set variables, and those that are set in the master alone.
-    borrowed : dict
-        Key -> an array that the script has too, and the Snapshot of what the ranks have; None for
-        a variable that functions update, which is sent before each call.
-    """
+    """The changes of one session."""
 
     def __init__(self, session, follow):
         self._session = session
         self.follow = follow
-        self.made = 0
-        self.pending, self.borrowed = {}, {}
+        self.made = 0  # counts changes of variables, by calls and by the script
+        # Key of a variable whose value the ranks may lack -> whether the script has set it; if not,
+        # the script only shares its array or its cell.
+        self.pending = {}
+        # Key -> an array that the script shares, and the ArraySnapshot of the ranks' value; None in
+        # its place for a variable that functions update, which is sent before each call.
+        self.borrowed = {}
         self.unreduced = Unreduced()
-        self._apart = set()  # keys of variables with a value for each rank, as the script asked
+        self._apart = set()  # keys of variables to which the script gave another value on each rank
         self._told = set()  # keys of variables that a warning was about
-        self._told_of_items = set()  # likewise, of changes that may have been found late
+        self._told_of_items = set()  # likewise, of changes that calls may have missed
         self._read = {}  # key -> copy of a value that the script may have borrowed and written to
         self._taken = set()  # keys of variables of which the script has the cell
-        self._unconcerned = weakref.WeakSet()  # recipes of those that use nothing that is pending
+        self._unconcerned = weakref.WeakSet()  # recipes of functions that use no pending variable
 
     def watch(self, key, variable) -> None:
-        """Notice from now on when the script sets a variable, which the workers have."""
+        """Note from now on when the script sets a variable that the workers have."""
         if self._session.n_ranks > 1:
             noted = [functools.partial(self._note, key)]
             if self.follow:
@@ -74,7 +67,7 @@ class Changes:
             forgotten.atexit = False
 
     def follow_from_now(self) -> None:
-        """Broadcast from now on what the script sets, also to variables that the workers have."""
+        """Broadcast the script's changes from now on, also of variables that the workers have."""
         if not self.follow:
             self.follow = True
             watched = list(self._session.worker.variables.items())
@@ -99,7 +92,7 @@ class Changes:
             self._apart.difference_update(keys)
 
     def apart(self, keys) -> None:
-        """Note that a collective has given ranks values of their own, as the script asked."""
+        """Note that a collective has given each rank a value of its own."""
         self.equal(keys)
         self._apart.update(keys)
 
@@ -117,7 +110,7 @@ class Changes:
                 self._read[key] = value.copy()
                 variable = self._session.worker.variables[key]
                 if self._is_in_shared_memory(variable):
-                    # The script gets memory of its own, or what it has got before.
+                    # The script gets a copy, or the array that it has got before.
                     before, _ = self.borrowed.get(key, _NOTHING)
                     is_same = before is not None and not self._is_updated(variable)
                     _host.put(variable, before if is_same else value.copy())
@@ -130,7 +123,7 @@ class Changes:
         return self._session.registry.is_updated(variable)
 
     def _note_cell(self, key):
-        self._taken.add(key)  # every call broadcasts what is in it
+        self._taken.add(key)  # every call broadcasts the value of the cell
         self.borrowed.pop(key, None)
         self.pending.setdefault(key, False)
 
@@ -138,7 +131,7 @@ class Changes:
         variable = self._session.worker.variables.get(key)
         if variable is None or key in self._apart or key in self._taken:
             return
-        # Shared memory is the package's: what the script reads is a copy in memory of its own.
+        # The script shares no array in shared memory: reading one makes a copy.
         is_own = _host.is_array_variable(variable) and not self._is_in_shared_memory(variable)
         if is_own and _host.borrows(variable):
             value = _host.peek(variable)
@@ -149,7 +142,7 @@ class Changes:
         return None if self._is_updated(variable) else ArraySnapshot(value)
 
     def _is_written(self, key):
-        """Return whether the script may have written to an array that it shares with a variable."""
+        """Return whether the script may have written to the array that it shares."""
         variable = self._session.worker.variables.get(key)
         value, before = self.borrowed.pop(key, _NOTHING)
         if value is None or variable is None:
@@ -157,8 +150,8 @@ class Changes:
         is_updated = self._is_updated(variable)
         if _host.peek(variable) is not value:
             if is_updated:
-                return False  # in serial programs, too, the variable has an array of its own then
-            _host.put(variable, value)  # a collective has moved it
+                return False  # as serially: after an update the variable has another array
+            _host.put(variable, value)  # instead of its copy by a collective
         if _host.borrows(variable, known=1):
             self.borrowed[key] = value, before
         if is_updated or before is None:
@@ -177,13 +170,9 @@ class Changes:
     def broadcast_or_warn(self, function=None, compiled=None) -> None:
         """Broadcast the pending changes, or warn of those that a call would compute with.
 
-        Parameters
-        ----------
-        function : Recipe, optional
-            That of the function to be called. None before a collective, which nothing is warned of:
-            it may be the one that the script sets all ranks with.
-        compiled : compiled function, optional
-            The function of the host, of which PyTensor allows no weak reference.
+        `function` is the Recipe of the function, `compiled` its compiled form, of which PyTensor
+        allows no weak reference. Both are None before a collective: no warning then, because it may
+        set the variable on all ranks.
         """
         if self.follow:
             self._broadcast()
@@ -192,7 +181,7 @@ class Changes:
 
     def _broadcast(self):
         changes = {}
-        while self.pending:  # one by one: none that another thread adds now is lost
+        while self.pending:  # one by one, so that none is lost that another thread adds now
             changes.update([self.pending.popitem()])
         read = {key: self._read.pop(key, None) for key in changes}
         try:
@@ -209,13 +198,13 @@ class Changes:
             for key in changes:
                 if key in self.borrowed or key in self._taken:
                     self.pending.setdefault(key, False)
-        except BaseException:  # the next call tries again
+        except BaseException:  # so that the next call tries again
             self.pending.update(dict.fromkeys(changes, True))
             raise
 
     def _send_and_keep(self, keys):
-        """Send values to all ranks, but let the script keep the arrays and cells that it has."""
-        # Kept while they are sent: the garbage collector may run at any moment.
+        """Send values to all ranks; afterwards restore the arrays that the script shares."""
+        # References: the garbage collector may run at any moment.
         variables = {key: self._session.worker.variables.get(key) for key in keys}
         variables = {key: each for key, each in variables.items() if each is not None}
         values = {
@@ -230,9 +219,9 @@ class Changes:
                 self.borrowed[key] = value, self._snapshot(variables[key], value)
 
     def undone(self, keys) -> None:
-        """Note that all ranks have the values again that a call has updated, as has the script.
+        """Note that all ranks have the old values again of variables that a call has updated.
 
-        A serial function that raises updates nothing: its variables borrow what they did before.
+        Variables borrow the arrays that they did before, as after a serial function that raises.
         """
         arrays = {key: self.borrowed.get(key, _NOTHING)[0] for key in keys}
         self.equal(keys)
@@ -248,11 +237,11 @@ class Changes:
                 self._note_borrowed(key)
 
     def put_back(self) -> None:
-        """Let variables have what they borrow again: a collective has moved their values."""
+        """Restore the arrays that variables borrow, after a collective has moved their values."""
         for key in list(self.borrowed):
             variable = self._session.worker.variables.get(key)
             is_kept = variable is not None and not self._is_updated(variable)
-            value, _ = self.borrowed.get(key, _NOTHING)  # another thread may have set it
+            value, _ = self.borrowed.get(key, _NOTHING)  # none if another thread has set it
             if is_kept and value is not None:
                 _host.put(variable, value)
 
@@ -263,7 +252,7 @@ class Changes:
         return not _is_equal(_host.peek(variable), read[key])
 
     def _send(self, variables):
-        """Set variables on all ranks to the master's values, random states to streams of these."""
+        """Set variables on all ranks to the master's values; move random states to own streams."""
         session = self._session
         states = tuple(key for key, each in variables.items() if _host.is_random_state(each))
         arrays = tuple(key for key, each in variables.items() if _host.is_array_variable(each))
@@ -276,9 +265,9 @@ class Changes:
             session.run(commands.Spread(states))
 
     def _warn(self, function, compiled):
-        # First: a variable that another thread sets below takes the function out again.
+        # Add it first, because a variable that another thread sets meanwhile removes it again.
         self._unconcerned.add(function)
-        # Variables that the function only replaces have new values after the call.
+        # Don't warn of variables that the function only replaces: it gives them new values.
         used = set(_host.shared_variables(compiled))
         read = set(_host.variables_read(compiled))
         variables = self._session.worker.variables
@@ -330,9 +319,9 @@ def _forget(key, kept):
 
 
 class ArraySnapshot:
-    """The bytes of an array at one moment; those of a large one in parts, which take turns.
+    """The bytes of an array at one moment; a large one in several parts, compared in turn.
 
-    Each part has items from everywhere. Of an array beyond KEPT_BYTES there is only the first part.
+    Each part has items from all over the array. Beyond KEPT_BYTES only one part is kept.
     """
 
     def __init__(self, array):
@@ -361,7 +350,7 @@ class ArraySnapshot:
 
 
 def _has_streams(variable):
-    """Return whether a variable is a random state that each rank moves to a stream of its own."""
+    """Return whether a variable is a random state of which each rank has another stream."""
     return _host.is_random_state(variable) and not _host.is_state_equal(variable)
 
 

@@ -1,8 +1,8 @@
-"""Commands: frozen messages from the master to the ranks, each with a method that runs it.
+"""Commands: frozen messages from the master to the ranks, each with a method `run`.
 
 Commands carry references to memory, never data. The master keeps that memory until the command has
-ended on all ranks. Every rank runs the same command, the master too. The result of `run` on a
-worker is sent to the master as its answer, if it is not None.
+ended on all ranks. All ranks run each command, the master too. If `run` returns something but None
+on a worker, it is sent to the master as the worker's answer.
 """
 
 import gc
@@ -22,12 +22,12 @@ from synkhronos._arithmetic.blocks import with_one_nan
 from synkhronos._session.replica import Replica, Selection, unpack
 from synkhronos.comm import Reference
 
-_COMMANDS = 64  # of collectives, that are kept
+_COMMANDS = 64  # so many commands of collectives are kept
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Open the devices: when a rank reaches the finish barrier, it has started up."""
+    """Open the devices: a rank that reaches the finish barrier has started."""
 
     def run(self, worker):
         """Bind this rank to its device; return the id of its process."""
@@ -36,7 +36,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Join:
-    """Connect the devices of the ranks, which need an id of their group."""
+    """Connect the devices of the ranks, by an id of their group."""
 
     introduction: bytes
 
@@ -56,7 +56,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class LoadFunctions:
-    """Load new functions, and those of their shared variables that the workers lack."""
+    """Load new functions, and their shared variables that the workers lack."""
 
     pickled: Reference
     portable: Optional[Reference] = None  # for ranks on another kind of device than the master's
@@ -66,7 +66,7 @@ class LoadFunctions:
         if worker.is_master:
             return
         data = worker.fetch(self.pickled if worker.is_like_master else self.portable).tobytes()
-        # `data` is a copy. The master frees the memory after this command.
+        # `data` is a copy: the master frees the memory after this command.
         worker.comm.memory.forget([ref for ref in (self.pickled, self.portable) if ref])
         functions, new = _host.load(data, worker.variables)
         for key in new:
@@ -89,7 +89,7 @@ class Lengths:
 
 
 class _Collective:
-    """A command on the values of shared variables, `keys`, of all ranks."""
+    """A command on the values of the shared variables `keys` on all ranks."""
 
     def run(self, worker):
         """Take part in the collective; return the answer for the master."""
@@ -112,7 +112,7 @@ class Broadcast(_Collective):
 
     keys: Tuple[int, ...]
     root: int
-    between_devices: bool = True  # else through the memory of the host, here and below
+    between_devices: bool = True  # else through the host's memory, also in the commands below
 
     def _work(self, worker):
         """Copy the values of the root."""
@@ -149,7 +149,7 @@ class AllGather(_Collective):
 
 @dataclass(frozen=True)
 class Expose(_Collective):
-    """Show the master the values of shared variables, of all ranks or one."""
+    """Let the master read the values of shared variables on all ranks, or on one."""
 
     keys: Tuple[int, ...]
     rank: Optional[int] = None
@@ -238,15 +238,15 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Digests:
-    """Ask each rank for a number that tells the values of shared variables from others.
+    """Ask each rank for a checksum of the values of shared variables.
 
-    The bits of NaNs don't count: ranks may get other ones of equal values.
+    All NaNs count as equal: ranks may compute NaNs of other bits.
     """
 
     keys: Tuple[int, ...]
 
     def run(self, worker):
-        """Return the number of all values on this rank."""
+        """Return the checksum of all values on this rank."""
         number = 0
         for key in self.keys:
             value = with_one_nan(np.ascontiguousarray(_host.peek(worker.variables[key])))
@@ -256,7 +256,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class Hashes:
-    """Ask each rank for a hash of the value of each of some shared variables with arrays."""
+    """Ask each rank for a hash of each array of shared variables."""
 
     keys: Tuple[int, ...]
 
@@ -272,7 +272,7 @@ class Hashes:
 
 @dataclass(frozen=True)
 class SetObject:
-    """Set shared variables that hold other objects than arrays, such as random states."""
+    """Set shared variables that hold objects other than arrays, such as random states."""
 
     keys: Tuple[int, ...]
     pickled: Reference
@@ -315,13 +315,13 @@ class GetObject:
 
 @dataclass(frozen=True)
 class Ignore:
-    """Let workers ignore a signal that the script handles, or end by it again."""
+    """Make workers ignore a signal that the script handles, or end by it again."""
 
     signum: int
     is_ignored: bool = True
 
     def run(self, worker):
-        """Ignore it, or not, in all processes but the script's."""
+        """Ignore the signal, or not, in all processes but the script's."""
         if not worker.is_master:
             signal.signal(self.signum, signal.SIG_IGN if self.is_ignored else signal.SIG_DFL)
 
@@ -358,26 +358,22 @@ class Quit:
 
 
 class Repeated:
-    """The commands of the last collectives: an equal one needs no checks.
+    """The commands of the last collectives: an equal call needs no checks.
 
-    The variables are known by weak references: nothing here keeps them or their values alive.
+    It has weak references to the variables, so it keeps neither them nor their values alive.
     """
 
     def __init__(self):
-        # (options, number of variables or False for one alone, id of the first) -> (references to
-        # them, keys, command)
+        # (options, length of the list or False for one variable, id of the first variable) ->
+        # (references to the variables, keys, command)
         self._found = {}
 
     def find(self, options, shared_vars):
-        """Return (keys, command) of an equal call before, or None.
+        """Return (keys, command) of an earlier equal call, or None.
 
-        Parameters
-        ----------
-        options : tuple or None
-            The name of the collective, and what else its command depends on: str, int, bool, and
-            references to arrays. None if there is more, which needs checks.
-        shared_vars : anything
-            The variables as the user gave them, not checked.
+        `options` has the name of the collective and its other arguments: str, int, bool, and
+        references to arrays; or it is None, for arguments that need checks. `shared_vars` is
+        unchecked.
         """
         is_list = isinstance(shared_vars, (list, tuple))
         variables = shared_vars if is_list else (shared_vars,)
@@ -387,7 +383,7 @@ class Repeated:
         if known is None:
             return None
         references, keys, command = known
-        # Another object may have the number of one that is gone, so each is compared.
+        # Compare each: another variable may have got the id of one that was freed.
         for reference, variable in zip(references, variables):
             if reference() is not variable:
                 return None

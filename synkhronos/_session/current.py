@@ -1,4 +1,4 @@
-"""The current session: the state of sessions that is at module level, and nowhere else."""
+"""The current session: all state of sessions at module level is here."""
 
 import threading
 from typing import Any, Callable, ContextManager, List, Optional
@@ -8,17 +8,18 @@ from synkhronos.errors import SessionError
 
 
 class Current:
-    """Holds the session that public functions use; `synkhronos.session` begins and ends it."""
+    """The session that public functions use; `synkhronos.session` begins and ends it."""
 
     session: Optional[Session] = None
-    parent: Optional[int] = None  # the process whose session this one left when it was forked
-    closed: List[Session] = []  # noqa: RUF012 - with memory to free after a call that is still in
-    report: Any = None  # what the last block of `parallel` counts
-    of_run: Any = None  # the options for fork() of `synkhronos run`, which a script's fork() takes
+    parent: Optional[int] = None  # the process that forked this one, and keeps the session
+    # Sessions that still have memory, which is freed when a call that is in them has returned.
+    closed: List[Session] = []  # noqa: RUF012
+    report: Any = None  # the counts of the last block of `parallel`
+    of_run: Any = None  # the options of `synkhronos run`, which the script's fork() takes
     link: Any = None  # the connection with other machines, in a job on several
-    on_loss: Callable[[str], None] = staticmethod(lambda why: None)  # tells a launcher
+    on_loss: Callable[[str], None] = staticmethod(lambda why: None)  # tells a launcher of a death
     lock = threading.RLock()  # held while a session begins or ends
-    forking = threading.RLock()  # held while its workers are forked; other forks wait for it
+    forking = threading.RLock()  # held while workers are forked; other forks wait for it
 
 
 def current(caller: str) -> Session:
@@ -31,7 +32,7 @@ def current(caller: str) -> Session:
 
 
 def call(name: str) -> ContextManager[Session]:
-    """Return a context for a call of that name in the current session."""
+    """Return a context for a call in the current session; `name` is for records and errors."""
     session = Current.session
     if session is None:
         raise _no_session(name)

@@ -1,6 +1,6 @@
-"""The life of a leader: the first process of a machine that is not the master's.
+"""The life of a leader: the first process of each machine other than the master's.
 
-It serves one session of the master after another: it starts the ranks of its machine, and is the
+It serves the master's sessions one after another: it starts the ranks of its machine, and is the
 first of them.
 """
 
@@ -44,7 +44,7 @@ def serve(link) -> int:
         if end.is_regular:
             link.join()
             return 0
-        log.info("%s", end)  # the script's machine tells the user, or the launcher
+        log.info("%s", end)  # the script's machine tells the user or the launcher
         link.join(float("inf"))
         return 1
     except Exception as error:
@@ -54,10 +54,10 @@ def serve(link) -> int:
 
 
 def _offer(wish):
-    """Return the devices of this machine for a session, or what is in the way."""
+    """Return the devices of this machine for a session and None, or () and an error message."""
     try:
         check_sharing()
-        # As in fork(). It also loads the BLAS, whose threads can't be limited before.
+        # As in fork(). This also loads the BLAS: its threads can be limited only afterwards.
         _host.refuse_open_device()
         return resolve(wish.n_parallel, wish.use_gpu, wish.devices), None
     except Exception as error:
@@ -69,7 +69,7 @@ class _Session:
 
     def __init__(self, link, plan):
         layout = plan.layout(link.machine)
-        gc.freeze()  # as in workers: the collections of `Forget` are short
+        gc.freeze()  # as in workers, so that the collections of `Forget` are short
         self._link, self._session = link, plan.session
         self._gate = make_gate_of_machines(plan, link)
         self._processes = {}
@@ -112,15 +112,15 @@ class _Session:
                 process.close()
             try:
                 self._worker.at_end.close()
-            except raised_here(Exception):  # a rank of an extension may have died
+            except raised_here(Exception):  # such as the death of an extension's rank
                 log.warning("an extension has failed to end", exc_info=True)
             self._worker.unbind()
             self._gate.on_over()
             self._worker.comm.close()
             self._worker.replicas.clear()
             self._gate.close()
-            gc.unfreeze()  # compiled functions are cycles, which go now
-            gc.collect()
+            gc.unfreeze()
+            gc.collect()  # frees compiled functions, which are cycles
 
     def _run_command(self):
         gate, worker = self._gate, self._worker
@@ -129,7 +129,7 @@ class _Session:
             command = worker.next_recorded() if worker.recorder else gate.next_command()
             reply = command.run(worker)
             if not worker.running:
-                return  # nothing waits for the end of Quit, and workers may have ended already
+                return  # the master doesn't wait for the end of Quit, and workers may have ended
         except Aborted:
             pass
         except (WorkerDied, SessionOver):
@@ -142,7 +142,7 @@ class _Session:
         gate.worker_finish(reply, error)
 
     def _parts(self, command):
-        """Return what the master gets of this machine: outputs, and exposed values."""
+        """Return the outputs and the exposed values of this machine for the master."""
         if isinstance(command, commands.Expose):
             return (), self._worker.comm.variables.exposed(command.keys, command.rank)
         if isinstance(command, RunFunction):

@@ -1,6 +1,6 @@
 """One rank's life: wait at the start barrier, run the command, arrive at the finish barrier.
 
-The master has a Worker too, and runs the same commands with it; it doesn't use `main`.
+The master runs the same commands with a Worker of its own, of which it doesn't use `main`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class Worker:
 
     def __init__(self, rank, gate, devices, threads, on_release=None):
         self.rank, self.n_ranks = rank, gate.n_ranks
-        self.is_master = rank == gate.master_rank  # the rank that the user's script runs in
+        self.is_master = rank == gate.master_rank  # its process runs the user's script
         self.gate = gate
         self.devices = devices
         self.threads = threads
@@ -37,7 +37,7 @@ class Worker:
         self.results = Results(self)
         self.replicas = {}
         self.variables = {}
-        self.at_end = contextlib.ExitStack()  # of the session, in the leaders of other machines
+        self.at_end = contextlib.ExitStack()  # a leader closes it at the end of the session
         self.running = True
         self.recorder = None  # a SpanRecorder while a profile is on
         self._restore_threads = None
@@ -54,11 +54,11 @@ class Worker:
         return kind(self.device) == kind(self.devices[self.gate.master_rank])
 
     def _is_in_a_call(self):
-        # The master also computes alone: plain Theano functions, and as_theano.
+        # The master is also busy outside of calls: with plain Theano functions, and as_theano.
         return self.n_ranks > 1 and (not self.is_master or self.gate.is_open)
 
     def bind(self) -> int:
-        """Open the device, limit the threads to this rank's part of the cores; return the pid."""
+        """Open the device, limit the threads to this rank's cores, and return the process id."""
         self.limit_threads()
         if self.device == "cpu":
             keep_freed_memory()
@@ -89,7 +89,7 @@ class Worker:
         leave_signals_to_parent()
         os.environ["OMP_NUM_THREADS"] = str(self.threads)
         self.gate.become_worker(self.rank)
-        # SIGINT is blocked since before the fork. The master's program may block SIGIO, which must
+        # SIGINT was blocked before the fork. The master's program may block SIGIO, which must
         # arrive here: it ends this process when the master has died.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGIO})
         if profile:
@@ -102,9 +102,9 @@ class Worker:
         profiler = cProfile.Profile()
         profiler.runcall(self._loop)
         try:
-            # A link at this name is not followed: others may write to the folder.
+            # Don't follow a link of this name: other users may write to the folder.
             with new_file(path, follow=False) as file:
-                profiler.dump_stats(os.dup(file.fileno()))  # it closes what it writes to
+                profiler.dump_stats(os.dup(file.fileno()))  # dump_stats closes the descriptor
         except OSError as error:
             log.error("%s was not saved: %s", path, sentence(error))
 
@@ -124,15 +124,15 @@ class Worker:
             except BaseException as caught:
                 error = caught
             if self.recorder is not None:
-                # Before the arrival: after it the master may have begun the next call.
+                # Before the barrier: after it the master may begin the next call at once.
                 self.recorder.mark("finish")
             try:
                 self.gate.worker_finish(reply, error)
             except BaseException as unsent:  # pickling may run code of the user's
-                # The master has not heard of new layouts of outputs, so all are laid out anew.
+                # The reply may have told the master of a new layout of outputs: lay all out anew.
                 self.comm.close()
                 self.gate.worker_finish(error=unsent)
-            del reply, error  # not kept while this rank waits: tracebacks keep arrays alive
+            del reply, error  # tracebacks would keep arrays alive while this rank waits
 
     def next_recorded(self):
         """Wait for the next command, and record the wait."""
@@ -141,7 +141,7 @@ class Worker:
 
 
 def start_workers(processes, gate, ranks, devices, threads, profile):
-    """Fork a process for each of the ranks but this one, and note it: rank -> ForkedProcess."""
+    """Fork a process for each other rank of `ranks`; add rank -> ForkedProcess to `processes`."""
     for rank in ranks:
         if rank != gate.rank:
             life = functools.partial(_be_worker, rank, gate, devices, threads, profile)

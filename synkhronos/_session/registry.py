@@ -1,4 +1,4 @@
-"""Registry of functions and shared variables: which there are, and which the workers have.
+"""Registry of the functions and shared variables that the workers have or need.
 
 The master sends a function when it is distributed or first called, and a shared variable with the
 first function that uses it; after that only its key. The registry has weak references: when the
@@ -20,8 +20,8 @@ from synkhronos._session.replica import PLAIN, Replica
 from synkhronos._wording import sentence
 from synkhronos.errors import WorkerError
 
-AT_A_TIME = 1000  # references in one command: it must fit into the mailbox
-BYTES_AT_A_TIME = 64 << 20  # of values of variables that are sent together, but for the last ones
+AT_A_TIME = 1000  # references in one command, at most: it must fit into the mailbox
+BYTES_AT_A_TIME = 64 << 20  # of variables: one command sends no more functions from then on
 
 
 class Registry:
@@ -33,13 +33,13 @@ class Registry:
         self._functions = weakref.WeakValueDictionary()
         self._data = weakref.WeakValueDictionary()
         self.pending = {}  # key of a function -> its variants that the workers lack
-        # Key of a function -> how to compile it for other kinds of devices. Weak: the user's
-        # operations, which a recipe holds, may hold the function.
+        # Key of a function -> its Recipe. Weak: the user's operations in a recipe may hold the
+        # function.
         self._recipes = weakref.WeakValueDictionary()
         self._is_mixed = len({devices.kind(device) for device in session.devices}) > 1
         self._variable_keys = weakref.WeakKeyDictionary()
         self._finalizers = {}  # key of a function -> its finalizer
-        self.n_distributed = 0  # functions that the workers have got, those dropped since included
+        self.n_distributed = 0  # all functions that the workers have ever got
 
     def add_function(self, function, compiled, description, recipe) -> int:
         """Register a function; the next `distribute` sends it. Return its key."""
@@ -47,7 +47,7 @@ class Registry:
         self._session.worker.replicas[key] = Replica(key, description)
         self._recipes[key] = recipe
         self._functions[key] = function
-        # Keeps the registry and the session alive, until the user drops the function or `release`.
+        # It keeps the registry and the session alive until the function is dropped, or `release`.
         finalizer = self._finalizers[key] = weakref.finalize(function, self._drop_function, key)
         finalizer.atexit = False
         self.add_variant(key, PLAIN, compiled)
@@ -59,7 +59,7 @@ class Registry:
         self.pending.setdefault(key, []).append(variant)
 
     def _drop_function(self, key):
-        # Runs as a finalizer, at any moment: each step is one atomic operation of a dict or deque.
+        # A finalizer may run at any moment: each step is one atomic operation of a dict or deque.
         self._session.worker.replicas.pop(key, None)
         self.pending.pop(key, None)
         self._finalizers.pop(key, None)
@@ -68,8 +68,8 @@ class Registry:
     def distribute(self, only: Optional[int] = None) -> None:
         """Send the workers all functions that they lack, or one, with the variables they lack.
 
-        Many functions travel in one command. If they can't be sent together they are sent one by
-        one: so an error names the function that can't be sent, and those before it have arrived.
+        One command sends many functions. If it fails, they are sent one by one: so the error names
+        the function that can't be sent, and the workers have those before it.
         """
         self._session.require_open()
         for keys in [[only]] if only is not None else self._groups(list(self.pending)):
@@ -82,14 +82,14 @@ class Registry:
                     self._send([key])
 
     def _groups(self, keys):
-        """Yield lists of functions that are sent together: their new values fit into a message."""
+        """Yield lists of functions to send together, of limited size with their new variables."""
         group, nbytes, counted = [], 0, {}
         for key in keys:
             replica = self._session.worker.replicas.get(key)
             compiled = list(replica.variants.values()) if replica else []
             for variable in itertools.chain(*map(_host.shared_variables, compiled)):
                 if variable not in self._variable_keys and id(variable) not in counted:
-                    counted[id(variable)] = variable  # kept: no other one gets the same id
+                    counted[id(variable)] = variable  # keep it, so that no other gets its id
                     nbytes += getattr(_host.peek(variable), "nbytes", 0)
             group.append(key)
             if nbytes > BYTES_AT_A_TIME or len(group) == AT_A_TIME or self._is_mixed:
@@ -112,7 +112,7 @@ class Registry:
             sent.append(key)
         if not compiled:
             return
-        recipe = self._recipes.get(sent[0]) if self._is_mixed else None  # it is the only one
+        recipe = self._recipes.get(sent[0]) if self._is_mixed else None  # then `sent` has one key
         what = f"Function {names[0]!r}" if len(sent) == 1 else f"{len(sent)} functions"
         nbytes = self._ship(compiled, used, what, recipe)
         for key in sent:
@@ -157,11 +157,11 @@ class Registry:
                 f"{sentence(error)}"
             ) from error
         memory = self._session.comm.memory
-        # This frame alone holds the blocks: their memory is freed on return.
+        # Only this frame holds the blocks: their memory is freed on return.
         blocks = [memory.wrap(data) for data in (pickled, portable) if data]
         self._session.run(commands.LoadFunctions(*[reference for _, reference in blocks]))
-        # Only now is it certain that the workers have them. After a Ctrl-C before this line, the
-        # next call sends the variables again, with new keys.
+        # Now the workers have them. After a Ctrl-C before this line, the next call sends the
+        # variables again, with new keys.
         with interrupts_held():
             for key, variable in new.items():
                 self._note(key, variable)
@@ -207,12 +207,12 @@ class Registry:
     def free_staged(self) -> None:
         """Free the shared memory that functions keep for plain inputs, which each call copies."""
         for function in self.functions():
-            # Another thread may be making one, which has no memory yet.
+            # A function that another thread is making has no session and no memory yet.
             if getattr(function, "_session", None) is self._session:
                 function._release()
 
     def release(self) -> None:
-        """Free the shared memory that functions keep for plain inputs; let go of the functions."""
+        """Free the shared memory that functions keep for plain inputs; forget the functions."""
         self.free_staged()
         for finalizer in list(self._finalizers.values()):
             finalizer.detach()
@@ -220,21 +220,21 @@ class Registry:
 
 
 def _alive(references):
-    # `references` is a copy, made in one step: other threads may add to the registry meanwhile.
+    # `references` is a copy, made in one step, because other threads may add to the registry.
     found = [reference() for reference in references]
     return [each for each in found if each is not None]
 
 
 class Garbage:
-    """References that no object of the user needs any more, by kind.
+    """References that the user's objects no longer need, by kind.
 
     The kinds are those of `commands.Forget`, and ``"give_back"``: functions that free a block of
-    memory. They wait here until no worker can be reading the block.
+    memory, which are called when no worker can be reading the block.
     """
 
     def __init__(self):
-        # Finalizers add to it at any moment, in any thread, so no method takes a lock: a finalizer
-        # in the middle of one would wait for it for ever.
+        # Finalizers add to it at any moment, in any thread. So no method takes a lock: a finalizer
+        # that interrupts the method would wait for it for ever.
         self.released = collections.deque()
 
     def add(self, kind: str, ref) -> None:
@@ -245,7 +245,7 @@ class Garbage:
         """Run `Forget` on all ranks, for at most AT_A_TIME references that were released."""
         if gate.is_open:
             gate.drain()
-        # By number: finalizers that run now may add some, and an iterator would raise then.
+        # By number, because an iterator would raise if a finalizer adds a reference.
         n_released = min(len(self.released), AT_A_TIME)
         released = [self.released[number] for number in range(n_released)]
         kinds = "references", "functions", "variables"
@@ -253,8 +253,8 @@ class Garbage:
             **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}
         )
         gate.run(forget, worker)
-        # Only now: after a Ctrl-C in the command, the next one forgets them (again), which does no
-        # harm. All workers have ended every call that could read the memory.
+        # All workers have ended every call that could read the memory. After a Ctrl-C in the
+        # command, the next one forgets the references again, which does no harm.
         with interrupts_held():
             for _ in released:
                 self._drop_first()

@@ -1,4 +1,4 @@
-"""One rank's copy of one function: select rows, run slice by slice, hand over the outputs."""
+"""One rank's replica of one function: select rows, run slice by slice, hand over the outputs."""
 
 import contextlib
 import math
@@ -18,23 +18,23 @@ from synkhronos._wording import count
 from synkhronos.comm import Reference
 from synkhronos.comm.reports import add_advice
 
-# The rows that a rank takes of an input. WHOLE: all. SPLIT: the rows that its share of the
-# selection names. BATCH: its share of the rows, which are the selected ones already.
+# The rows that a rank takes of an input. WHOLE: all. SPLIT: its share of the selected rows. BATCH:
+# its share of all rows, because the input holds only selected rows.
 WHOLE, SPLIT, BATCH = range(3)
 # A selection of consecutive rows, whose bounds the master has posted at the gate: so calls that
-# select other rows, but as many, share one command.
+# select equally many rows share one command.
 POSTED = True
 Selection = Union[range, Reference, bool]  # a range, a reference to row numbers, or POSTED
 PLAIN, SLICED = "plain", "sliced"
-# All rows run again in one process only after calls whose ranks together took less than this: the
-# time, and the memory, of a longer one may be out of reach there.
+# After an error, all rows run again in one process only if the ranks together took less time: a
+# longer call may need too much time, or memory, there.
 SECONDS_AGAIN = 2.0
 # Words of the errors that Theano and NumPy raise for arrays whose lengths don't fit.
 _ABOUT_SHAPES = re.compile("shape|dimension|broadcast|align|size|rows|bounds|split|shorter", re.I)
 
 
 class Description(NamedTuple):
-    """The facts about a function that ranks need beside its code."""
+    """The facts about a function that ranks need besides its code."""
 
     output_modes: Tuple
     updates: Tuple  # (shared variable, mode) for each update that is accumulated over slices
@@ -42,7 +42,7 @@ class Description(NamedTuple):
     communicates: bool = False  # whether ranks reduce inside of the function
     draws_all: bool = False  # whether each rank draws the random numbers of all rows
     on_device: bool = False  # whether it has outputs that ranks reduce on their devices
-    axes: Tuple = ()  # the axis of rows of each input, if there is one that is not 0
+    axes: Tuple = ()  # the axis of rows of each input; empty if all are 0
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class RunFunction:
     picked: Optional[Tuple[Selection, ...]]  # the rows of sliceable shareds, for each rank
     num_slices: int
     combined: Tuple[int, ...]  # the positions of the outputs that the master combines
-    source: int  # the rank whose own results are those of outputs that are not reduced
+    source: int  # the rank of which the master takes outputs of mode None
     source_of_nothing: int  # the rank that runs even without rows; -1 for none
     output_subset: Optional[Tuple[int, ...]] = None
-    counts: Optional[Tuple[int, ...]] = None  # rows of each rank, if ranks reduce inside of it
+    counts: Optional[Tuple[int, ...]] = None  # rows of each rank, if ranks reduce inside it
 
     def run(self, worker, arrays=None):
         """Run the function on this rank; return what `Replica.run` returns.
@@ -83,24 +83,18 @@ class Replica:
         self.variants = {}
         self.description = description
         self._buffers = {}  # kept from call to call; arguments of a function are views of them
-        self._last = None, 0, False, None  # the last request, and what follows from it alone
+        # The last request, how many items this rank computes, whether it is idle, and its rows.
+        self._last = None, 0, False, None
         self._fetched = None, None  # the last request, and the arrays that it refers to
 
     def run(self, worker, request, arrays=None):
-        """Compute this rank's part of a request.
+        """Compute this rank's part of a request, a `RunFunction`.
 
-        Parameters
-        ----------
-        request : RunFunction
-        arrays : list of numpy.ndarray, optional
-            What its references stand for; else they are fetched.
+        `arrays` are the inputs; None: fetch them.
 
-        Returns
-        -------
-        tuple or None
-            On the master its own outputs, of which there are none if it had no rows, and those that
-            all ranks have reduced on their devices: position -> array. On a worker, what the master
-            must hear before it can collect the outputs.
+        On the master, return its own outputs (None if it had no rows), and a dict of the outputs
+        that all ranks have reduced on their devices: position -> array. On a worker, return the
+        answer that the master needs to collect the outputs, or None.
         """
         if arrays is None and worker.comm.memory.is_near:
             last, arrays = self._fetched
@@ -112,9 +106,9 @@ class Replica:
             rows = self._my_rows(worker, request)
             computed = 1 if rows is None else len(rows)
             idle = computed == 0 and worker.rank != request.source_of_nothing
-            if not self.description.sliceables:  # whose lengths may change from call to call
+            if not self.description.sliceables:  # the lengths of these change from call to call
                 self._last = request, computed, idle, rows
-        # In a function that communicates an idle rank runs too: the others wait for it to reduce.
+        # If ranks reduce inside the function, idle ranks run, too: the others wait for them.
         outputs = None
         if not idle or self.description.communicates:
             begin = time.monotonic()
@@ -141,11 +135,11 @@ class Replica:
         return worker.results.deposit(self._key, request, outputs, reduced)
 
     def forget_arrays(self):
-        """Drop the arrays of the last request: they keep shared memory mapped."""
+        """Drop the arrays of the last request, which keep shared memory mapped."""
         self._fetched = None, None
 
     def _my_rows(self, worker, request):
-        """Return positions in the selection: this rank's share. None if no rows are selected."""
+        """Return this rank's share of the positions in the selection; None without rows."""
         if request.rows is not None:
             return range(*partition.share(request.rows, worker.n_ranks, worker.rank))
         if self.description.sliceables:
@@ -157,14 +151,14 @@ class Replica:
     def _slices(self, worker, request, rows):
         """Return the slices that this rank computes in turn: none is empty, unless all are.
 
-        Each has its rows, and the weights of all ranks if they reduce inside of the function.
+        A slice is a pair: rows, and the weights of all ranks if they reduce inside the function.
         """
         counts, n_slices = request.counts, request.num_slices
         if counts is None:
-            # At most one slice for each row: others would be empty.
+            # At most one slice for each row, so that none is empty.
             edges = partition.edges(len(rows), min(n_slices, len(rows)))
             return [(rows[a:b], None) for a, b in zip(edges, edges[1:])]
-        # All ranks have the same number of slices, because all reduce once in each.
+        # All ranks compute equally many slices, because all reduce once in each.
         if not any(counts):
             return [(rows, worker.equal_weights)]
         if n_slices == 1:
@@ -172,8 +166,8 @@ class Replica:
         n_slices = min(n_slices, max(counts))
         each = [partition.edges(count, n_slices) for count in counts]
         mine = each[worker.rank]
-        # In place of an empty slice this rank computes one row, with weight 0: its own first, or,
-        # if it has none, the first of all.
+        # In place of an empty slice this rank computes one row with weight 0: its first row, or the
+        # first of all rows.
         spare = rows[:1] or range(1)
         slices = []
         for i in range(len(mine) - 1):
@@ -182,12 +176,12 @@ class Replica:
         return slices
 
     def _run_slices(self, worker, request, rows, arrays):
-        if request.counts is None and (request.num_slices == 1 or not rows):  # as in most calls
+        if request.counts is None and (request.num_slices == 1 or not rows):
             return self._run_rows(
                 worker, request, rows, arrays, worker.equal_weights, PLAIN, request.output_subset
             )
         slices = self._slices(worker, request, rows)
-        # Ranks that reduce with one another run the same variant, even those without rows.
+        # If ranks reduce inside the function, all run the same variant, even those without rows.
         something = any(request.counts) if request.counts else rows
         if request.num_slices == 1 or not something:
             some, weights = slices[0]
@@ -201,7 +195,7 @@ class Replica:
         outputs = [
             Accumulator(description.output_modes[i], len(rows), f"Output {i}") for i in chosen
         ]
-        # An update that has been reduced over the ranks has the weight of the rows of all ranks.
+        # If ranks reduce inside the function, updates have the weight of the rows of all ranks.
         everything = sum(request.counts) if request.counts else len(rows)
         updates = [
             Accumulator(mode, everything, f"The update of {target}")
@@ -280,7 +274,7 @@ class Replica:
                 argument = arrays[position]
             elif axis or buffer is not None:
                 argument = take_rows(arrays[position], some, buffer, axis)
-            else:  # as in most calls: rows in their order
+            else:
                 argument = arrays[position][some.start : some.stop : some.step]
             if span is not None and buffer is not None:
                 span.moved(argument)
@@ -288,12 +282,12 @@ class Replica:
         return arguments
 
     def _rows_to_lend(self, worker, request, rows, span=None):
-        """Return the sliceable shared variables, each with those rows of its value to compute."""
+        """Return pairs of a sliceable shared variable, and the rows of its value to compute."""
         picked, first = request.picked, 0
         if picked is not None:
             picked = unpack(worker, picked[worker.rank])
         if request.rows is not None:
-            # With scattered inputs the positions begin with this rank's share, not with 0.
+            # With scattered inputs, positions begin with this rank's share and not with 0.
             first = partition.share(request.rows, worker.n_ranks, worker.rank)[0]
         pairs = []
         for number, variable in enumerate(self.description.sliceables):
@@ -312,7 +306,7 @@ class Replica:
         return pairs
 
     def _explain(self, worker, error, mine, request, arrays, is_short):
-        """Add to an error what this rank's number of rows has to do with it."""
+        """Add advice to an error that may come from this rank's number of rows, `mine`."""
         rows, n_slices = request.rows, request.num_slices
         if n_slices == 1 and is_short and self._fails_with_all_rows(worker, error, request, arrays):
             shapes = ", ".join(str(tuple(ref.shape)) for ref in request.inputs)
@@ -334,9 +328,9 @@ class Replica:
         )
 
     def _fails_with_all_rows(self, worker, error, request, arrays):
-        """Return whether the master, if it is rank 0, raises the same with the rows of all ranks.
+        """Return whether the master, if it is rank 0, raises the same error with all rows.
 
-        Errors of rank 0 are those that the user sees, and one rank has memory for a serial call.
+        Only rank 0 tries: the user sees its error, and memory may suffice for one serial call.
         """
         if not worker.is_master or worker.rank or self.description.sliceables:
             return False
@@ -350,10 +344,7 @@ class Replica:
         return False
 
     def _buffer(self, slot, rows, array, axis=0):
-        """Return the buffer for a copy of rows of an array: one piece of memory.
-
-        Its contents are valid until the next slice or call, which use the buffer again.
-        """
+        """Return a contiguous buffer for a copy of rows of an array, valid until the next slice."""
         shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
         items, buffer = math.prod(shape), self._buffers.get(slot)
         if buffer is None or buffer.size < items:
@@ -362,14 +353,14 @@ class Replica:
 
 
 def unpack(worker, selection):
-    """Return the rows of a selection in a command: a range, or an array of indices."""
+    """Return the rows of a command's selection: a range, or an array of indices."""
     if selection is POSTED:
         return range(*worker.gate.bounds())
     return selection if isinstance(selection, range) else worker.fetch(selection)
 
 
 def _may_be_of_rows(error, mine, request):
-    """Return whether an error may be of this rank having `mine` of the rows only."""
+    """Return whether an error may occur because this rank has only `mine` of the rows."""
     rows, n_slices = request.rows, request.num_slices
     if rows is None or (mine == rows and n_slices == 1):
         return False
@@ -379,7 +370,7 @@ def _may_be_of_rows(error, mine, request):
         return False
     if not isinstance(error, AssertionError) and not _ABOUT_SHAPES.search(message):
         return False
-    # Else it is an index into an array that does not have this rank's rows.
+    # An index out of bounds counts only if its array may have this rank's rows.
     return "out of bounds" not in message or n_slices > 1 or f"size {mine}" in message
 
 

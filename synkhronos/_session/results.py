@@ -1,4 +1,4 @@
-"""The outputs of a call: each rank hands over its own, and the master combines them to results.
+"""The outputs of a call: each rank hands over its own, and the master combines them.
 
     every rank   hand_over   workers deposit parts with the communicator, the master keeps its own
     the master   combine     after the finish barrier
@@ -17,20 +17,14 @@ from synkhronos._wording import sentence
 
 
 class Results:
-    """One rank's way to hand over its outputs, and the master's to combine those of all ranks."""
+    """Hand over the outputs of this rank; on the master, combine those of all ranks."""
 
     def __init__(self, worker):
         self._worker = worker
         self._combine = worker.comm.outputs.combine
 
     def reduce(self, request, modes, outputs):
-        """Reduce over the ranks those outputs that can stay on their devices for it.
-
-        Returns
-        -------
-        dict
-            As `comm.outputs.Outputs.reduce` does.
-        """
+        """Reduce outputs over the ranks' devices, where they can be: position -> result."""
         worker = self._worker
         if request.output_subset is not None:
             modes = [modes[output] for output in request.output_subset]
@@ -41,9 +35,9 @@ class Results:
             return worker.comm.outputs.reduce(outputs, modes)
 
     def deposit(self, key, request, outputs, reduced):
-        """Deposit what the master needs of a worker's outputs: None if it has not run.
+        """Deposit those outputs of a worker that the master needs; `outputs` is None if idle.
 
-        Returns the answer that the master must hear before it can collect them, or None.
+        Return the answer that the master needs to collect them, or None.
         """
         worker = self._worker
         if outputs is None:
@@ -64,15 +58,8 @@ class Results:
     def combine(self, request, own, modes, dtypes, what):
         """Return the results of a call, on the master, after the finish barrier.
 
-        Parameters
-        ----------
-        request : RunFunction
-        own : tuple
-            What the master's `Replica.run` has returned.
-        modes, dtypes : list
-            The mode of each output of the function, and the dtype of its result.
-        what : Function
-            Named in error messages.
+        `own` is the result of the master's `Replica.run`; `modes` and `dtypes` have the mode of
+        each output of the function and the dtype of its result; error messages name `what`.
         """
         worker, source, key = self._worker, request.source, request.function
         own, reduced = own
@@ -84,7 +71,7 @@ class Results:
         for rank, computed in enumerate(worker.gate.rows()):
             if computed >= 0 and combined:
                 parts = own if rank == worker.rank else collect(key, rank)
-                if rank in (source, worker.rank):  # the others have deposited just these
+                if rank in (source, worker.rank):  # the others have deposited no other parts
                     parts = [parts[position] for position in combined]
                 weights.append(computed)
                 everyone.append(parts)
@@ -101,8 +88,8 @@ class Results:
                 result = self._combine(modes[output], parts, weights, dtypes[output])
             except ValueError as error:
                 raise ValueError(f"Output {output} of {what} {sentence(error)}") from None
-            # Copy a part that is a view of memory that later calls overwrite: a worker's part, or a
-            # shared variable's old value, which an update has replaced.
+            # Copy a part if later calls overwrite its memory: it is a worker's part, or the old
+            # value of a shared variable that was updated.
             is_part = len(parts) == 1 and result is parts[0]
             if is_part and (source != worker.rank or worker.comm.memory.holds(result)):
                 result = result.copy()
@@ -111,14 +98,10 @@ class Results:
 
 
 def outputs_of_machine(worker, request):
-    """Return, on a leader, what the master gets of the outputs of its machine's ranks.
+    """Return, on a leader, the parts of its machine's ranks for the master.
 
-    That is one part for the machine, of its first rank, where parts can be combined without the
-    master: see `MachinesOutputs.of_machine`.
-
-    Parameters
-    ----------
-    request : RunFunction
+    Where the parts of an output can be combined without the master, only the first rank has one:
+    see `MachinesOutputs.of_machine`.
     """
     outputs, key, chosen = worker.comm.outputs, request.function, request.output_subset
     modes = worker.replicas[key].description.output_modes
@@ -127,7 +110,7 @@ def outputs_of_machine(worker, request):
     found, weights = {}, []
     for rank, computed in zip(worker.gate.layout.ranks(), worker.gate.rows()):
         n_parts = len(modes) if rank == request.source else len(request.combined)
-        if computed >= 0 and n_parts:  # as in `hand_over`
+        if computed >= 0 and n_parts:  # the condition of `deposit`
             found[rank] = outputs.collect(key, rank)
             weights.append(computed)
     combined = {rank: list(parts) for rank, parts in found.items()}
@@ -142,7 +125,7 @@ def outputs_of_machine(worker, request):
 
 
 def _combined(request, reduced):
-    """Return the positions of the outputs that the master combines: workers deposit these parts."""
+    """Return the positions of the outputs that the master combines and workers deposit."""
     if not reduced:
         return request.combined
     return tuple([position for position in request.combined if position not in reduced])

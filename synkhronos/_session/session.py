@@ -27,7 +27,7 @@ QUIT_SECONDS = 5.0  # an idle worker that has not ended by itself after this tim
 
 
 class SessionState(enum.Enum):
-    """The state of a session; each value says what the session still does."""
+    """The state of a session; the value says what each call does, or whether it is refused."""
 
     OPEN = "every call"
     BROKEN = "refuse, with the death of a worker as the reason; close"
@@ -53,21 +53,21 @@ class Session:
         self.adopts = adopts  # whether functions of closed sessions join it when they are called
         self.devices = devices
         self.n_ranks = len(devices)
-        self.check = check  # so many first calls of each function are compared with serial Theano
+        self.check = check  # the default of function()'s argument `check`
         self.master_rank = master_rank
         self.lock = threading.RLock()  # held in a call; calls of other threads wait for it
-        self.inside = threading.Lock()  # held in a call; shows a nested call of the same thread
+        self.inside = threading.Lock()  # held in a call; a nested call of the thread finds it held
         self.is_of_run = False  # whether `synkhronos run` has begun it, before the script
         self._death = None
-        self.on_loss = lambda why: None  # is told of a death
+        self.on_loss = lambda why: None  # called at the death of a worker
         self._processes = {}
         self.pids = []  # of all ranks, in rank order
         self.garbage = Garbage()
         self._answers = {}
         self.staged = StagedArrays(self)  # memory that collectives keep for plain values
-        self.held = []  # Contents of Data that the present call reads: others may resize the Data
+        self.held = []  # Contents of Data that this call reads; other threads may resize the Data
         self.repeated = commands.Repeated()
-        self.told_unequal = weakref.WeakSet()  # variables that `save` has warned of
+        self.told_unequal = weakref.WeakSet()  # variables that `save` has warned about
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
         self.changes = Changes(self, follow)
@@ -82,7 +82,7 @@ class Session:
         self.gate.on_answer = self._hear
         try:
             ranks = self.gate.ranks_here
-            self.worker.limit_threads()  # so that workers need not, in which BLAS would start some
+            self.worker.limit_threads()  # workers inherit it: there BLAS would start threads
             start_workers(self._processes, self.gate, ranks, devices, threads, profile_workers)
         except BaseException:
             self.end()
@@ -105,7 +105,7 @@ class Session:
         return self.gate.host_of(rank)
 
     def _connect_devices(self):
-        """Connect the ranks' devices with one another, or log once that this is not possible."""
+        """Connect the ranks' devices with one another, or log once that this fails."""
         if set(self.devices) == {"cpu"}:
             return
         if self.comm.devices is not None:
@@ -119,7 +119,7 @@ class Session:
 
     @property
     def may_be_replaced(self):
-        """Whether fork() may begin another session in place of this one, which is not used yet."""
+        """Whether fork() may replace this session: `synkhronos run` made it, it is not used yet."""
         return self.is_of_run and not self.registry.functions() and not self.registry.data()
 
     @property
@@ -158,9 +158,9 @@ class Session:
             )
 
     def call(self, name: str, broadcasts: bool = True):
-        """Return a context for a call of that name, which other threads wait for: this session.
+        """Return a context for a call, with this session; calls of other threads wait for its end.
 
-        Without `broadcasts` what the script has set in the master is not sent to the ranks before.
+        With `broadcasts` the ranks first get the values that the script has set in the master.
         """
         recording = self.recording
         if recording is None:
@@ -192,7 +192,7 @@ class Session:
 
     def release_data(self) -> None:
         """Release the contents of Data that the call has read, unless workers may still read."""
-        if not self.gate.is_open:  # it is after a Ctrl-C
+        if not self.gate.is_open:  # after a Ctrl-C the gate is open
             self.held.clear()
 
     def drain(self) -> None:
@@ -210,7 +210,7 @@ class Session:
     def run(self, command, *arguments):
         """Run one command on every rank, between the barriers; return the master's own answer.
 
-        The master's part gets these arguments more.
+        On the master, the command's `run` also gets `arguments`.
         """
         if self.state is not SessionState.OPEN:
             self.require_open()
@@ -222,7 +222,7 @@ class Session:
             self._break(death)
             raise
         except BaseException:
-            self.changes.made += 1  # by some ranks, perhaps
+            self.changes.made += 1  # some ranks may have changed variables
             raise
 
     def ask(self, command) -> list:
@@ -238,7 +238,7 @@ class Session:
     def _break(self, death):
         if self.state is not SessionState.OPEN:
             self.require_open()  # raises: another thread has closed it, and so ended the workers
-        # Neither here nor in the log the exception itself: its frames would keep the user's arrays.
+        # Don't keep or log the exception itself: its frames would keep the user's arrays.
         self.state, self._death = SessionState.BROKEN, (str(death), death.rank, death.exitcode)
         log.info("%s", self._death[0])  # the exception tells the user
         self.on_loss(self._death[0])
@@ -247,8 +247,8 @@ class Session:
         self.comm.abort()
 
     def _on_release(self, ref, give_back):
-        # A finalizer, when the master's last view of a block has gone. Between calls no worker
-        # reads the block, so it is freed at once; workers drop their maps with the next command.
+        # A finalizer calls this when the master's last view of a block is gone. Between calls no
+        # worker reads the block: free it now. Workers drop their maps with the next command.
         if self.state is SessionState.OPEN and self.gate.is_open:
             self.garbage.add("give_back", give_back)  # workers may still be reading the block
         else:
@@ -257,10 +257,10 @@ class Session:
 
     @contextlib.contextmanager
     def free(self):
-        """Hold the session in a context, if no call is in it; yield whether that is so.
+        """Hold the session in a context, if no call is in it; yield whether it is held.
 
-        The call may be one of another thread; or of this thread, if a signal handler or a finalizer
-        closes the session.
+        The call may be in another thread, or in this one if a signal handler or a finalizer closes
+        the session.
         """
         with interrupts_held():
             is_held = self.lock.acquire(blocking=False)
@@ -271,9 +271,9 @@ class Session:
                     self.lock.release()
 
     def quit(self) -> None:
-        """Refuse calls from now on; tell idle workers to end, and wait for their end.
+        """Refuse calls from now on; make idle workers end, and wait for this.
 
-        Workers in a call are killed; then the thread in that call gets time to leave it.
+        Kill workers that are in a call, and then give the thread in that call time to leave it.
         """
         with self.free() as is_free:
             is_idle = is_free and self.state is SessionState.OPEN and not self.gate.is_open
@@ -319,7 +319,7 @@ class Session:
 
     def leave_in_child(self, parent) -> None:
         """Abandon the session in a process that the user forked from the master, which keeps it."""
-        # First: the connection with other machines is the master's.
+        # Set the state first: the connection with other machines is the master's.
         self.state, self._parent = SessionState.LEFT, parent
         if self.recording is not None:
             self.recording.leave()
@@ -328,12 +328,12 @@ class Session:
 
 
 class _Steps:
-    """A context of a generator's one ``yield``, which goes on in the same way after an exception.
+    """A context of a generator with one ``yield``, which runs to its end also after an exception.
 
     It takes a third of the time of ``contextlib.contextmanager``. A Ctrl-C before the block begins
-    drops the generator, which leaves its own with blocks then. A Ctrl-C before the first line of
-    `__exit__` keeps the generator, with its locks, for as long as the traceback is kept: in a
-    notebook, until the next exception. `leave_interrupted` leaves it earlier.
+    frees the generator, which then leaves its own with blocks. After a Ctrl-C before the first line
+    of `__exit__`, the traceback keeps the generator and its locks: in a notebook, until the next
+    exception. `leave_interrupted` releases them earlier.
     """
 
     __slots__ = ("_caller", "_session", "_steps")
@@ -350,7 +350,7 @@ class _Steps:
 
     @staticmethod
     def leave_interrupted(session):
-        """Leave a call of a session of which this thread holds the lock, if its block has ended."""
+        """Leave a call that this thread has made in a session, if its block was interrupted."""
         running, frame = set(), sys._getframe()
         while frame is not None:
             running.add(id(frame))
@@ -360,14 +360,14 @@ class _Steps:
                 each._steps.close()
 
     def _is_left(self, session, running):
-        # A generator that runs is of another thread, which waits for the lock.
+        # A running generator belongs to another thread, which waits for the lock.
         steps = getattr(self, "_steps", None)
         is_entered = steps and inspect.getgeneratorstate(steps) == inspect.GEN_SUSPENDED
         return is_entered and self._session is session and self._caller not in running
 
 
 class _RecordedSteps(_Steps):
-    """The context of a call that is recorded: the record says whether it has raised."""
+    """The context of a recorded call: the generator gets the exception, for the record."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Values of the master in memory that all ranks can fetch from; arrays are kept between calls."""
+"""Put values of the master into memory that all ranks can fetch from."""
 
 import math
 import pickle
@@ -15,7 +15,7 @@ _ALIGN = 64  # bytes of a cache line
 
 
 class Contents(NamedTuple):
-    """A growing array at one moment: other threads, and a Ctrl-C, find the old or the new one."""
+    """The state of a growing array, replaced as a whole: other threads see the old or the new."""
 
     block: Optional[Block]  # keeps the memory, as the array does
     allocated: int
@@ -28,7 +28,7 @@ class Contents(NamedTuple):
         return self.array.shape
 
     def with_assigned_shape(self) -> "Contents":
-        """Return the contents with the shape that was assigned to the array in place."""
+        """Return the contents with the shape that the user has assigned to the array in place."""
         assert self.block is not None
         return self._replace(ref=self.block.reference(self.array.dtype, self.shape))
 
@@ -38,12 +38,8 @@ class GrowingArray:
 
     The items of a new shape are the first items of the old memory, in flat order. If the array
     grows beyond its memory, they are copied to a new block. The old block is freed when the last
-    view of it has gone; a view that the user still has keeps it.
-
-    Attributes
-    ----------
-    contents : Contents
-        Replaced as a whole: to use the array and the reference together, read it once.
+    view of it is gone, also those of the user. To use the array and its reference together, read
+    `contents` once.
     """
 
     def __init__(self, memory: Memory, dtype, ndim: int):
@@ -76,7 +72,7 @@ class GrowingArray:
         block, allocated, _, _ = self.contents
         items = math.prod(shape)
         if math.prod(n for n in shape if n) * self._dtype.itemsize > sys.maxsize:
-            # NumPy refuses such a shape too, even if a 0 in it means that it takes no memory.
+            # NumPy refuses such a shape, too, even if it has a 0 and so takes no memory.
             raise ValueError(
                 f"No array of {self._dtype} can have the shape {shown(tuple(shape))}: it is beyond "
                 "what memory can hold."
@@ -94,7 +90,7 @@ class GrowingArray:
         self._empty = None
 
     def put(self, array: np.ndarray, recorder=None) -> Contents:
-        """Copy an array in, of any shape; return the contents. A recorder takes the time of it."""
+        """Copy an array of any shape in, and return the contents; `recorder` records it."""
         if recorder is not None:
             with recorder.span("stage") as span:
                 span.moved(array)
@@ -111,7 +107,7 @@ class GrowingArray:
         self.contents = Contents(None, 0, np.zeros((0,) * self.ndim, self._dtype), None)
         self._empty = None
         if not self.ndim:
-            self.resize(())  # an array of 0 dimensions has one item always, so it needs memory
+            self.resize(())  # an array of 0 dimensions always has one item, so it needs memory
 
     def empty(self) -> Contents:
         """Return contents of no items that ranks can fetch; the array itself stays as it is."""
@@ -128,8 +124,8 @@ class GrowingArray:
 class StagedArrays:
     """Memory for the plain arrays of one call, which is kept for the next call.
 
-    They lie in one block, because each block takes descriptors. A worker reads them in a call only,
-    so the next call may overwrite them.
+    They lie in one block, because each block takes descriptors. Workers read them only during the
+    call, so the next call may overwrite them.
     """
 
     def __init__(self, session):
@@ -160,7 +156,7 @@ class StagedArrays:
         return self._references
 
     def _lay_out(self, layout):
-        self._layout = None  # a Ctrl-C before the last line leaves no layout
+        self._layout = None  # until the last line: after a Ctrl-C all are laid out again
         begins, end = [], 0
         for dtype, shape in layout:
             begins.append(end)
@@ -178,6 +174,6 @@ class StagedArrays:
 def send_objects(session, keys, objects, rank=None) -> None:
     """Set variables that hold no arrays, on one rank, or on all if `rank` is None."""
     pickled = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
-    # The block owns the memory: it must live until the ranks have read it.
+    # The block owns the memory, and must live until the ranks have read it.
     _block, reference = session.comm.memory.wrap(pickled)
     session.run(commands.SetObject(keys, reference, rank))

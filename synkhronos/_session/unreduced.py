@@ -1,9 +1,9 @@
-"""Variables that each rank has updated with its own rows, until a collective has reduced them.
+"""Variables that each rank has updated with its own rows, until a collective reduces them.
 
     f(x): w -= 0.1 * gradient of own rows ──▶ synk.all_reduce(w) ──▶ the next call: nothing
                                           └────────────────────────▶ the next call: a warning
 
-Of the next call that computes with the variable: a script may collect a rank's own totals.
+Only a call that computes with the variable warns: a script may collect each rank's totals in it.
 """
 
 import weakref
@@ -13,10 +13,10 @@ from synkhronos._wording import advise, count
 
 
 class Unreduced(dict):
-    """The variables of a session that ranks have updated differently since they were reduced.
+    """The variables of a session that ranks have updated differently, and that are not reduced yet.
 
-    It has a weak reference to the variable, and the function that updates it, of each key. Several
-    variables may have one cell: Lasagne clones those that it updates by default.
+    It maps a key to a weak reference to the variable, and the name of the function that updates it.
+    Several variables may have one cell: Lasagne clones variables that it updates by default.
     """
 
     def __init__(self):
@@ -24,7 +24,7 @@ class Unreduced(dict):
         self._told = set()
 
     def note(self, pairs, owner):
-        """Note that a call has updated variables, pairs (key, variable), on each rank by itself."""
+        """Note that in a call each rank has updated variables, pairs (key, variable), by itself."""
         for key, variable in pairs:
             if key not in self._told:
                 self[key] = weakref.ref(variable), owner
@@ -46,7 +46,7 @@ class Unreduced(dict):
         self.forget(keys)
 
     def tell(self, recipe, compiled, owner):
-        """Warn of those variables with which a function, that is about to run, computes."""
+        """Warn of the variables with which the function that is about to run computes."""
         read = {id(_host.cell(each)): each for each in _host.variables_read(compiled)}
         used = {}
         for key, (reference, updating) in list(self.items()):
