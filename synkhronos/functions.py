@@ -19,14 +19,13 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
-from synkhronos._calls.arguments import selected
+from synkhronos._calls.arguments import make_inputs, selected
 from synkhronos._calls.check import FIRST, FirstCall, SerialComparison, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
 from synkhronos._calls.function_warnings import FunctionWarnings
 from synkhronos._calls.proof import Proof
-from synkhronos._calls.recipe import Definition, Recipe, Source
+from synkhronos._calls.recipe import Definition, Recipe, Source, take_out_row_numbers
 from synkhronos._calls.request import Requests
-from synkhronos._calls.row_numbers import make_inputs, take_out
 from synkhronos._hints import ArrayLike, Input, Output, Rows, SharedVariable, Update, Variable
 from synkhronos._session.current import Current, current
 from synkhronos._session.replica import SLICED, Description
@@ -677,7 +676,7 @@ def make(source):
     """Compile a function from the checked arguments of `function`."""
     session = current("function()")
     # A copy, because its variables are replaced here, and the source may be used again.
-    own, numbers = take_out(source._replace(outputs=copy.copy(source.outputs)))
+    own, numbers = take_out_row_numbers(source._replace(outputs=copy.copy(source.outputs)))
     if own.draws_all:
         rows = [each.variable for each in own.inputs if each.is_scattered]
         rows += [each.variable for each in numbers]

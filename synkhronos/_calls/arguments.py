@@ -15,6 +15,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.selection import select_rows
 from synkhronos._calls import collective, signature
+from synkhronos._calls.parameters import Input
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
 from synkhronos._session.staging import GrowingArray
@@ -67,7 +68,7 @@ class Inputs:
         With `here` the call runs in the master alone, and sets them there alone. With `ahead` a
         call with the same arguments follows: it also uses the values that `set` has stored.
         """
-        bound = self._bind(args, kwargs, _keep_here if here else self._keep)
+        bound = self._bind(args, kwargs, here)
         if not ahead:
             self._next.clear()
         return bound
@@ -81,7 +82,7 @@ class Inputs:
             )
         return Inputs.bind(self, args, kwargs, here=True, ahead=True)
 
-    def _bind(self, args, kwargs, keep):
+    def _bind(self, args, kwargs, here):
         values = self._values_of(args, kwargs)
         if self._is_plain:
             return values
@@ -113,7 +114,10 @@ class Inputs:
             for position, value in enumerate(bound):
                 self.array(position, value)
             for variable, value in kept:
-                keep(variable, value)
+                if here:
+                    variable.set_value(value)
+                else:
+                    self._keep(variable, value)
         return bound
 
     def _values_of(self, args, kwargs):
@@ -213,21 +217,14 @@ class Inputs:
         try:
             return self._casts[position](value)
         except raised_here(Exception) as error:
-            variable = self.variables[position]
+            begin = f"{self.label(position)} takes {self.variables[position].type}, got "
             if value is None:
-                raise TypeError(
-                    f"{self.label(position)} takes {variable.type}, got None."
-                ) from None
+                raise TypeError(f"{begin}None.") from None
             if isinstance(value, _host.Variable):
-                raise TypeError(
-                    f"{self.label(position)} takes {variable.type}, got the variable {value} in "
-                    "place of a value."
-                ) from None
+                raise TypeError(f"{begin}the variable {value} in place of a value.") from None
             # Theano's checks raise errors of many kinds for values that are no arrays.
-            raise TypeError(
-                f"{self.label(position)} takes {variable.type}, got "
-                f"{signature.describe_value(value)}: {sentence(error)}"
-            ) from error
+            what = signature.describe_value(value)
+            raise TypeError(f"{begin}{what}: {sentence(error)}") from error
 
     def _check_data(self, position, value, array):
         if array.dtype != self._dtypes[position] or array.ndim != self._ndims[position]:
@@ -235,22 +232,16 @@ class Inputs:
                 f"{self.label(position)} takes {self.variables[position].type}, got {value}. A "
                 "Data is never cast: make it with data(value, var=variable)."
             )
-        if self._has_fixed[position]:
-            self._check_lengths(position, array.shape)
-
-    def _check_lengths(self, position, shape):
-        lengths = _host.lengths(self.variables[position])
+        if not self._has_fixed[position]:
+            return
+        lengths, shape = _host.lengths(self.variables[position]), array.shape
         wrong = {fixed for fixed, length in zip(lengths, shape) if fixed not in (None, length)}
-        if 1 in wrong:
-            pattern = _host.fixed_axes(self.variables[position])
-            raise TypeError(
-                f"{self.label(position)} is broadcastable ({pattern}): it must have length 1 "
-                f"there, got shape {shape}."
-            )
         if wrong:
-            raise TypeError(
-                f"{self.label(position)} has the shape {lengths} by its type, got shape {shape}."
-            )
+            what = f"has the shape {lengths} by its type"
+            if 1 in wrong:
+                pattern = _host.fixed_axes(self.variables[position])
+                what = f"is broadcastable ({pattern}): it must have length 1 there"
+            raise TypeError(f"{self.label(position)} {what}, got shape {shape}.")
 
     def release(self):
         """Give the shared memory of plain arrays back."""
@@ -271,8 +262,58 @@ class Inputs:
         )
 
 
-def _keep_here(variable, value):
-    variable.set_value(value)
+class InputsWithRowNumbers(Inputs):
+    """The inputs of a function: `given` by the user, and after these the row numbers.
+
+    The master computes the row numbers at each call; ranks divide, select and slice them as they do
+    other arrays.
+    """
+
+    def __init__(self, given, numbers, owner):
+        super().__init__(given, owner, [Input(each.variable, "rows()", True) for each in numbers])
+        self._numbers = numbers
+        self._whole = [i for i in range(self._n_bound) if not self.is_scattered[i]]
+        whole = [self.variables[i] for i in self._whole]
+        self._readers = []
+        for each in numbers:
+            try:
+                readers = [_host.compile_number(number, whole) for number in each.operands]
+            except ValueError as error:
+                raise ValueError(
+                    f"rows() in {owner} {sentence(error)[:-1]}: its arguments must be integers, "
+                    "shared variables, or expressions of inputs that each rank gets whole: those "
+                    "without axes, and bcast_inputs."
+                ) from None
+            self._readers.append(readers)
+
+    def bind(self, args, kwargs, here=False, ahead=False):
+        """Return one value for each input: those given, and the row numbers."""
+        values = super().bind(args, kwargs, here, ahead)
+        whole = [self.array(position, values[position]) for position in self._whole]
+        numbers = zip(self._numbers, self._readers)
+        return [*values, *[self._compute(each, readers, whole) for each, readers in numbers]]
+
+    def _compute(self, numbers, readers, whole):
+        operands = [read(whole) for read in readers]
+        try:
+            rows = _host.numbers_of_rows(*operands)
+        except ValueError as error:
+            raise ValueError(f"{self._owner}: {sentence(error)}") from None
+        for variable in numbers.indexed:
+            length = _host.peek(variable).shape[0]
+            if len(rows) and rows[-1] >= length:
+                index, size = operands[:2]
+                raise ValueError(
+                    f"rows({index}, {size}) in {self._owner} ends at row {rows[-1]}, but "
+                    f"{variable} has {count(length, 'row')}. For a last minibatch of fewer rows, "
+                    f"write rows(index, size, length={length})."
+                )
+        return rows
+
+
+def make_inputs(given, numbers, owner):
+    """Return the inputs of a function, whose name is `owner`."""
+    return InputsWithRowNumbers(given, numbers, owner) if numbers else Inputs(given, owner)
 
 
 def is_minibatch(value):

@@ -116,14 +116,14 @@ class SerialComparison:
                 serial.cause_in_variables()
                 or serial.cause_in_mode(place)
                 or serial.cause_in_random_numbers()
-                or self._cause_in_parts(serial, place)
+                or serial.cause_in_order(place)
+                or serial.cause_in_parts()
             )
-            if cause is not None:
-                yield (
-                    output,
-                    f"Output {output} of {self._owner}, mode {serial.modes[place]!r}, is not what "
-                    f"serial {_host.title} computes: {how}. {cause}",
-                )
+            yield (
+                output,
+                f"Output {output} of {self._owner}, mode {serial.modes[place]!r}, is not what "
+                f"serial {_host.title} computes: {how}. {cause}",
+            )
 
     def leaves_out(self):
         """Return whether the function is not compared in its session."""
@@ -141,10 +141,6 @@ class SerialComparison:
     def _by_chance(self, serial, place, found):
         """Return how an equal output may differ in other calls; None without a warning."""
         return None
-
-    def _cause_in_parts(self, serial, place):
-        """Return the cause for an output that no mode makes; None without a warning."""
-        return serial.cause_in_order(place) or serial.cause_in_parts()
 
     def _differing_updates(self, serial):
         """Yield, for each update that differs, its variable and a message."""

@@ -10,7 +10,8 @@ class Conditions:
     """The conditions of one function, whose calls send the inputs `variables`.
 
     A call must have `n_rows` rows (None: any number); the expressions `remainders` of the shapes of
-    its inputs must be 0; and with `is_whole` it can't be cut into slices.
+    its inputs must be 0; and with `is_whole` it can't be cut into slices. ValueError is raised for
+    remainders that depend on the values of inputs.
     """
 
     def __init__(self, variables, n_rows, remainders, is_whole):
@@ -18,7 +19,16 @@ class Conditions:
         self._remainders = None
         self._right = set()  # the shapes that were checked: only new ones are computed with
         if remainders:
-            self._remainders = _compiled(variables, remainders)
+            self._remainders = _host.compile_function(
+                variables,
+                remainders,
+                mode=_host.Mode("py", "fast_run"),  # optimized, so that shapes need no values
+                on_unused_input="ignore",
+                no_default_updates=True,
+            )
+            used = _host.input_of_values(self._remainders, len(variables))
+            if used is not None:
+                raise ValueError(f"has a shape that depends on the values of {used}")
 
     def __bool__(self):
         return bool(self._is_whole or self._remainders or self._n_rows is not None)
@@ -48,21 +58,3 @@ class Conditions:
                 f"the shapes {', '.join(map(str, shapes))}. Reshape to (x.shape[0], ...)."
             )
         self._right.add(shapes)
-
-
-def _compiled(variables, lengths):
-    """Return a function that computes numbers from the shapes of inputs.
-
-    Raises ValueError for numbers that depend on the values of inputs.
-    """
-    function = _host.compile_function(
-        variables,
-        lengths,
-        mode=_host.Mode("py", "fast_run"),  # optimized, so that shapes need no values of inputs
-        on_unused_input="ignore",
-        no_default_updates=True,
-    )
-    used = _host.input_of_values(function, len(variables))
-    if used is not None:
-        raise ValueError(f"has a shape that depends on the values of {used}")
-    return function

@@ -34,23 +34,23 @@ class Values:
 
     def _find(self, item):
         """Return the position of an input and None, or None and a shared variable."""
+
+        def is_item(variable, name):
+            return item is variable or (isinstance(item, str) and item == name)
+
         given = self._inputs.given
-        found = [
+        positions = [
             position
             for position, each in enumerate(given)
-            if item is each.variable
-            or (isinstance(item, str) and item == each.name)
-            or (isinstance(item, int) and item == position)
+            if is_item(each.variable, each.name) or (isinstance(item, int) and item == position)
         ]
-        if len(found) > 1:
+        if len(positions) > 1:
             raise TypeError(f"{self._function} has several inputs of the name {item!r}.")
-        if found:
-            return found[0], None
-        storages = [each.storage for each in given]
+        if positions:
+            return positions[0], None
         for variable in self._shared:
-            if any(variable is storage for storage in storages):
-                continue
-            if item is variable or (isinstance(item, str) and item == variable.name):
+            is_storage = any(variable is each.storage for each in given)
+            if is_item(variable, variable.name) and not is_storage:
                 return None, variable
         raise TypeError(
             f"{self._function} has no input or shared variable {item!r}. It takes: {self._inputs}."

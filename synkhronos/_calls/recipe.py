@@ -27,6 +27,30 @@ class Source(NamedTuple):
     rows_of_all: Any = None
 
 
+def take_out_row_numbers(source):
+    """Return a `Source` with inputs in place of row numbers, and a list of these inputs.
+
+    The expression ``data[rows(index, size)]`` becomes ``data[numbers]``, where `numbers` is a
+    scattered input that the user doesn't see. Set the variables of `source.outputs` in place. The
+    master reads inputs that ranks keep from its own storages.
+    """
+    outputs, updates, givens = source.outputs, source.updates, source.keywords["givens"]
+    expressions = [*outputs.variables, *(new for _, new in [*updates, *givens])]
+    kept = [(each.variable, each.storage) for each in source.inputs if each.storage is not None]
+    expressions, numbers, are_used = _host.without_row_numbers(
+        expressions, [*givens, *kept], [each.variable for each in source.inputs]
+    )
+    if not numbers:
+        return source, numbers
+    new = iter(expressions)
+    outputs.variables = [next(new) for _ in outputs.variables]
+    updates = [(target, next(new)) for target, _ in updates]
+    keywords = {**source.keywords, "givens": [(variable, next(new)) for variable, _ in givens]}
+    if are_used:
+        keywords["on_unused_input"] = "ignore"  # only the master uses the index
+    return source._replace(updates=updates, keywords=keywords), numbers
+
+
 class Recipe:
     """The variants of a function, and the expressions that they are compiled from.
 

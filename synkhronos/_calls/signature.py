@@ -22,7 +22,10 @@ class OutputSignature:
     def __init__(self, outputs):
         self.keys = None
         if isinstance(outputs, dict):
-            self.keys = _check_keys(outputs)
+            for key in outputs:
+                if not isinstance(key, str):
+                    raise TypeError(f"The keys of a dict of outputs must be str, got {shown(key)}.")
+            self.keys = sorted(outputs)
             outputs = [outputs[key] for key in self.keys]
         self.is_list = isinstance(outputs, list) or _is_tuple_of_outputs(outputs)
         given = outputs if self.is_list else [] if outputs is None else [outputs]
@@ -161,25 +164,13 @@ class OutputSignature:
         return whole, chosen
 
 
-def _check_keys(outputs):
-    """Return the keys of a dict of outputs, sorted."""
-    for key in outputs:
-        if not isinstance(key, str):
-            raise TypeError(f"The keys of a dict of outputs must be str, got {shown(key)}.")
-    return sorted(outputs)
-
-
 def _is_tuple_of_outputs(outputs):
     """Return whether a tuple is several outputs, as in Theano, and not a pair (variable, mode)."""
     if not isinstance(outputs, tuple):
         return False
-    return (
-        len(outputs) != 2
-        or any(
-            isinstance(each, tuple) or _host.read_output(each) is not None for each in outputs[1:]
-        )
-        or isinstance(outputs[0], tuple)
-    )
+    if len(outputs) != 2 or any(isinstance(each, tuple) for each in outputs):
+        return True
+    return _host.read_output(outputs[1]) is not None
 
 
 def _check_output(position, output):
@@ -197,19 +188,18 @@ def _check_output(position, output):
             f"Output {position} must be a {_host.title} variable or a pair (variable, mode), got "
             f"{given!r}. Several outputs are given as a list.{advice(given, _host.title)}"
         )
-    form = _host.sparse_format(output)
-    if form and reduction.parse_mode(mode) not in (None, "gather" if form == "csr" else None):
+    form, op = _host.sparse_format(output), reduction.parse_mode(mode)
+    if form and op not in (None, "gather" if form == "csr" else None):
         raise TypeError(
             f"Output {position} is a sparse matrix in the format {form}, which can't be reduced "
             f'with the mode {mode!r}. Give it as (variable, None), as (variable, "gather") in the '
             f"format csr, or as {_host.library.__name__}.sparse.dense_from_sparse(variable)."
         )
-    if reduction.parse_mode(mode) is not None and not form and not _host.is_array_variable(output):
+    if op is not None and not form and not _host.is_array_variable(output):
         raise TypeError(
             f"Output {position} of type {output.type} can't be reduced. Give it as "
             "(variable, None): the master's own result."
         )
-    op = reduction.parse_mode(mode)
     if op in OPERATIONS:
         dtype = reduction.result_dtype(op, output.dtype, "float64")
         check_kind("function()", op, dtype, f"output {position}")
@@ -248,7 +238,11 @@ def check_updates(updates):
                 f"updates[{position}] must update a shared variable, got {update[0]!r}."
                 f"{advice(update[0], _host.title)}"
             )
-        if _host.is_array_variable(update[0]) and not _is_expression(update[1]):
+        if (
+            _host.is_array_variable(update[0])
+            and not isinstance(update[1], _host.Variable)
+            and np.asarray(update[1]).dtype.kind not in "biufc"
+        ):
             raise TypeError(
                 f"updates[{position}] must give {update[0]} an expression, got {shown(update[1])}."
                 f"{advice(update[1], _host.title)}"
@@ -262,10 +256,6 @@ def check_updates(updates):
             check_kind("function()", mode, update[0].dtype, f"the update of {update[0]}")
         modes.append(mode)
     return pairs, modes
-
-
-def _is_expression(value):
-    return isinstance(value, _host.Variable) or np.asarray(value).dtype.kind in "biufc"
 
 
 def check_givens(givens):
@@ -415,11 +405,12 @@ def swap_variables(source, swap, defaults):
     """
 
     def swapped(pairs):
-        return [target for target, _ in pairs], _host.swapped([new for _, new in pairs], swap)
+        values = _host.swapped([new for _, new in pairs], swap)
+        return [(target, value) for (target, _), value in zip(pairs, values)]
 
     # A default update belongs to the variable that is replaced, so it becomes an explicit one.
     defaults = [pair for pair in defaults if pair[0] in swap]
-    targets, values = swapped([*source.updates, *defaults])
+    updates = swapped([*source.updates, *defaults])
     outputs = copy.copy(source.outputs)
     outputs.variables = _host.swapped(outputs.variables, swap)
     return source._replace(
@@ -430,10 +421,10 @@ def swap_variables(source, swap, defaults):
             for each in source.inputs
         ],
         outputs=outputs,
-        updates=[(swap.get(target, target), value) for target, value in zip(targets, values)],
+        updates=[(swap.get(target, target), value) for target, value in updates],
         update_modes=[*source.update_modes, *("avg" for _ in defaults)],
         sliceables=[swap.get(each, each) for each in source.sliceables or ()],
-        keywords={**source.keywords, "givens": list(zip(*swapped(source.keywords["givens"])))},
+        keywords={**source.keywords, "givens": swapped(source.keywords["givens"])},
     )
 
 

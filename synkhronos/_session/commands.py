@@ -115,13 +115,12 @@ class Broadcast(_Collective):
     between_devices: bool = True  # else through the host's memory, also in the commands below
 
     def _work(self, worker):
-        """Copy the values of the root."""
         worker.comm.variables.broadcast(self.keys, self.root, self.between_devices)
 
 
 @dataclass(frozen=True)
 class Reduce(_Collective):
-    """Reduce shared variables over the ranks: on all of them, or to one."""
+    """Reduce shared variables over the ranks, on all or to one; answer if shapes differ."""
 
     keys: Tuple[int, ...]
     op: str
@@ -129,20 +128,18 @@ class Reduce(_Collective):
     between_devices: bool = True
 
     def _work(self, worker):
-        """Return, on the master, the mismatch if shapes differ."""
         unequal = worker.comm.variables.reduce(self.keys, self.op, self.root, self.between_devices)
         return unequal if worker.is_master else None
 
 
 @dataclass(frozen=True)
 class AllGather(_Collective):
-    """Join the values of shared variables along axis 0, on all ranks."""
+    """Join shared variables along axis 0, on all ranks; answer if shapes differ."""
 
     keys: Tuple[int, ...]
     between_devices: bool = True
 
     def _work(self, worker):
-        """Return, on the master, the mismatch if shapes differ."""
         unequal = worker.comm.variables.all_gather(self.keys, self.between_devices)
         return unequal if worker.is_master else None
 
@@ -155,7 +152,6 @@ class Expose(_Collective):
     rank: Optional[int] = None
 
     def _work(self, worker):
-        """Put the values where the master can read them."""
         if self._concerns(worker):
             worker.comm.variables.expose(self.keys)
 
