@@ -66,22 +66,23 @@ def broadcast(
     """
     with call("broadcast()") as session:
         options = None if values is not None else _options("broadcast", None, nccl)
-        found = session.repeated.find(options, shared_vars)
-        if found is not None:
-            keys, command = found
+        known = session.repeated.find(options, shared_vars)
+        if known is not None:
+            keys, command = known
             session.run(command)
             session.changes.equal(keys)
             return
         variables = collective.check_variables("broadcast", shared_vars, objects=True)
-        given = [None] * len(variables)
-        if values is not None:
-            given = collective.check_values("broadcast", shared_vars, variables, values, none=True)
+        if values is None:
+            values = [None] * len(variables)
+        else:
+            values = collective.check_values("broadcast", shared_vars, variables, values, none=True)
         nccl = truth("nccl", nccl)
         objects = [v for v in variables if not _host.is_array_variable(v)]
         arrays = [v for v in variables if _host.is_array_variable(v)]
         keys = dict(zip(variables, session.registry.keys_of(variables)))
         new = {}
-        for variable, value in zip(variables, collective.copy_borrowed(session, given)):
+        for variable, value in zip(variables, collective.copy_borrowed(session, values)):
             if value is None:
                 continue
             if variable in objects:
@@ -137,18 +138,18 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
         options = None
         if batch is None and isinstance(values, Data):
             options = "scatter", values._hold(session).ref
-            found = session.repeated.find(options, shared_vars)
-            if found is not None:
-                keys, command = found
+            known = session.repeated.find(options, shared_vars)
+            if known is not None:
+                keys, command = known
                 session.changes.apart(keys)
                 session.run(command)
                 return
         variables = collective.check_variables("scatter", shared_vars)
         collective.check_rows("scatter", variables)
-        given = collective.check_values(
+        checked_values = collective.check_values(
             "scatter", shared_vars, variables, values, rows_may_differ=True
         )
-        command = collective.assign(session, "scatter", variables, given, batch, None)
+        command = collective.assign(session, "scatter", variables, checked_values, batch, None)
         if options is not None:
             options = "scatter", *command.values  # another thread may have resized the Data before
             session.repeated.keep(options, shared_vars, command.keys, command)
@@ -195,8 +196,8 @@ def gather(
     """
     with call("gather()") as session:
         options = _options("gather", nd_up, True)
-        found = session.repeated.find(options, shared_vars)
-        if found is None:
+        known = session.repeated.find(options, shared_vars)
+        if known is None:
             variables = collective.check_variables("gather", shared_vars)
             if is_bool(nd_up) or not isinstance(nd_up, (int, np.integer)) or nd_up not in (0, 1):
                 raise ValueError(
@@ -206,9 +207,9 @@ def gather(
             if nd_up == 0:
                 collective.check_axis("gather(nd_up=0)", variables)
             keys = session.registry.keys_of(variables)
-            found = keys, commands.Expose(keys)
-            session.repeated.keep(options, shared_vars, *found)
-        keys, command = found
+            known = keys, commands.Expose(keys)
+            session.repeated.keep(options, shared_vars, *known)
+        keys, command = known
         session.run(command)
         results = [_put_together(each, nd_up) for each in session.comm.variables.values_of(keys)]
         return results[0] if len(results) == 1 else tuple(results)
@@ -368,19 +369,19 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
     """
     with call("all_reduce()") as session:
         options = _options("all_reduce", op, nccl)
-        found = session.repeated.find(options, shared_vars)
-        if found is None:
+        known = session.repeated.find(options, shared_vars)
+        if known is None:
             variables, op = collective.check_reduction("all_reduce", shared_vars, op)
             keys = session.registry.keys_of(variables)
-            every = commands.Reduce(keys, op, None, truth("nccl", nccl))
-            found = keys, (every, commands.Expose(keys))
-            session.repeated.keep(options, shared_vars, *found)
-        keys, (every, expose) = found
+            both = commands.Reduce(keys, op, None, truth("nccl", nccl)), commands.Expose(keys)
+            known = keys, both
+            session.repeated.keep(options, shared_vars, *known)
+        keys, (command, expose) = known
         if session.comm.variables.are_little(keys):
             session.run(expose)
-            unequal = _reduced(session, session.comm.variables.all_reduce_exposed, keys, every.op)
+            unequal = _reduced(session, session.comm.variables.all_reduce_exposed, keys, command.op)
         else:
-            unequal = session.run(every)
+            unequal = session.run(command)
         if unequal is not None:
             variables = collective.check_variables("all_reduce", shared_vars)
             collective.raise_unequal("all_reduce", variables, unequal)

@@ -156,17 +156,11 @@ class Function:
                 session.require_open()
                 self._join(session)
 
-    def _join_and_call(self, args, kwargs, output_subset, batch, batch_s, num_slices):
+    def _join_and_call(self, args, kwargs, *options):
         """Call in the current session if it adopts functions of closed ones; else raise."""
         self._require_session()
-        return self(
-            *args,
-            output_subset=output_subset,
-            batch=batch,
-            batch_s=batch_s,
-            num_slices=num_slices,
-            **kwargs,
-        )
+        names = "output_subset", "batch", "batch_s", "num_slices"
+        return self(*args, **dict(zip(names, options)), **kwargs)
 
     @property
     def name(self) -> str:
@@ -250,16 +244,16 @@ class Function:
                     session.changes.broadcast_or_warn(self._recipe, self._compiled)
                 if session.changes.unreduced and self._tells:
                     session.changes.unreduced.tell(self._recipe, self._compiled, str(self))
-                command, own = self._compute(
+                command, own_outputs = self._compute(
                     session, args, kwargs, output_subset, batch, batch_s, num_slices
                 )
                 modes, dtypes = self._modes, self._result_dtypes
                 combine, recorder = session.worker.results.combine, session.worker.recorder
                 if recorder is None:
-                    results = combine(command, own, modes, dtypes, self)
+                    results = combine(command, own_outputs, modes, dtypes, self)
                 else:
                     with recorder.span("reduce") as span:
-                        results = combine(command, own, modes, dtypes, self)
+                        results = combine(command, own_outputs, modes, dtypes, self)
                         span.moved(*results)
         if self._returns_plain_list:
             return results
@@ -397,11 +391,11 @@ class Function:
                 f"minibatch must be one bool or one for each of {count(len(values), 'input')}, got "
                 f"{minibatch!r}."
             )
-        made = tuple(
+        built = tuple(
             data(value, var=variable, minibatch=batch, force_cast=force_cast, oversize=oversize)
             for value, variable, batch in zip(values, self._inputs.variables, batches)
         )
-        return made[0] if len(made) == 1 else made
+        return built[0] if len(built) == 1 else built
 
     def _release(self) -> None:
         """Give back the shared memory of plain arrays and of indices; `close` calls this."""
@@ -639,30 +633,30 @@ def checked(
     session = current("function()")
     check = session.check if check is None else number_of_calls("check", check)
     downcast = kwargs.get("allow_input_downcast")
-    given = parameters.check_inputs("inputs", inputs, downcast, scattered=True)
-    given += parameters.check_inputs("bcast_inputs", bcast_inputs, downcast, scattered=False)
-    chosen = signature.OutputSignature(outputs)
+    input_list = parameters.check_inputs("inputs", inputs, downcast, scattered=True)
+    input_list += parameters.check_inputs("bcast_inputs", bcast_inputs, downcast, scattered=False)
+    output_signature = signature.OutputSignature(outputs)
     pairs, update_modes = signature.check_updates(updates)
     givens = signature.check_givens(givens)
     signature.check_mode(kwargs.get("mode"))
     parameters.check_tuples((inputs, bcast_inputs), updates, givens, kwargs.get("profile"))
-    parameters.check_kept(given, givens)
+    parameters.check_kept(input_list, givens)
     name = kwargs.get("name")
     # A plain str, because workers may be unable to import the class of another one.
     name = "{}:{}".format(*line_of_user()) if name is None else str(name)
     keywords = {**kwargs, "givens": givens, "name": name}
-    given = signature.check_axes(axes, given, chosen, sliceable_shareds)
-    signature.check_lengths(given)
+    input_list = signature.check_axes(axes, input_list, output_signature, sliceable_shareds)
+    signature.check_lengths(input_list)
     draws_all = truth("serial_random", serial_random)
-    if draws_all and any(each.axis for each in given):
+    if draws_all and any(each.axis for each in input_list):
         raise ValueError(
             "serial_random=True draws for rows on axis 0, but axes names another axis. Leave one "
             "of the two out."
         )
     return Source(
-        given,
+        input_list,
         bool(bcast_inputs),
-        chosen,
+        output_signature,
         pairs,
         update_modes,
         sliceable_shareds,
@@ -676,24 +670,24 @@ def make(source):
     """Compile a function from the checked arguments of `function`."""
     session = current("function()")
     # A copy, because its variables are replaced here, and the source may be used again.
-    own, numbers = take_out_row_numbers(source._replace(outputs=copy.copy(source.outputs)))
-    if own.draws_all:
-        rows = [each.variable for each in own.inputs if each.is_scattered]
+    rewritten, numbers = take_out_row_numbers(source._replace(outputs=copy.copy(source.outputs)))
+    if rewritten.draws_all:
+        rows = [each.variable for each in rewritten.inputs if each.is_scattered]
         rows += [each.variable for each in numbers]
-        rows += own.sliceables if isinstance(own.sliceables, list) else []
-        own.outputs.variables, updates, keywords = _host.draws_of_all_rows(
-            rows, own.outputs.variables, own.updates, own.keywords
+        rows += rewritten.sliceables if isinstance(rewritten.sliceables, list) else []
+        rewritten.outputs.variables, updates, keywords = _host.draws_of_all_rows(
+            rows, rewritten.outputs.variables, rewritten.updates, rewritten.keywords
         )
-        own = own._replace(updates=updates, keywords=keywords)
-    own.outputs.keep_on_device(session.comm.outputs.reduces)
-    recipe = Recipe(own, numbers)
+        rewritten = rewritten._replace(updates=updates, keywords=keywords)
+    rewritten.outputs.keep_on_device(session.comm.outputs.reduces)
+    recipe = Recipe(rewritten, numbers)
     compiled = recipe.compile_plain()
-    _check_states(session, compiled, own.draws_all)
+    _check_states(session, compiled, rewritten.draws_all)
     parameters.refuse_destroyed(compiled, recipe.inputs)
     recipe.sliceables = signature.check_sliceables(
-        own.sliceables, _host.shared_variables(compiled), recipe.updated
+        rewritten.sliceables, _host.shared_variables(compiled), recipe.updated
     )
-    return Function(session, compiled, recipe.given, own.outputs, recipe, source)
+    return Function(session, compiled, recipe.given, rewritten.outputs, recipe, source)
 
 
 def _check_states(session, compiled, draws_all):

@@ -8,7 +8,7 @@ a view keeps it alive, too.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -284,18 +284,16 @@ class Data(Operators):
         if contents.ref is None:
             contents = self._store.empty()
         elif contents.array.shape != contents.ref.shape:
-            self._check_assigned(contents.shape)
+            # The user has assigned ``d.data.shape = shape``.
+            if len(contents.shape) != self.ndim:
+                raise ValueError(
+                    f"The array of {self._what()} was given the shape {contents.shape} in place, "
+                    f"but has {count(self.ndim, 'dimension')}: assign a shape of as many to its "
+                    "data.shape."
+                )
             contents = contents.with_assigned_shape()
         session.held.append(contents)
         return contents
-
-    def _check_assigned(self, shape):
-        """Raise if ``d.data.shape = shape`` has given the array another number of dimensions."""
-        if len(shape) != self.ndim:
-            raise ValueError(
-                f"The array of {self._what()} was given the shape {shape} in place, but has "
-                f"{count(self.ndim, 'dimension')}: assign a shape of as many to its data.shape."
-            )
 
 
 def data(
@@ -358,24 +356,22 @@ def data(
     session = current("data()")
     if var is not None:
         dtype, ndim = _like(var, dtype, ndim)
-    name = _name(getattr(var, "name", None) if name is None else name)
+    name = getattr(var, "name", None) if name is None else name
+    name = None if name is None else str(name)
     if dtype is not None:
         dtype = check_dtype(dtype)
     if shape is not None:
         shape = shape_of(shape)
     force_cast = truth("force_cast", force_cast)
     what = f"Data {name!r}" if name else "This Data"
-    given: np.ndarray | Data | None
-    if value is None or isinstance(value, Data):
-        given = value
-    elif isinstance(value, np.ndarray):
+    initial: Any = value
+    if isinstance(value, np.ndarray):
         check_kind(value, value, what)
-        given = value
-    else:
-        given = as_array(value, dtype, force_cast, what)
-    if given is not None:
-        dtype = given.dtype if dtype is None else dtype
-        ndim = given.ndim if ndim is None else ndim
+    elif value is not None and not isinstance(value, Data):
+        initial = as_array(value, dtype, force_cast, what)
+    if initial is not None:
+        dtype = initial.dtype if dtype is None else dtype
+        ndim = initial.ndim if ndim is None else ndim
     elif shape is not None and ndim is None:
         ndim = len(shape)
     if dtype is None or ndim is None:
@@ -386,20 +382,20 @@ def data(
     dtype = check_dtype(dtype)
     ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
     oversize = oversize_of(oversize)
-    if given is not None:
+    if initial is not None:
         # Check before memory is allocated, so that an error leaves none behind.
-        given = condition(plain(given), dtype, ndim, force_cast, what)
-        if shape not in (None, given.shape):
+        initial = condition(plain(initial), dtype, ndim, force_cast, what)
+        if shape not in (None, initial.shape):
             raise ValueError(
-                f"shape={shown(shape)} was given beside a value of shape {given.shape}, which "
+                f"shape={shown(shape)} was given beside a value of shape {initial.shape}, which "
                 "says it already: leave shape out, or reshape the value."
             )
     with session.lock:
         session.refuse_nesting()
         with session.inside:
             new = Data(session, dtype, ndim, minibatch, name)
-            if given is not None:
-                new.set_value(given, force_cast=True, oversize=oversize)
+            if initial is not None:
+                new.set_value(initial, force_cast=True, oversize=oversize)
             elif shape is not None:
                 new.set_shape(shape, oversize)
     return new
@@ -419,7 +415,3 @@ def _like(var, dtype, ndim):
             f"ndim={shown(ndim)} was given beside var={var}, of {count(var.ndim, 'dimension')}."
         )
     return var.dtype, var.ndim
-
-
-def _name(name):
-    return None if name is None else str(name)

@@ -59,10 +59,10 @@ def set_value(
     with call("set_value()") as session:
         rank = whole_number("rank", rank, 0, session.n_ranks - 1)
         variables = collective.check_variables("set_value", shared_vars, objects=True)
-        given = collective.check_values(
+        checked_values = collective.check_values(
             "set_value", shared_vars, variables, values, rows_may_differ=batch is not None
         )
-        collective.set_on_rank(session, "set_value", variables, given, batch, rank)
+        collective.set_on_rank(session, "set_value", variables, checked_values, batch, rank)
 
 
 def get_value(rank: int, shared_vars: SharedVariables) -> Value | tuple[Value, ...]:

@@ -87,25 +87,25 @@ class Inputs:
         if self._is_plain:
             return values
         bound, kept = [], []
-        for position, (given, value) in enumerate(zip(self.given, values)):
+        for position, (entry, value) in enumerate(zip(self.given, values)):
             if value is _MISSING:
-                if given.is_required:
+                if entry.is_required:
                     raise TypeError(
                         f"{self._owner} needs a value for {self._name(position)}. It takes: {self}."
                     )
-                if given.storage is not None:
+                if entry.storage is not None:
                     continue
-                value = self._next.get(position, given.default)
-            elif given.is_implicit:
+                value = self._next.get(position, entry.default)
+            elif entry.is_implicit:
                 raise TypeError(
                     f"{self._owner} takes no value for {self._name(position)}: it is implicit."
                 )
-            elif given.storage is not None:
-                kept.append((given.storage, self._cast_given(position, value)))
+            elif entry.storage is not None:
+                kept.append((entry.storage, self._cast_given(position, value)))
                 continue
-            elif given.parts:
+            elif entry.parts:
                 value = self._cast_given(position, value)
-            if given.parts:
+            if entry.parts:
                 bound += _host.take_apart(value)
             else:
                 bound.append(value)
@@ -142,26 +142,26 @@ class Inputs:
         return values
 
     def get(self, position):
-        """Return the value of a given input between calls: None for one that has no default."""
-        given = self.given[position]
-        if given.storage is not None:
-            return given.storage.get_value()
-        return self._next.get(position, given.default)
+        """Return the value of an input between calls: None if it has no default."""
+        entry = self.given[position]
+        if entry.storage is not None:
+            return entry.storage.get_value()
+        return self._next.get(position, entry.default)
 
     def set(self, position, value):
         """Set an input that ranks keep on all of them; of any other, set the next call's value."""
-        given = self.given[position]
-        if given.is_required:
+        entry = self.given[position]
+        if entry.is_required:
             raise TypeError(
-                f"Input {given.name or position!r} of {self._owner} has no value of its own: give "
+                f"Input {entry.name or position!r} of {self._owner} has no value of its own: give "
                 "it in the call, or make the function with In(variable, value=...)."
             )
         value = self._cast_given(position, value)
-        if given.storage is None:
+        if entry.storage is None:
             self._next[position] = value
             return
         with self._session.call("Function value"):
-            self._keep(given.storage, value)
+            self._keep(entry.storage, value)
 
     def _keep(self, variable, value):
         session = self._session
@@ -172,9 +172,9 @@ class Inputs:
         session.changes.equal([key])
 
     def _cast_given(self, position, value):
-        given = self.given[position]
-        alone = Inputs([given._replace(storage=None, parts=())], self._owner)
-        return alone.cast(0, value) if given.parts else alone.array(0, value)
+        entry = self.given[position]
+        alone = Inputs([entry._replace(storage=None, parts=())], self._owner)
+        return alone.cast(0, value) if entry.parts else alone.array(0, value)
 
     def _name(self, position):
         return f"input {self.given[position].name or position!r}"

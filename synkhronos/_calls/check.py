@@ -282,8 +282,8 @@ class FirstCall(SerialComparison):
         if num_slices == 1:
             found = self._outputs.unpack(results, serial.subset)
         else:
-            made = [serial.made(0, place) for place in range(len(expected))]
-            found = [other if one is None else one for one, other in zip(made, expected)]
+            combined = [serial.combined(0, place) for place in range(len(expected))]
+            found = [other if one is None else one for one, other in zip(combined, expected)]
             updated = {}
         told = list(self._differing_outputs(serial, found))
         if not told and not self._told:

@@ -25,20 +25,20 @@ class Proof:
         self.open_outputs, self.open_updates, self._reasons = [], [], []
         self._mistakes, self._mistaken, self._wrong = [], set(), []
         try:
-            found = self._recipe.examine() if self._recipe.rows() else None
+            relations = self._recipe.examine() if self._recipe.rows() else None
         except raised_here(Exception) as error:
             log.debug("The graph of %s could not be examined.", self._owner, exc_info=error)
-            found = None
+            relations = None
             modes = enumerate(self._outputs.modes)
             self.open_outputs = [output for output, mode in modes if mode is not None]
             self._reasons = [(None, "")]
-        if found is not None:
-            self._sort(found)
+        if relations is not None:
+            self._sort(relations)
 
-    def _sort(self, found):
-        self._mistakes = found.mistakes
-        self._mistaken = {each.variable for each in found.mistakes}
-        of_outputs = zip(self._outputs.modes, found.outputs, found.are_rows)
+    def _sort(self, relations):
+        self._mistakes = relations.mistakes
+        self._mistaken = {each.variable for each in relations.mistakes}
+        of_outputs = zip(self._outputs.modes, relations.outputs, relations.are_rows)
         for output, (mode, relation, has_rows) in enumerate(of_outputs):
             is_reduced = mode in OPERATIONS and not has_rows
             if mode is None or relation.is_equal:
@@ -48,7 +48,7 @@ class Proof:
                 self._leave_open(self.open_outputs, output, relation)
             elif has_rows or (is_reduced and relation.right_mode != mode):
                 self._wrong.append((output, relation))
-        for target, relation, differs in found.updates:
+        for target, relation, differs in relations.updates:
             if _host.is_random_state(target):
                 continue
             is_averaged = getattr(target.tag, "is_reduced_after_call", False)

@@ -95,12 +95,12 @@ class Recipe:
     @property
     def accumulated(self):
         """The updates that are accumulated over slices: pairs (shared variable, mode)."""
-        given = [
+        explicit = [
             (target, mode)
             for (target, _), mode in zip(self.updates, self.update_modes)
             if not _host.is_random_state(target)
         ]
-        return given + [(target, "avg") for target, _ in self._default_updates]
+        return explicit + [(target, "avg") for target, _ in self._default_updates]
 
     @property
     def updated(self):
@@ -139,9 +139,9 @@ class Recipe:
                 *(output for output, mode in outputs if has_rows or mode is None),
                 *(new for _, new in self._kwargs["givens"]),
             ]
-            own = [value for target, value in updates if target is variable]
+            own_updates = [value for target, value in updates if target is variable]
             self._uses[variable] = any(_host.uses(each, {variable}) for each in values) or not all(
-                _host.is_total(each, variable, self.rows()) for each in own
+                _host.is_total(each, variable, self.rows()) for each in own_updates
             )
         return self._uses[variable]
 

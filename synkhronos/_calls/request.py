@@ -252,19 +252,20 @@ class Requests:
     def _refuse_lengths(self, lengths):
         """Raise for scattered inputs of different lengths: position -> length."""
         axes, name_of = self._inputs.axes, self._inputs.name_of
-        given = ", ".join(
+        lengths_by_name = ", ".join(
             f"{name_of(i)!r} {length}{f' (axis {axes[i]})' if axes[i] else ''}"
             for i, length in lengths.items()
         )
         if any(axes):
             raise ValueError(
                 f"The scattered inputs of {self._owner} must have the same number of rows, got: "
-                f"{given}. With batch= they may differ."
+                f"{lengths_by_name}. With batch= they may differ."
             )
         raise ValueError(
             f"The scattered inputs of {self._owner} must have the same length along axis 0, got: "
-            f"{given}. With batch= they may differ. An input that each rank needs whole belongs in "
-            "bcast_inputs; if an input x has its rows on another axis, give function() axes={x: 1}."
+            f"{lengths_by_name}. With batch= they may differ. An input that each rank needs whole "
+            "belongs in bcast_inputs; if an input x has its rows on another axis, give function() "
+            "axes={x: 1}."
         )
 
     def _refuse_batch(self, batch):
@@ -359,7 +360,7 @@ class _Selected:
     def keep(self, arguments, length, rows, command):
         """Keep a command for `rows` rows of `length`."""
         if arguments != self.arguments or len(self._commands) >= _LENGTHS:
-            self.arguments = None  # until the last line: a Ctrl-C between them leaves no command
+            self.arguments = None  # set last: after a Ctrl-C on the way no command is found
             self._commands = {}
             self.length = length
             self.arguments = arguments

@@ -30,11 +30,11 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
 
 _TRIED = ("gather", "sum", "avg")
-# Cases, as calls with other numbers are named here, of each kind.
+# The number of cases (see `Serial`) of each kind.
 _OTHERS = 3  # with other numbers
 _ORDERS = 3  # with the same rows in another order
 _NUDGES = 2  # with inputs and variables that differ in their last bit
-_AMPLIFIED = 100  # rounding makes no difference so many times as large as such a last bit does
+_AMPLIFIED = 100  # more than so many times the difference by a last bit isn't rounding
 _COUNTED = 1 << 16  # labels are counted in inputs of at most so many items
 ABOUT_OPS = (
     "Its ops.all_reduce must take what each rank computes of its own rows, with the op that makes "
@@ -169,15 +169,12 @@ class Serial:
                 for v in self._variables
                 if _host.is_array_variable(v) and _host.peek(v).dtype.kind in "fc"
             }
-            # One name for inputs and results, so that the inputs are freed.
-            moved = [nudged(each, random) for each in self._case(case)]
-            moved = self._run(moved, values)
-            moved = _item(moved, what)
-            largest = max(largest, distance(moved, _item(plain, what)))
+            moved = self._run([nudged(each, random) for each in self._case(case)], values)
+            largest = max(largest, distance(_item(moved, what), _item(plain, what)))
         return distance(found, expected) <= _AMPLIFIED * largest
 
     def is_of_division(self, place, found):
-        """Return whether an output differs because of the division: so its parts differ, too."""
+        """Return whether the division alone makes an output differ: the ranks' parts explain it."""
         if not self.are_parts(place, found):
             return False
         whole = self.whole(0)[0][place]
@@ -186,14 +183,14 @@ class Serial:
 
     def likeness(self):
         """Return the number of rows, of labels and of items in masks, by which calls are alike."""
-        found = [self.rows()]
+        likeness = [self.rows()]
         for i in self._scattered:
             array = np.moveaxis(self._arrays[i], self._inputs.axes[i], 0)
             if array.size <= _COUNTED and _counts(array):
                 edges = partition.edges(len(array), self._session.n_ranks)
                 parts = [array[a:b] for a, b in zip(edges, edges[1:])]
-                found += [np.sort(part, axis=None).tobytes() for part in parts]
-        return tuple(found)
+                likeness += [np.sort(part, axis=None).tobytes() for part in parts]
+        return tuple(likeness)
 
     def difference_in_other_orders(self, place, found):
         """Return in words by how much an equal output differs with its rows in another order.
@@ -203,18 +200,18 @@ class Serial:
         if not self.are_parts(place, found):
             return None
         for case in range(1 + _OTHERS, 1 + _OTHERS + _ORDERS):
-            whole, made = self.whole(case), self.made(case, place)
-            if whole is None or made is None:
+            whole, combined = self.whole(case), self.combined(case, place)
+            if whole is None or combined is None:
                 continue
-            how = difference(made, whole[0][place])
-            if how and not self.is_rounding(place, made, whole[0][place], case):
+            how = difference(combined, whole[0][place])
+            if how and not self.is_rounding(place, combined, whole[0][place], case):
                 return f"with these rows in another order {how}"
         return None
 
     def are_parts(self, place, found):
         """Return whether the master gets the ranks' output `found` from the rows of each rank."""
-        made = self.made(0, place)
-        if made is None or difference(made, found) is not None:
+        combined = self.combined(0, place)
+        if combined is None or difference(combined, found) is not None:
             return False  # ranks have other values of a variable, or reduce inside the function
         self._as_parts.add(place)
         return True
@@ -258,9 +255,9 @@ class Serial:
             if self._recipe.sliceables or mode not in ("gather", "sum", "prod"):
                 return None
             return "Nothing is scattered: each rank computes the whole. Write (output, None)."
-        every = dict.fromkeys((*_TRIED, "max", "min", *OPERATIONS))
+        all_modes = dict.fromkeys((*_TRIED, "max", "min", *OPERATIONS))
         # Only these modes along axis 1: another, as the larger of two columns, fits by chance.
-        for axis, modes in ((None, every), (1, _TRIED)):
+        for axis, modes in ((None, all_modes), (1, _TRIED)):
             if self._parts(0, axis) is None:
                 continue
             gathers = [reduction.Gather(axis=along) for along in range(1, n_axes)]
@@ -323,31 +320,31 @@ class Serial:
         return f"Write (output, {mode!r}) in place of the output: {what}."
 
     def _is_made(self, case, place, mode, axis):
-        """Return whether a mode gives the whole output of a case; true if the whole call fails."""
+        """Return whether a mode gives the whole output of a case, or serial Theano refuses it."""
         whole = self.whole(case)
         if whole is None:
-            return case > 0
-        made = self._put_together(case, place, mode, axis)
-        return made is not None and difference(made, whole[0][place]) is None
+            return True
+        combined = self._put_together(case, place, mode, axis)
+        return combined is not None and difference(combined, whole[0][place]) is None
 
-    def made(self, case, place):
+    def combined(self, case, place):
         """Return an output of a case, combined by its mode; None if this fails."""
         return self._put_together(case, place, self.modes[place], None)
 
     def _put_together(self, case, place, mode, axis):
         """Return the parts of an output, combined by a mode; None if this fails."""
-        found = self._parts(case, axis)
-        if found is None:
+        results = self._parts(case, axis)
+        if results is None:
             return None
-        parts, counts = [outputs[place] for outputs, _ in found[0]], found[1]
+        parts, counts = [outputs[place] for outputs, _ in results[0]], results[1]
         try:
             dtype = reduction.result_dtype(mode, parts[0].dtype, _host.float_dtype())
             if mode in OPERATIONS:
                 check_kind("function()", mode, dtype, "output")
-            made = reduction.combine(mode, parts, counts, dtype)
+            combined = reduction.combine(mode, parts, counts, dtype)
         except (TypeError, ValueError):
             return None
-        return made if isinstance(made, np.ndarray) else None
+        return combined if isinstance(combined, np.ndarray) else None
 
     def _case(self, case):
         """Return the inputs of a case, and keep those of the last case: they take much memory.

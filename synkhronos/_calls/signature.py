@@ -28,9 +28,9 @@ class OutputSignature:
             self.keys = sorted(outputs)
             outputs = [outputs[key] for key in self.keys]
         self.is_list = isinstance(outputs, list) or _is_tuple_of_outputs(outputs)
-        given = outputs if self.is_list else [] if outputs is None else [outputs]
+        output_list = outputs if self.is_list else [] if outputs is None else [outputs]
         self.is_none = outputs is None
-        pairs = [_check_output(position, output) for position, output in enumerate(given)]
+        pairs = [_check_output(position, output) for position, output in enumerate(output_list)]
         self.asked_modes = [reduction.parse_mode(mode) for _, mode in pairs]
         self._sparse = {}  # position -> variable of a sparse output, computed as several arrays
         self._first = []  # the first position of each output among those that are computed

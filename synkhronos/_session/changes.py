@@ -132,7 +132,7 @@ class Changes:
         variable = self._session.worker.variables.get(key)
         if variable is None or key in self._apart or key in self._taken:
             return
-        # The script shares no array in shared memory: reading one makes a copy.
+        # The script never shares an array in shared memory: reading the variable gives it a copy.
         is_own = _host.is_array_variable(variable) and not self._is_in_shared_memory(variable)
         if is_own and _host.borrows(variable):
             value = _host.peek(variable)
@@ -151,7 +151,7 @@ class Changes:
         is_updated = self._is_updated(variable)
         if _host.peek(variable) is not value:
             if is_updated:
-                return False  # as serially: after an update the variable has another array
+                return False  # the update gave the variable another array, as it does serially
             _host.put(variable, value)  # instead of its copy by a collective
         if _host.borrows(variable, known=1):
             self.borrowed[key] = value, before
@@ -205,7 +205,7 @@ class Changes:
 
     def _send_and_keep(self, keys):
         """Send values to all ranks; afterwards restore the arrays that the script shares."""
-        # References: the garbage collector may run at any moment.
+        # These references keep the variables while they are sent: the collector may run any time.
         variables = {key: self._session.worker.variables.get(key) for key in keys}
         variables = {key: each for key, each in variables.items() if each is not None}
         values = {
@@ -402,8 +402,8 @@ class Unreduced(dict):
         used = {}
         for key, (reference, updating) in list(self.items()):
             variable = reference()
-            own = None if variable is None else read.get(id(_host.cell(variable)))
-            if own is not None and recipe.computes_with(own):
+            here = None if variable is None else read.get(id(_host.cell(variable)))
+            if here is not None and recipe.computes_with(here):
                 used[key] = variable, updating
         if not used:
             return

@@ -172,9 +172,9 @@ class Assign:
         """Copy this rank's rows."""
         if self.rank not in (None, worker.rank):
             return
-        every = [self._rows(worker, *each) for each in zip(self.values, self.selections)]
-        _make_room(worker, self.keys, self.values, every)
-        for key, ref, rows in zip(self.keys, self.values, every):
+        rows_of_values = [self._rows(worker, *each) for each in zip(self.values, self.selections)]
+        _make_room(worker, self.keys, self.values, rows_of_values)
+        for key, ref, rows in zip(self.keys, self.values, rows_of_values):
             if worker.comm.memory.is_near:
                 assign(worker, key, worker.fetch(ref), rows)
             else:
@@ -204,19 +204,19 @@ def assign(worker, key, array, rows=None):
             span.moved_rows(array, len(rows))
 
 
-def assign_all(worker, keys, arrays, every):
+def assign_all(worker, keys, arrays, rows_of_arrays):
     """Copy an array, or some of its rows, into each of several shared variables."""
     arrays = list(arrays)
-    _make_room(worker, keys, arrays, every)
-    for key, array, rows in zip(keys, arrays, every):
+    _make_room(worker, keys, arrays, rows_of_arrays)
+    for key, array, rows in zip(keys, arrays, rows_of_arrays):
         assign(worker, key, array, rows)
 
 
-def _make_room(worker, keys, values, every):
+def _make_room(worker, keys, values, rows_of_values):
     if len(keys) > 1:
         shapes = [
             value.shape if rows is None else (len(rows), *value.shape[1:])
-            for value, rows in zip(values, every)
+            for value, rows in zip(values, rows_of_values)
         ]
         worker.comm.variables.make_room(dict(zip(keys, shapes)))
 
@@ -261,9 +261,9 @@ class Hashes:
         return [self._of(_host.to_host(_host.peek(worker.variables[key]))) for key in self.keys]
 
     def _of(self, value):
-        found = hashlib.blake2b(repr(value.shape).encode(), digest_size=16)
-        found.update(np.ascontiguousarray(value).data)
-        return found.digest()
+        digest = hashlib.blake2b(repr(value.shape).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(value).data)
+        return digest.digest()
 
 
 @dataclass(frozen=True)

@@ -164,16 +164,13 @@ class Registry:
         # variables again, with new keys.
         with interrupts_held():
             for key, variable in new.items():
-                self._note(key, variable)
+                self._session.worker.variables[key] = variable
+                finalizer = weakref.finalize(variable, self._session.garbage.add, "variables", key)
+                finalizer.atexit = False
+                _host.spread_random_state(variable, self._session.master_rank)
+                self._session.changes.watch(key, variable)
+                self._variable_keys[variable] = key
         return len(pickled)
-
-    def _note(self, key, variable):
-        self._session.worker.variables[key] = variable
-        forgotten = weakref.finalize(variable, self._session.garbage.add, "variables", key)
-        forgotten.atexit = False
-        _host.spread_random_state(variable, self._session.master_rank)
-        self._session.changes.watch(key, variable)
-        self._variable_keys[variable] = key
 
     def is_updated(self, variable) -> bool:
         """Return whether a function updates this shared variable."""
@@ -221,8 +218,8 @@ class Registry:
 
 def _alive(references):
     # `references` is a copy, made in one step, because other threads may add to the registry.
-    found = [reference() for reference in references]
-    return [each for each in found if each is not None]
+    objects = [reference() for reference in references]
+    return [each for each in objects if each is not None]
 
 
 class Garbage:

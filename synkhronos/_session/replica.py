@@ -164,14 +164,14 @@ class Replica:
         if n_slices == 1:
             return [(rows or range(1), counts)]
         n_slices = min(n_slices, max(counts))
-        each = [partition.edges(count, n_slices) for count in counts]
-        mine = each[worker.rank]
+        edges_of_ranks = [partition.edges(count, n_slices) for count in counts]
+        mine = edges_of_ranks[worker.rank]
         # In place of an empty slice this rank computes one row with weight 0: its first row, or the
         # first of all rows.
         spare = rows[:1] or range(1)
         slices = []
         for i in range(len(mine) - 1):
-            weights = tuple([edges[i + 1] - edges[i] for edges in each])
+            weights = tuple([edges[i + 1] - edges[i] for edges in edges_of_ranks])
             slices.append((rows[mine[i] : mine[i + 1]] or spare, weights))
         return slices
 

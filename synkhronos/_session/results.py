@@ -1,7 +1,7 @@
 """The outputs of a call: each rank hands over its own, and the master combines them.
 
-    every rank   hand_over   workers deposit parts with the communicator, the master keeps its own
-    the master   combine     after the finish barrier
+    every rank   deposit   workers hand parts to the communicator, the master keeps its own
+    the master   combine   after the finish barrier
 
 Each output that a call asks for is one of three kinds:
 
@@ -62,7 +62,7 @@ class Results:
         each output of the function and the dtype of its result; error messages name `what`.
         """
         worker, source, key = self._worker, request.source, request.function
-        own, reduced = own
+        own_outputs, reduced = own
         collect, combined = worker.comm.outputs.collect, _combined(request, reduced)
         chosen = request.output_subset
         if chosen is None:
@@ -70,7 +70,7 @@ class Results:
         weights, everyone = [], []  # of the ranks that have run, in rank order
         for rank, computed in enumerate(worker.gate.rows()):
             if computed >= 0 and combined:
-                parts = own if rank == worker.rank else collect(key, rank)
+                parts = own_outputs if rank == worker.rank else collect(key, rank)
                 if rank in (source, worker.rank):  # the others have deposited no other parts
                     parts = [parts[position] for position in combined]
                 weights.append(computed)
@@ -83,7 +83,7 @@ class Results:
                 continue
             parts = columns.get(position)
             if parts is None:
-                parts = [(own if source == worker.rank else collect(key, source))[position]]
+                parts = [(own_outputs if source == worker.rank else collect(key, source))[position]]
             try:
                 result = self._combine(modes[output], parts, weights, dtypes[output])
             except ValueError as error:
@@ -107,16 +107,16 @@ def outputs_of_machine(worker, request):
     modes = worker.replicas[key].description.output_modes
     if chosen is not None:
         modes = [modes[output] for output in chosen]
-    found, weights = {}, []
+    parts_of_ranks, weights = {}, []
     for rank, computed in zip(worker.gate.layout.ranks(), worker.gate.rows()):
         n_parts = len(modes) if rank == request.source else len(request.combined)
         if computed >= 0 and n_parts:  # the condition of `deposit`
-            found[rank] = outputs.collect(key, rank)
+            parts_of_ranks[rank] = outputs.collect(key, rank)
             weights.append(computed)
-    combined = {rank: list(parts) for rank, parts in found.items()}
-    if len(found) > 1 and request.source not in found:
+    combined = {rank: list(parts) for rank, parts in parts_of_ranks.items()}
+    if len(parts_of_ranks) > 1 and request.source not in parts_of_ranks:
         for number, position in enumerate(request.combined):
-            parts = [parts[number] for parts in found.values()]
+            parts = [parts[number] for parts in parts_of_ranks.values()]
             partial = reduction.combine_some(modes[position], parts, weights)
             if partial is not None:
                 for place, each in enumerate(combined.values()):

@@ -82,7 +82,8 @@ class Session:
         self.gate.on_answer = self._hear
         try:
             ranks = self.gate.ranks_here
-            self.worker.limit_threads()  # workers inherit it: there BLAS would start threads
+            # Workers inherit the limits: if they set them, the BLAS would start threads there.
+            self.worker.limit_threads()
             start_workers(self._processes, self.gate, ranks, devices, threads, profile_workers)
         except BaseException:
             self.end()

@@ -156,7 +156,7 @@ class StagedArrays:
         return self._references
 
     def _lay_out(self, layout):
-        self._layout = None  # until the last line: after a Ctrl-C all are laid out again
+        self._layout = None  # set last: after a Ctrl-C on the way all are laid out again
         begins, end = [], 0
         for dtype, shape in layout:
             begins.append(end)
