@@ -26,12 +26,11 @@ _MISSING = object()
 
 
 class Inputs:
-    """The inputs of one function, and the shared memory that plain arrays are copied into.
-
-    Each call uses the memory again; `release` frees it.
+    """The inputs of one function, and shared memory for plain arrays, which all its calls use.
 
     `given` are the user's inputs, `computed` further ones, whose values `bind` appends. `variables`
-    and all positions count the inputs that a call sends to the ranks, so not those that they keep.
+    and positions are of the inputs that a call sends to the ranks, without those that they keep;
+    only `get` and `set` take a position in `given`.
     """
 
     def __init__(self, given, owner, computed=()):

@@ -88,8 +88,11 @@ class SerialComparison:
             return results
         with self._session.call("check"):
             found = self._outputs.unpack(results, subset)
-            told = [*self._differing_outputs(serial, found), *self._differing_updates(serial)]
-        for what, message in told:
+            differences = [
+                *self._differing_outputs(serial, found),
+                *self._differing_updates(serial),
+            ]
+        for what, message in differences:
             self._tell(what, message)
         return results
 
@@ -207,8 +210,8 @@ class FirstCall(SerialComparison):
         if (perf_counter() - begin) * self._session.n_ranks > SECONDS:
             self._fail()
             return results
-        told = self._trying(self._compared, serial, results, num_slices, likeness)
-        for what, message in told or ():
+        differences = self._trying(self._compared, serial, results, num_slices, likeness)
+        for what, message in differences or ():
             self._tell(what, message)
         if self._n_compared >= CALLS + _AGAIN or self._told.issuperset(self._proof.open):
             self.left = 0
@@ -285,15 +288,15 @@ class FirstCall(SerialComparison):
             combined = [serial.combined(0, place) for place in range(len(expected))]
             found = [other if one is None else one for one, other in zip(combined, expected)]
             updated = {}
-        told = list(self._differing_outputs(serial, found))
-        if not told and not self._told:
-            told = list(self._differing_open_updates(serial, updated))
+        differences = list(self._differing_outputs(serial, found))
+        if not differences and not self._told:
+            differences = list(self._differing_open_updates(serial, updated))
         is_at_rest = updated and not serial.largest_change(updated)
         is_zero = any(m in OPERATIONS and not each.any() for m, each in zip(serial.modes, expected))
         if not (is_at_rest or is_zero):  # a wrong mode may give 0, too, as for counts of rare items
             self._seen.add(likeness)
             self._n_compared += 1
-        return told
+        return differences
 
     def _differing_open_updates(self, serial, updated):
         """Yield the updates that are equal on all ranks, but differ from serial Theano's."""

@@ -15,8 +15,7 @@ class FunctionWarnings:
         self._compiled, self._inputs, outputs, self._recipe, self._owner = definition
         self._averaged, self._sliced = {}, []
         self.told = set()  # the numbers of outputs that a warning was about
-        # Of ranks that have no rows, and so do not update: whether to warn, and whether that is
-        # done.
+        # Whether to warn of ranks that have no rows, and so do not update; whether this is done.
         self.tells_of_idle, self.told_of_idle = False, False
         if self._n_ranks > 1:
             self._averaged = self._find_averaged_rows(outputs.modes)
@@ -37,7 +36,7 @@ class FunctionWarnings:
         }
 
     def tell(self, counts, subset):
-        """Give the warnings that apply to a call; `counts` has each rank's rows, None without."""
+        """Give the warnings that apply to a call; `counts` (or None) has the rows of each rank."""
         if counts is None:
             sliced, self._sliced = self._sliced, []
             if sliced:

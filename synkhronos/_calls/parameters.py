@@ -70,15 +70,13 @@ def check_inputs(argument, given, allow_downcast, scattered):
 
 def for_copy(inputs, without_updates):
     """Return inputs for a copy of a function; inputs that ranks keep begin with their default."""
-    return [
-        each._replace(
-            storage=each.storage
-            if each.storage is None or each.default is None
-            else _host.storage(each.variable, each.default),
-            update=None if without_updates else each.update,
-        )
-        for each in inputs
-    ]
+    copies = []
+    for each in inputs:
+        storage, update = each.storage, None if without_updates else each.update
+        if storage is not None and each.default is not None:
+            storage = _host.storage(each.variable, each.default)
+        copies.append(each._replace(storage=storage, update=update))
+    return copies
 
 
 def check_tuples(lists, updates, givens, profile):

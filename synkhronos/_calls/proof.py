@@ -67,7 +67,7 @@ class Proof:
     @property
     def is_complete(self):
         """Whether there is a rule for everything."""
-        return not (self.open_outputs or self.open_updates)
+        return not self.open
 
     @property
     def open(self):

@@ -161,7 +161,8 @@ class Serial:
         `what` is the place of an output, or an updated variable.
         """
         random = np.random.RandomState(0)
-        plain = self.whole(case)
+        of_result = 0 if isinstance(what, int) else 1  # (outputs, updated values)
+        plain = self.whole(case)[of_result][what]
         largest = 0
         for _ in range(_NUDGES):
             values = {
@@ -170,7 +171,7 @@ class Serial:
                 if _host.is_array_variable(v) and _host.peek(v).dtype.kind in "fc"
             }
             moved = self._run([nudged(each, random) for each in self._case(case)], values)
-            largest = max(largest, distance(_item(moved, what), _item(plain, what)))
+            largest = max(largest, distance(moved[of_result][what], plain))
         return distance(found, expected) <= _AMPLIFIED * largest
 
     def is_of_division(self, place, found):
@@ -425,9 +426,3 @@ def _counts(array):
     """Return whether an array holds labels, or a mask of 0 and 1."""
     is_mask = array.dtype.kind == "f" and not ((array != 0) & (array != 1)).any()
     return array.dtype.kind in "biu" or is_mask
-
-
-def _item(result, what):
-    """Return the output at a place, or the updated value of a variable, of a result of `_run`."""
-    outputs, updated = result
-    return outputs[what] if isinstance(what, int) else updated[what]

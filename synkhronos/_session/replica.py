@@ -176,20 +176,17 @@ class Replica:
         return slices
 
     def _run_slices(self, worker, request, rows, arrays):
+        subset = request.output_subset
         if request.counts is None and (request.num_slices == 1 or not rows):
-            return self._run_rows(
-                worker, request, rows, arrays, worker.equal_weights, PLAIN, request.output_subset
-            )
+            weights = worker.equal_weights
+            return self._run_rows(worker, request, rows, arrays, weights, PLAIN, subset)
         slices = self._slices(worker, request, rows)
         # If ranks reduce inside the function, all run the same variant, even those without rows.
         something = any(request.counts) if request.counts else rows
         if request.num_slices == 1 or not something:
             some, weights = slices[0]
-            return self._run_rows(
-                worker, request, some, arrays, weights, PLAIN, request.output_subset
-            )
+            return self._run_rows(worker, request, some, arrays, weights, PLAIN, subset)
         description = self.description
-        subset = request.output_subset
         chosen = range(len(description.output_modes)) if subset is None else subset
         variant = PLAIN
         outputs = [
