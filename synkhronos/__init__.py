@@ -42,7 +42,7 @@ _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in name
 
 __all__ = sorted([*_MODULE_OF, "ops"])
 
-# Type checkers and editors don't run __getattr__, and with one in sight they take any name.
+# Type checkers and editors don't run __getattr__; if they see one, they accept any name.
 if TYPE_CHECKING:
     from synkhronos import ops as ops
     from synkhronos._machine.devices import get_n_gpu as get_n_gpu
@@ -83,7 +83,7 @@ else:
             return importlib.import_module("synkhronos.ops")
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'synkhronos' has no attribute {name!r}")
-        if name == "fork":  # imported now: later no descriptor may be left to read a module
+        if name == "fork":  # import now: later no free descriptor may be left to read a module
             for module in ("functions", "inputs", "collectives", "values"):
                 importlib.import_module(f"synkhronos.{module}")
         value = getattr(importlib.import_module(f"synkhronos.{_MODULE_OF[name]}"), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-# A Ctrl-C in the imports, which take a while, ends this process without a traceback.
+# During the imports, which take a while, a Ctrl-C ends this process without a traceback.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -12,7 +12,7 @@ import sys
 
 from synkhronos.launch import guard
 
-# First of all: a guard that has imported all of this would keep 15 MB more, on each machine.
+# The guard begins before the imports below, which would cost it 15 MB on each machine.
 if __name__ == "__main__":  # noqa: SIM108 - imports may follow an `if` only
     _tell = guard.begin()
 else:
@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)
-    except KeyboardInterrupt:  # a script's own is printed with its traceback
+    except KeyboardInterrupt:  # outside of a script, whose own is printed with its traceback
         return INTERRUPTED
     except BrokenPipeError:
-        # A reader such as `head` has closed the pipe. Without this Python complains at its exit.
+        # A reader such as `head` has closed the pipe: Python must not flush to it at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -183,7 +183,7 @@ def _link_cuda(name: str) -> int:
     from synkhronos._wording import printable
     from synkhronos.tools.info import cuda_libraries as cuda
 
-    # The real path: the loader uses it from any working folder, and another user may own a link.
+    # Follow links: the loader needs an absolute path, and another user may own a link.
     folder = Path(os.path.realpath(os.path.expanduser(name)))
     found = cuda.find(skip=folder)
     try:

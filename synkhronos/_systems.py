@@ -1,8 +1,8 @@
 """The systems that stand on the core, in one table: what each adds to its commands and messages.
 
 The core is what ``import synkhronos`` gives, with the commands ``run``, ``launch``, ``info``,
-``top`` and ``theanorc``. It runs without the folders of the systems, and imports what a row names
-only when it is used.
+``top`` and ``theanorc``. It runs without the folders of the systems, and imports a module
+of a row only when it is used.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class SystemRow(NamedTuple):
     # Name -> (what it does, the module whose `add_arguments(parser)` sets `run`).
     commands: Mapping[str, tuple[str, str]] = {}
     launch: LaunchOptions | None = None
-    # What commands or scripts start, and `top` shows as these.
+    # Modules that its commands or scripts run as processes: `top` shows who started them.
     programs: tuple[str, ...] = ()
-    # Where it is imported, functions that run in the script's process alone are no mistake.
+    # Scripts that import it may compile functions for one process on purpose.
     has_functions_of_its_own: bool = False
-    # (title, distribution) of what it alone needs, for `info` where PyTensor is the host.
+    # (title, distribution) of a package that only it needs: `info` checks it on PyTensor.
     package: tuple[str, str] | None = None
-    # By topics, what messages of the core say where this system has a remedy.
+    # Topic -> what a message of the core adds, because this system has a remedy.
     advice: Mapping[str, str] = {}
 
 
@@ -100,7 +100,7 @@ def there() -> list[SystemRow]:
 
 
 def _is_there(module):
-    with contextlib.suppress(ModuleNotFoundError):  # of the folder that it is in
+    with contextlib.suppress(ModuleNotFoundError):  # its parent package is not there
         return importlib.util.find_spec(module) is not None
     return False
 

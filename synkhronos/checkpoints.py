@@ -1,4 +1,4 @@
-"""Checkpoints: shared variables of all ranks in one file, to stop a run and go on with it later.
+"""Checkpoints: the shared variables of all ranks in one file, to continue a run later.
 
     save    values of all ranks ──▶ a file without a name ──▶ name.npz   written, fsynced, named
     load    name.npz ──▶ every value read and checked ──▶ all ranks
@@ -35,8 +35,9 @@ __all__ = ["load", "save"]
 
 WHAT = "a checkpoint"
 
-# How the values of a variable are related. A random state that is ALONE (of one rank, or not sent
-# to the workers yet) gives each rank a stream of its own when it is loaded.
+# How the ranks' values of a variable are related. ALONE is the value of a single rank, or of a
+# variable that the workers don't have yet; loading such a random state gives each rank a stream of
+# its own.
 ALONE, EQUAL, OF_EACH_RANK = "alone", "equal", "of each rank"
 
 Saved = Union[Function, SharedVariable]
@@ -46,7 +47,7 @@ class CheckpointEntry(NamedTuple):
     """A variable of a checkpoint, as the file describes it."""
 
     name: str | None
-    dtype: str | None = None  # for the state of a RandomStreams
+    dtype: str | None = None  # None for a random state
     ndim: int | None = None
     relation: str = ALONE
     values: Sequence = ()  # as `encode` returns them: one, or one for each rank
@@ -59,8 +60,8 @@ class CheckpointEntry(NamedTuple):
 
     @classmethod
     def read(cls, name, dtype, ndim, relation, values=None, arrays=(), rest=()):
-        """Return the entry of a file; older ones have names of arrays, and the rest of states."""
-        if values is None and dtype is None:
+        """Return the entry of a file, which may be of an older version."""
+        if values is None and dtype is None:  # the numbers of a state, and the rest of it
             values = [{"random": [each, *others]} for each, others in zip(arrays, rest)]
         elif values is None:
             values = [{"array": each} for each in arrays]
@@ -82,9 +83,9 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     path : str or path
         It ends with ``.npz``; ``numpy.load`` reads the file, too.
     functions_or_variables : Function, shared variable, or list of these
-        A function stands for the shared variables that it uses or updates, but for its
-        ``sliceable_shareds``: parameters, what update rules keep, random states. The order counts,
-        as variables may have no names.
+        A function stands for the shared variables that it uses or updates, except its
+        ``sliceable_shareds``: parameters, the state of update rules, random states. The order
+        counts, because variables may have no names.
 
     Raises
     ------
@@ -99,8 +100,8 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
     Warns
     -----
     PortingWarning
-        Once for each variable, but for random states, that differs between ranks: the file then
-        holds the values of all ranks, and can be loaded on that number of ranks only.
+        Once for each variable that differs between ranks, random states apart: the file then holds
+        the values of all ranks, and can be loaded on that number of ranks only.
 
     Examples
     --------
@@ -134,8 +135,9 @@ def save(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
 def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[Saved]) -> None:
     """Set shared variables, on all ranks, to the values in a file that :func:`save` wrote.
 
-    On as many ranks as before the run goes on exactly as if it had not been interrupted. On another
-    number each rank gets a random stream of its own, as by :func:`~synkhronos.distribute`.
+    On as many ranks as before, the run continues exactly as if it had not been interrupted. On
+    another number, each rank gets a random stream of its own, as by
+    :func:`~synkhronos.distribute`.
 
     Parameters
     ----------
@@ -149,8 +151,8 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
         Before :func:`~synkhronos.fork`.
     TypeError, ValueError
         As :func:`save`; ValueError also for a file that is damaged or of another kind, for
-        variables of another number, name, dtype or number of dimensions, and for variables that
-        differed between another number of ranks. Then nothing has changed.
+        variables of another number, name, dtype or number of dimensions, and for variables with
+        different values of another number of ranks. No variable is set then.
     OSError
         When the file can't be read.
 
@@ -180,29 +182,29 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
         LoadPlan(session, path, entries, variables, arrays).carry_out()
 
 
-def variables_of(name, given):
-    """Return the shared variables of functions, and those that were given, each once, in order."""
-    found = {}
-    for each in given if isinstance(given, (list, tuple)) else [given]:
+def variables_of(name, sources):
+    """Return the shared variables among `sources`, and those of its functions, each once."""
+    variables = {}
+    for each in sources if isinstance(sources, (list, tuple)) else [sources]:
         if isinstance(each, _host.SharedVariable):
-            found[each] = None
+            variables[each] = None
         elif isinstance(each, Function):
             data = each._description.sliceables
-            found.update((v, None) for v in each.get_shared() if v not in data)
+            variables.update((v, None) for v in each.get_shared() if v not in data)
         else:
             raise TypeError(
                 "functions_or_variables must be a function of synkhronos.function(), a shared "
                 f"variable, or a list of these, got {shown(each)}."
             )
-    if not found:
+    if not variables:
         raise ValueError(f"functions_or_variables has no shared variable to {name}.")
-    for variable in found:
+    for variable in variables:
         if _host.sparse_format(variable):
             raise TypeError(
                 f"{name}() can't take {variable}, of type {variable.type}: it works on arrays and "
                 "random states."
             )
-    return collective.check_variables(name, list(found), objects=True)
+    return collective.check_variables(name, list(variables), objects=True)
 
 
 def describe(session, variables, arrays):
@@ -217,7 +219,7 @@ def are_unequal(variable, entry):
 
 
 def _values(session, variables):
-    """Yield each variable with its values on all ranks; with one, if workers don't have it yet.
+    """Yield each variable with its values on all ranks, or with one if workers don't have it yet.
 
     The values may be views, valid until the next command.
     """
@@ -244,15 +246,15 @@ def _values(session, variables):
 
 
 def _equal_everywhere(session, keys):
-    """Return variables that are equal on all ranks, so that other machines need not send them.
+    """Return the variables that are equal on all ranks, so that other machines needn't send them.
 
-    None on a single machine, where the master compares the values of ranks in their memory.
+    On a single machine return none: there the master compares the values in the ranks' memory.
     """
     if all(session.host_of(rank) is None for rank in range(session.n_ranks)):
         return set()
-    asked = [v for v in keys if _host.is_array_variable(v) and not _host.is_random_state(v)]
-    hashes = session.ask(commands.Hashes(tuple(keys[each] for each in asked)))
-    return {each for each, *found in zip(asked, *hashes) if len({*found}) == 1}
+    arrays = [v for v in keys if _host.is_array_variable(v) and not _host.is_random_state(v)]
+    hashes = session.ask(commands.Hashes(tuple(keys[each] for each in arrays)))
+    return {each for each, *of_ranks in zip(arrays, *hashes) if len({*of_ranks}) == 1}
 
 
 def _written(arrays, position, variable, values):
@@ -276,7 +278,7 @@ def _written(arrays, position, variable, values):
 def _is_same(one, other):
     """Return whether two arrays have the same bits, or two random states the same numbers.
 
-    The bits of NaNs don't count: ranks may get other ones of equal values.
+    All NaNs count as the same: ranks may compute the same NaN with different bits.
     """
     if one is other:
         return True
@@ -294,7 +296,7 @@ def _is_same(one, other):
 
 
 def refusal(what, variable):
-    """Return the error for a variable that has different values on the ranks, with the choices."""
+    """Return an error that says what to do about different values of a variable on the ranks."""
     name = variable.name or "variable"
     return ValueError(
         f"{what} different values of {variable} for the ranks. Write synkhronos.broadcast({name}), "
@@ -316,16 +318,16 @@ def _tell(session, variable, entry):
 
 def _compare(path, entries, variables):
     """Raise ValueError unless the variables are those of the file, in the same order."""
-    given = [CheckpointEntry.of(variable) for variable in variables]
-    for position, (entry, own) in enumerate(itertools.zip_longest(entries, given)):
-        if entry is None or own is None:
+    asked = [CheckpointEntry.of(variable) for variable in variables]
+    for position, (entry, here) in enumerate(itertools.zip_longest(entries, asked)):
+        if entry is None or here is None:
             raise ValueError(
-                f"functions_or_variables has {count(len(given), 'variable')}, but {path!r} holds "
-                f"{len(entries)}: {'it' if own is None else 'the file'} lacks {entry or own}."
+                f"functions_or_variables has {count(len(asked), 'variable')}, but {path!r} holds "
+                f"{len(entries)}: {'it' if here is None else 'the file'} lacks {entry or here}."
             )
-        if entry[:3] != own[:3]:
+        if entry[:3] != here[:3]:
             raise ValueError(
-                f"functions_or_variables does not fit {path!r}: variable {position} is {own}, and "
+                f"functions_or_variables does not fit {path!r}: variable {position} is {here}, and "
                 f"{entry} in the file. Give the same functions and variables as to save(), in the "
                 "same order."
             )
@@ -355,8 +357,8 @@ def _values_of(path, entry, variable, arrays):
 class LoadPlan:
     """The values that each rank gets from a file; nothing is set until `carry_out`.
 
-    Raises ValueError for a file that does not fit the variables. `unequal` says what becomes of a
-    variable of which ranks had different values: see `resuming.UNEQUAL`.
+    Raises ValueError for a file that does not fit the variables. `unequal`, one of
+    `resuming.UNEQUAL`, is what to do with a variable of different values on the ranks.
     """
 
     def __init__(self, session, path, entries, variables, arrays, unequal="keep"):
@@ -374,8 +376,8 @@ class LoadPlan:
         if differ and not is_random and self._unequal == "refuse":
             raise refusal(f"{self._path!r} can't be loaded: it holds", variable)
         if differ and len(values) == n_ranks:
-            for own, value in zip(self._of_rank, values):
-                own[variable] = value
+            for of_rank, value in zip(self._of_rank, values):
+                of_rank[variable] = value
             return
         if differ and not is_random:
             if self._unequal != "average":
@@ -411,7 +413,7 @@ class LoadPlan:
             is_array = _host.is_array_variable(variable)
             (_host.replace if is_array else _host.replace_object)(variable, value)
         keys_of = session.registry.keys_of
-        keys_of([*self._everywhere, *self._of_rank[0]])  # which sends new ones at once
+        keys_of([*self._everywhere, *self._of_rank[0]])  # sends those that workers lack
         arrays = {v: new for v, new in self._everywhere.items() if _host.is_array_variable(v)}
         objects = {v: new for v, new in self._everywhere.items() if v not in arrays}
         if arrays:
@@ -423,5 +425,5 @@ class LoadPlan:
         session.changes.equal(keys_of(list(self._everywhere)))
         if self._to_spread:
             session.run(commands.Spread(keys_of(self._to_spread)))
-        for rank, own in enumerate(self._of_rank):
-            collective.set_on_rank(session, "load", list(own), list(own.values()), None, rank)
+        for rank, new in enumerate(self._of_rank):
+            collective.set_on_rank(session, "load", list(new), list(new.values()), None, rank)

@@ -1,4 +1,4 @@
-"""The library that graphs are written with, by Theano's names: Theano or PyTensor.
+"""The host library, Theano or PyTensor, under Theano's names.
 
 A script that is to run on both imports it from here::
 

@@ -1,10 +1,11 @@
-"""Serial scripts and libraries on all ranks: ``theano.function`` makes functions for ranks.
+"""`parallel`: in its block ``theano.function`` makes functions that run on all ranks.
 
     theano.function(...) ──▶ divided over the ranks (_host) ──▶ ParallelFunction
                          └─ can't be divided ──▶ the Theano function, in the master
 
-The master has serial Theano's values at every moment. So each call may run on all ranks or in the
-master, and what the master alone has set is broadcast before the next call on all ranks.
+After each call the master has the values that serial Theano has. So a call may run on all ranks or
+in the master alone; variables that only the master has set are broadcast before the next call on
+all ranks.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ def parallel(
 
     It is for libraries and scripts that know nothing of ranks: they get the values that serial
     Theano computes, to rounding. Inputs with axes are scattered along axis 0. The graph is divided:
-    sums over rows are added up over the ranks, rows are gathered, and gradients are
-    reduced before an update uses them. A function stays Theano's, in the master, if it has no input
-    with rows or an operation without a rule for rows. So does a call in which the inputs have
-    different numbers of rows, or fewer rows than there are ranks, or for which shared memory has no
-    room. :func:`parallel_report` shows which functions these are, and why; the first such call of a
-    function that takes a second or more warns with a PortingWarning. Exceptions are those of serial
-    Theano, with a :class:`~synkhronos.WorkerError` as their cause; no update is applied then, but
-    for those that serial Theano, too, makes in place before it raises.
+    sums over rows are added up over the ranks, rows are gathered, and gradients are reduced before
+    an update uses them. A function without an input with rows, or with an operation that has no
+    rule for rows, stays a Theano function, which runs in the master. A call runs in the master,
+    too, if its inputs have different numbers of rows or fewer rows than there are ranks, or if
+    shared memory has no room. :func:`parallel_report` shows which functions these are, and why; the
+    first such call of a function that takes a second or more warns with a PortingWarning.
+    Exceptions are those of serial Theano, with a :class:`~synkhronos.WorkerError` as their cause;
+    no update is applied then, except those that serial Theano, too, makes before it raises.
 
     Only random numbers differ: each rank draws those of its rows from a stream of its own.
 
@@ -76,12 +77,12 @@ def parallel(
     ----------
     n_parallel, devices, threads_per_rank
         As in :func:`~synkhronos.fork`. Without a session the block forks one, and closes it at its
-        end; then its functions stay usable, in the master. In a session that is there already,
-        the functions of the block work on all ranks until the session is closed.
+        end; its functions can still be called, in the master. If there is a session already, the
+        functions of the block run on all ranks until it is closed.
     check : bool or int
-        As in :func:`~synkhronos.function`: whether, or for how many calls, what the ranks compute
-        is compared with serial Theano, and a PortingWarning tells what differs. Functions that draw
-        random numbers are not compared.
+        As in :func:`~synkhronos.function`: whether calls, or how many of them, are compared with
+        serial Theano; a PortingWarning says what differs. Functions that draw random numbers are
+        not compared.
 
     Returns
     -------
@@ -91,14 +92,14 @@ def parallel(
     Raises
     ------
     TypeError, ValueError
-        For arguments of the wrong kind, and for another number of ranks, or devices, than a session
-        has that is there already. At the beginning of the block also what ``fork`` raises.
+        For arguments of the wrong kind; if there is a session already, also for another number of
+        ranks, devices or threads. The beginning of the block raises as ``fork`` does, too.
 
     Notes
     -----
     Values that the script gives shared variables are broadcast (as with ``fork(follow=True)``).
-    So is what functions update that Theano has compiled before the block, after it, or in another
-    thread: they stay Theano functions.
+    Functions that are compiled before the block, after it, or in another thread stay Theano
+    functions; the variables that they update are broadcast, too.
 
     Examples
     --------
@@ -138,7 +139,7 @@ def _check_session(session, n_parallel, devices, threads_per_rank):
 
 @contextlib.contextmanager
 def _block(n_parallel, devices, threads_per_rank, check):
-    intercepting = _host.intercept(functools.partial(_make, check))  # first: PyTensor refuses
+    intercepting = _host.intercept(functools.partial(_make, check))  # may refuse: before fork()
     is_mine = _Current.session is None
     if is_mine:
         fork(n_parallel, devices=devices, threads_per_rank=threads_per_rank, follow=True)
@@ -155,7 +156,7 @@ def _block(n_parallel, devices, threads_per_rank, check):
 
 
 def _recorder_of(session):
-    """Return what counts the calls in blocks of a session, which is made in the first of them."""
+    """Return the BlockCounter of a session, which its first block makes."""
     pids = [pid if session.host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
     if _Current.report is None or not _Current.report.is_of(session, pids):
         _Current.report = BlockCounter(session, pids)
@@ -168,11 +169,11 @@ def parallel_report() -> ParallelReport:
     Returns
     -------
     ParallelReport
-        Of all blocks in the present session, or else in the last one that had a block. It is shown
-        as tables: calls, seconds, the part of this time in which workers computed a share (half, if
-        all calls ran on 2 ranks), why calls ran in the master alone, and what to write to have
-        them divided. Its attributes have the numbers. ``synkhronos run --parallel`` prints it at
-        the script's end.
+        It covers all blocks in the present session, or else in the last session that had a block.
+        It is shown as tables: calls, seconds, the workers' part of this time (half, if all calls
+        ran on 2 ranks), why calls ran in the master alone, and what to write to have them divided.
+        Its attributes have the numbers. ``synkhronos run --parallel`` prints it at the script's
+        end.
 
     Examples
     --------
@@ -202,7 +203,7 @@ def _make(check, compile_serially, arguments):
         reason, instead = str(error), error.instead
         log.info("%s stays a Theano function: it %s", one_line(name), sentence(reason))
     except raised_here(Exception) as error:
-        # Whatever is wrong with the arguments, Theano says it best.
+        # If the arguments are wrong, Theano raises its own error below.
         reason, instead = f"could not be divided: {one_line(error)}", ""
         log.info("%s stays a Theano function: %s", one_line(name), sentence(error))
         log.debug("The error was raised here:", exc_info=error)
@@ -273,7 +274,7 @@ class ParallelFunction:
         self._on_ranks = functions.make(source._replace(is_proved=True))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on all ranks, or serially where they can't divide the call."""
+        """Run the function on all ranks, or in the master if the call can't be divided."""
         begin = perf_counter()
         is_plain = not kwargs and len(args) == len(self._names)
         values = args if is_plain else self._bind(args, kwargs)
@@ -302,10 +303,10 @@ class ParallelFunction:
             results = self._on_ranks(*[values[i] for i in self._order])
         except WorkerError as error:
             self._undo_updates(error.rank)
-            own = raised_by_rank(error)
-            if own is None:
+            original = raised_by_rank(error)
+            if original is None:
                 raise
-            raise own from error
+            raise original from error
         except BaseException:
             for variable in self._updated:  # the next call broadcasts the master's values
                 _host.tell(variable)
@@ -319,9 +320,9 @@ class ParallelFunction:
         return results if self._is_list else results[0]
 
     def _undo_updates(self, rank):
-        """Give all ranks the values of one that raised: others may have applied updates."""
+        """Give all ranks the values of `rank`, which raised: others may have applied updates."""
         arrays = [each for each in self._updated if _host.is_array_variable(each)]
-        # Without settling: the master's values, which it would send, may be updated ones.
+        # `broadcasts=False`: the master's values, which it would send, may be updated already.
         with self._session.call("broadcast", broadcasts=False) as session:
             keys = session.registry.keys_of(arrays)
             if keys:
@@ -398,7 +399,7 @@ class ParallelFunction:
         self.serial[item] = value
 
     def _may_have_set_inputs(self):
-        # Only the Theano function knows then which values its next call has.
+        # From now on only the Theano function knows the values of its inputs.
         if any(each is not None for each in self._defaults):
             self._is_serial = True
 
@@ -406,7 +407,7 @@ class ParallelFunction:
         return item in self.serial
 
     def __reduce_ex__(self, protocol):
-        # A copy, and the reader of the pickle, gets the Theano function.
+        # Copies and pickles are Theano functions.
         return _as_it_is, (self.serial,)
 
     def __repr__(self):
@@ -414,7 +415,7 @@ class ParallelFunction:
 
 
 def _placed(result, axis, is_merged):
-    """Return a gathered result with its rows along an axis, which is merged with the one before."""
+    """Move the rows of a result to an axis; if `is_merged`, merge it with the one before."""
     if not axis:
         return result
     result = np.moveaxis(result, 0, axis)
@@ -429,10 +430,7 @@ def _as_it_is(value):
 
 
 def _inputs_of(arguments):
-    """Return the variables of the inputs, their names, and the values that calls may leave out.
-
-    Raises CannotDivide for arguments that have no rule.
-    """
+    """Return the inputs' variables, names and default values; raise CannotDivide without a rule."""
     if arguments["params"] is None:
         raise _host.CannotDivide(
             "was given tuples as inputs",

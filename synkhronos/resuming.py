@@ -1,10 +1,10 @@
-"""Runs that go on where they were when their process is killed: values of a loop, saved as it runs.
+"""`resume`: save a loop as it runs; after its process was killed, go on from the last file.
 
     resume    run.npz, or the newest older file that is not damaged ──▶ all ranks, step and epoch
     tick      a step is done ──▶ every so often: values copied ──▶ a thread writes them ──▶ run.npz
                                                                    run.npz ──▶ run.1.npz ──▶ ...
 
-What a file holds is always the state right after a tick. A step that is interrupted is never saved.
+A file always holds the state right after a tick, never that of a step that was interrupted.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from synkhronos.session import restart_count
 
 __all__ = ["RunState", "resume"]
 
-# What becomes of variables of which ranks have different values, but for random states.
+# What to do with variables of different values on the ranks, random states apart.
 UNEQUAL = ("refuse", "keep", "average")
-_PATIENCE = 5.0  # seconds that a script waits for one that is killed to leave its file
-_AFTER_LOSS = 120.0  # and one that was started again: NFS holds locks of a lost machine for 90 s
+_PATIENCE = 5.0  # seconds to wait until a script that was killed has released its file
+_AFTER_LOSS = 120.0  # the same after a restart: NFS holds locks of a lost machine for 90 s
 
 NumPyRandom = Union[np.random.RandomState, np.random.Generator]
 Resumed = Union[Saved, NumPyRandom]
@@ -68,9 +68,9 @@ def resume(
     """Return a context in which a loop is saved as it runs, and goes on if it was interrupted.
 
     At the begin of the block the newest file is loaded, if there is one: on as many ranks as before
-    the run goes on with the same bits, on others as :func:`load` says. A thread writes the file
-    while the script goes on, as :func:`save` does: a kill at any moment leaves a complete one. At
-    most `every` seconds of work are lost, the time of writing, and a step.
+    the run continues with the same bits, on another number as :func:`load` says. A thread writes
+    the file while the script goes on, as :func:`save` does: a kill at any moment leaves a complete
+    file. It loses at most `every` seconds of work, the time of writing, and a step.
 
     Parameters
     ----------
@@ -81,15 +81,14 @@ def resume(
         Functions and shared variables as for :func:`save`; and ``numpy.random.RandomState`` and
         ``Generator`` objects of the script, which are set in place. The order counts.
     every : float
-        Seconds between two files, from the begin of the one to that of the next. The first tick
-        saves always, so that what is wrong shows at once. With 0 each tick saves, and waits until
-        the file is on the disk.
+        Seconds from the begin of one file to the begin of the next. The first tick always saves, so
+        that mistakes show at once. With 0 each tick saves, and waits until the file is on the disk.
     keep : int
         The number of files, with the older ones: ``run.npz``, ``run.1.npz``, ``run.2.npz``. If the
         newest is damaged, the run goes on from the one before, with a warning.
     unequal : {"refuse", "keep", "average"}
-        What becomes of a variable of which ranks have different values, random states apart.
-        "refuse" raises ValueError when it is saved or loaded. With "keep" each rank gets its own
+        What to do with a variable of different values on the ranks, random states apart. "refuse"
+        raises ValueError when it is saved or loaded. With "keep" each rank gets its own
         value back, and another number of ranks is refused. "average" does the same on as many
         ranks; others get the mean, of floats.
     preemptible : bool
@@ -181,7 +180,7 @@ class RunState(UserDict):
     step : int
         The number of ticks, in all processes of the run together.
     epoch : int
-        That of :meth:`epochs`, from 0.
+        The epoch of the loop over :meth:`epochs`, from 0.
     """
 
     restored = False
@@ -198,14 +197,14 @@ class RunState(UserDict):
         self._batch = self._done = 0  # of this epoch: batches that were begun, and done at a tick
         self._division = None  # of the rows of this epoch: the arguments of `batches`
         self._is_divided = False  # whether `batches` was called in this epoch
-        self._is_in_epoch = False  # of a loop over `epochs`
+        self._is_in_epoch = False  # whether the body of a loop over `epochs` runs
         self._block = None  # what the end of the with block undoes
         self._due = 0.0  # when the next file is begun
         self._is_ending = False  # a SIGTERM has come
-        self._mark = None  # what the script could change after a tick, as it was then
-        self._is_saved = True  # whether the state of the last tick is
+        self._mark = None  # at the last tick: what the script could change after it
+        self._is_saved = True  # whether a file has the state of the last tick
         self._writer = None  # the thread that writes a file
-        self._error = None  # that of the last file
+        self._error = None  # what the thread has raised
 
     def __setitem__(self, key, value):
         if not isinstance(key, str):
@@ -251,10 +250,10 @@ class RunState(UserDict):
             raise SystemExit(128 + signal.SIGTERM)
 
     def tick(self) -> None:
-        """Say that a step is done: all that it changes is changed, and nothing of the next one yet.
+        """Say that a step is done, after all changes of the step, and before any of the next.
 
-        It takes microseconds, but when it saves. Then it raises what went wrong with the file. In a
-        loop over :meth:`epochs` or :meth:`batches` it is for the minibatches that were taken since
+        It takes microseconds, unless it saves; then it raises what went wrong with the file. In a
+        loop over :meth:`epochs` or :meth:`batches`, the step has done the minibatches taken since
         the last tick: take them as they are needed, and not in a list.
         """
         if (self._is_in_epoch or self._is_divided) and self._batch == self._done:
@@ -271,8 +270,8 @@ class RunState(UserDict):
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to `number` - 1.
 
-        What the loop's body does before its batches is done again in an epoch that goes on; what it
-        does after them, such as a validation, is saved when the next epoch begins.
+        In an epoch that is resumed, the loop's body runs again from its begin. What it does after
+        its batches, such as a validation, is saved when the next epoch begins.
         """
         number = whole_number("number", number, 0)
         return self._epochs(number)
@@ -381,7 +380,7 @@ class RunState(UserDict):
         session, arrays = Current.session, {}
         states = [encode(each, arrays, str(n)) for n, each in enumerate(self._randoms)]
         keys = [array.tobytes() for array in arrays.values()]
-        # Nothing counts changes of variables that workers don't have.
+        # `changes` does not count changes of variables that workers don't have.
         cells = [_reference(_host.peek(each)) for each in self._variables]
         return session, session and session.changes.made, states, keys, cells, self.data.copy()
 
@@ -399,7 +398,7 @@ class RunState(UserDict):
         )
 
     def _begin(self):
-        """Copy the state, as a file has it, and let a thread write the file."""
+        """Copy the state in the format of the file; start a thread that writes it."""
         copy, entries, progress = io.BytesIO(), [], {}
         table = {"variables": entries, "progress": progress}
         with call("tick()") as session, writing(copy, WHAT, **table) as arrays:
@@ -427,8 +426,8 @@ class RunState(UserDict):
             "values": [[key, encode(each, arrays, f"value/{at}")] for at, (key, each) in values],
         }
 
-    # Few calls of the system: for each of them the thread waits for Python's lock, which the host
-    # library holds while it computes.
+    # Few system calls: after each the thread waits for Python's lock, which the host library holds
+    # while it computes.
     def _write(self, copy):
         try:
             with new_file(self._path) as file, copy.getbuffer() as data:
@@ -530,7 +529,7 @@ class RunState(UserDict):
         return signal.signal(signal.SIGTERM, self._end_at_tick) or signal.SIG_DFL
 
     def _leave_sigterm(self, before):
-        """Answer a SIGTERM as before the block; let workers end by it if they did so."""
+        """Restore the handler of SIGTERM; let workers end by a SIGTERM if they did before."""
         signal.signal(signal.SIGTERM, before)
         session = Current.session
         is_idle = session and session.state is SessionState.OPEN and not session.gate.is_open
@@ -543,7 +542,7 @@ class RunState(UserDict):
 
 
 def _reference(value):
-    """Return a weak reference if there can be one: a value that is replaced should go at once."""
+    """Return a weak reference, if the type has them, so that a replaced value is freed at once."""
     try:
         return weakref.ref(value)
     except TypeError:

@@ -7,7 +7,7 @@ A process has at most one session at a time.
 """
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - its forks take its lock after the one below
+import concurrent.futures.thread  # noqa: F401 - a fork must take its lock after the one below
 import contextlib
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ from synkhronos.comm.mpi import job
 from synkhronos.comm.transports import make_gate_of_machines
 from synkhronos.errors import SessionError
 
-# Imported already when status() is called: later no descriptor may be left to read a file.
+# Import now: when status() is called, no free descriptor may be left to read a module.
 from synkhronos.profiling import status as _status  # noqa: F401
 
 _PATIENCE = 3.0  # seconds that a fork of the script waits for those of a session
@@ -60,8 +60,8 @@ def fork(
     ----------
     n_parallel : int, optional
         The number of ranks, the master included; it may be 1, or more than there are cores. By
-        default what ``synkhronos run`` or ``launch`` was given, or else one for each CUDA device,
-        or without any, one for each core that this process may use.
+        default the number given to ``synkhronos run`` or ``launch``; else one for each CUDA device
+        or, without any, one for each core that this process may use.
     use_gpu : bool, optional
         True asks for CUDA devices, False for CPU cores.
     master_rank : int
@@ -73,37 +73,37 @@ def fork(
         Ignored: there is no limit on the number of variables or dimensions any more.
     devices : list of str, optional
         The device of each rank, such as ``["cpu"] * 4``, ``["cuda0", "cuda1"]`` or
-        ``["opencl0:0"] * 2``; ranks may share one, and kinds may be mixed. Without
-        it, the environment variable ``SYNKHRONOS_DEVICES=cpu,cpu`` names the devices, if it is set.
+        ``["opencl0:0"] * 2``; ranks may share one, and kinds may be mixed. By default the
+        environment variable ``SYNKHRONOS_DEVICES=cpu,cpu`` names the devices, if it is set.
     threads_per_rank : int, optional
         The number of threads that BLAS and OpenMP may use in each rank; by default the usable cores
         divided by the ranks, at least 1.
     follow : bool
         If true, a value that the script gives a shared variable in the master (``set_value``,
         ``container.value =``, or a write to an array that the variable borrows, or that was
-        borrowed from it) is broadcast before the next call. By default only the master has it, and
-        the next call of a function that uses the variable warns, with a PortingWarning, if other
-        ranks have another.
-        Variables that have got a value for each rank (``scatter``, ``set_value``) are left alone.
+        borrowed from it) is broadcast before the next call, unless each rank was given a value of
+        its own (``scatter``, ``set_value``). By default only the master has the new value, and the
+        next call of a function that uses the variable warns, with a PortingWarning, if other ranks
+        have another.
     check : {"first"}, bool or int, optional
         The default of the argument ``check`` of :func:`~synkhronos.function`. Without it, the
-        environment variable ``SYNKHRONOS_CHECK`` has it (0, 1, a number of calls, or first), or
-        it is ``"first"``: the graph of each function is examined when it is made, operations
-        without a rule are compared with serial Theano in calls, and a PortingWarning tells, once,
+        environment variable ``SYNKHRONOS_CHECK`` gives it (0, 1, a number of calls, or first); else
+        it is ``"first"``: the graph of each function is examined when it is made, calls with
+        operations that have no rule are compared with serial Theano, and one PortingWarning says
         what the division over ranks changes.
     restart : bool
-        If true, a session that is there is closed first, so that a cell of a notebook can be run
+        If true, the present session is closed first, so that a cell of a notebook can be run
         again. Functions of closed sessions then work in this one: their first call sends them to
         the workers, without compiling them again. Shared variables have the master's values. Data
         must be made again: their memory is freed.
     overlap : bool
-        With several machines whose ranks are CPU cores: whether a function with several
-        :func:`ops.all_reduce <synkhronos.ops.all_reduce>` begins each as soon as it has computed
-        the array, and computes on meanwhile. The results are the same.
+        On several machines with ranks on CPU cores: if true, a function with several
+        :func:`ops.all_reduce <synkhronos.ops.all_reduce>` begins each one as soon as its array is
+        computed, and goes on computing meanwhile. The results are the same.
     compress : {None, "float16"}
-        With several machines, "float16" sends floats of reductions between them in half precision,
-        which halves the bytes: each machine's sum over its ranks is rounded once, these are summed
-        in single precision, and the result is rounded once. Numbers beyond 65504 become infinite.
+        On several machines, "float16" sends the floats of reductions between them in half
+        precision, which halves the bytes: each machine rounds the sum over its ranks, the sums are
+        added in single precision, and the result is rounded. Numbers beyond 65504 become infinite.
 
     Returns
     -------
@@ -113,16 +113,16 @@ def fork(
     Raises
     ------
     SessionError
-        When there is a session already and `restart` is false, this process has opened a device, or
-        ranks could not share memory. It is a RuntimeError.
+        If there is a session already and `restart` is false, if this process has opened a device,
+        or if ranks can't share memory. It is a RuntimeError.
     TypeError, ValueError
         For arguments of the wrong kind, and arguments that contradict each other.
     ImportError
-        For ranks on devices, without pygpu.
+        For ranks on other devices than CPU cores, without pygpu.
     WorkerError
-        When a rank can't open its device.
+        If a rank can't open its device.
     WorkerDied
-        When a worker did not start.
+        If a worker does not start.
 
     Examples
     --------
@@ -197,8 +197,8 @@ def fork(
 def session_of_leaders() -> Iterator[job.MachineLayout]:
     """Begin a session with one rank on each machine, in place of that of ``synkhronos run``.
 
-    For systems, whose ranks each of these starts on its machine. Yield how many fork() would
-    begin where: as the launch was told, or one for each core.
+    Each of these ranks starts the ranks of a system on its machine. Yield how many ranks fork()
+    would start on each machine.
     """
     with _Current.lock:
         session, given, link = _Current.session, _Current.of_run, _Current.link
@@ -236,7 +236,7 @@ def _runs_script_again():
 
 
 def _begin(plan, n_here, make):
-    """Begin the current session, on the machines of a plan if there is one."""
+    """Begin the current session, on the machines of the plan if it is not None."""
     try:
         # Nothing is raised between a worker's start and the assignment, so close() finds it.
         with _Current.forking, interrupts_held():
@@ -322,8 +322,8 @@ def _end_current():
 def _release_closed():
     """Give back the memory and descriptors of closed sessions, except while a call is in one.
 
-    Such a call is in another thread, or below a signal handler that called close(). Its session is
-    given back by the next fork() or close(), or at the end of the interpreter.
+    Such a call is in another thread, or was interrupted by a signal handler that called close().
+    The next fork() or close(), or the end of the interpreter, gives its session back.
     """
     for session in list(_Current.closed):
         with session.free() as is_free:
@@ -343,7 +343,7 @@ def _close_at_exit():
 
 def _leave_in_child():
     """Forget the session in a process that the user forked: its workers belong to the master."""
-    with contextlib.suppress(RuntimeError):  # when it is released, or was never held
+    with contextlib.suppress(RuntimeError):  # raised when it is not held any more
         while True:
             _Current.forking.release()
     session, _Current.session, _Current.lock = _Current.session, None, threading.RLock()
@@ -354,9 +354,10 @@ def _leave_in_child():
 
 
 atexit.register(_close_at_exit)
-# The fork of another thread waits until the workers are forked: its child would keep open, unknown
-# to `_leave_in_child`, the pipes that tell of a death. Not for ever: a library may hold a lock over
-# forks that its own thread takes before this one. Methods in C, which no signal handler leaves.
+# Another thread's fork waits until the workers are forked: otherwise its child would keep the pipes
+# open that report a death, and `_leave_in_child` would not know them. The wait has a limit, because
+# the fork handler of another library may hold a lock that the thread in `_begin` needs. The
+# handlers are methods in C, so that no signal handler can raise in them.
 os.register_at_fork(
     before=functools.partial(_Current.forking.acquire, timeout=_PATIENCE),
     after_in_parent=_Current.forking.release,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "profile"]
 
 _ROOM = 1 << 17  # spans of each rank
-_CHARACTERS = 100  # of names, along a picture
+_CHARACTERS = 100  # that fit side by side in a picture
 
 
 def profile(room: int = _ROOM) -> ContextManager["Profile"]:
@@ -201,7 +201,7 @@ class Profile(View):
 
     @property
     def dropped(self) -> list:
-        """The number of parts of calls, of the last ones, that each rank had no room for."""
+        """For each rank, the number of parts of the last calls that it had no room for."""
         return self._recording.read()[1]
 
     @property
@@ -212,7 +212,7 @@ class Profile(View):
         ``function``, a number that tells functions of the same name apart; ``rank``; ``raised``,
         whether the call raised; ``begin``, in seconds of CLOCK_MONOTONIC; ``seconds``; the seconds
         of each part; and ``bytes``, the number that the rank copied or reduced. Sending a function
-        to the workers is a call of its own, ``distribute()``, also inside another call, whose
+        to the workers is a call of its own, ``distribute()``. It may be inside another call, whose
         seconds do not include it.
         """
         return self._read().table()
@@ -312,7 +312,7 @@ class Profile(View):
 
 
 def _refuse_unwritable(argument: str, path: Path) -> None:
-    """Raise ``ValueError`` for a path where no file can be written, as far as that shows."""
+    """Raise ``ValueError`` for a path where clearly no file can be written."""
     folder = path.parent
     if path.is_dir():
         reason = "it is a folder"

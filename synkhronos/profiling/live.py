@@ -2,8 +2,8 @@
 
     synkhronos top --json --pid THIS   ── a line each second ──▶  a thread here ──▶ the display
 
-Another process looks at the ranks. A thread of the master could do so only while Theano does not
-hold Python's lock, and would see the master wait more often than it does.
+Another process samples the ranks. A thread of the master could run only while Theano does not hold
+Python's lock, and would count too many waits of the master.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _COLUMNS = (
 )
 _SHARES = ("computes", "waits", "no_call")
 _COLOURS = ("green", "red", "bright_black")
-_LEAST = "shared", "memory", "process", "device"  # left out first in a terminal with little room
-_WIDE, _BAR = 105, 20  # characters of a terminal that has room for bars, and of a bar
+_LEAST = "shared", "memory", "process", "device"  # in this order a narrow terminal leaves them out
+_WIDE, _BAR = 105, 20  # characters: of a terminal with room for bars, and of a bar
 
 
 def merged(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sessions that machines tell of: one of several machines is one session."""
+    """Return the sessions in the answers of machines; join the parts of one on several machines."""
     found: dict[str, dict[str, Any]] = {}
     for session in (session for answer in answers for session in answer["sessions"]):
         known = found.get(session["id"])
@@ -151,14 +151,14 @@ class LiveStatus:
     Parameters
     ----------
     first : Tables
-        What is shown at first, and stays if there is one rank.
+        The tables to show until `top` has seen the session, which must have several ranks.
     """
 
     def __init__(self, first: Tables) -> None:
         self._shown = first
 
     def __enter__(self) -> None:
-        """Begin to show the status."""
+        """Show the status, and start the process that watches."""
         with contextlib.ExitStack() as stack:
             show = stack.enter_context(_display(self))
             show(self._shown)
@@ -177,7 +177,7 @@ class LiveStatus:
             stack.callback(child.terminate)
             thread.start()
             self._stack = stack.pop_all()
-        # A block may never be left, as that of a generator: the thread must end before Python.
+        # The block of a generator may never be left, but the thread must end before Python does.
         self._pid = os.getpid()
         atexit.register(self._close)
 
@@ -192,7 +192,7 @@ class LiveStatus:
 
     def _follow(self, lines, show):
         for line in lines:
-            with contextlib.suppress(ValueError):  # the end has come in the middle of a line
+            with contextlib.suppress(ValueError):  # the last line may be cut off
                 self._shown = Watched(merged([json.loads(line)]))
                 show(self._shown)
 
@@ -204,7 +204,7 @@ class LiveStatus:
 
 @contextlib.contextmanager
 def _display(status):
-    """Give a function that shows tables in place of those before."""
+    """Yield a function that shows tables in place of the last ones."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if hasattr(shell, "kernel"):
         from IPython.display import display

@@ -1,7 +1,7 @@
 """The report of a block of `parallel`: which functions run on all ranks, and why others don't.
 
-theano.function in the block ──▶ FunctionCalls   counted in each call
-└──▶ FunctionReport ──▶ ParallelReport, a table
+theano.function in the block ──▶ FunctionCalls   counts each call
+                                 └──▶ FunctionReport ──▶ ParallelReport, a table
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDTH = 100  # characters of a line of advice
 
 @dataclass(frozen=True)
 class FunctionReport:
-    """What became of one ``theano.function`` of a block of :func:`~synkhronos.parallel`.
+    """The calls of one function of a block of :func:`~synkhronos.parallel`.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ def _answer(function):
 class FunctionCalls:
     """Counts the calls of the functions of one name.
 
-    `reason` is a sentence without its subject, the function, or None if it is divided.
+    `reason` says why they are not divided, without a subject ("has no rows"), or is None.
     """
 
     def __init__(self, name, reason=None, instead=""):
@@ -153,7 +153,7 @@ class FunctionCalls:
             self._seconds_on_ranks += seconds
 
     def note_alone(self, seconds, why, instead):
-        """Take note of why a call ran in the master alone; the first slow one warns."""
+        """Note why a call ran in the master alone; warn of the first slow one."""
         if why is not None:
             self._alone.setdefault(why, instead)
         if seconds >= SLOW_SECONDS and not self._has_warned:
@@ -184,7 +184,7 @@ class FunctionCalls:
 
 
 class CallsOfOne:
-    """Counts the calls of one function, with those of all functions of its name."""
+    """Counts the calls of one function in the FunctionCalls of its name."""
 
     def __init__(self, all_calls):
         self._all, self._left = all_calls, FIRST_CALLS
@@ -195,10 +195,7 @@ class CallsOfOne:
         self._left -= 1
 
     def alone(self, seconds, why=None, instead=""):
-        """Count a call in the master alone; `why`, with its subject, if the function is divided.
-
-        The first one that is slow warns with a PortingWarning.
-        """
+        """Count a call in the master alone; `why` is a sentence if the function is divided."""
         self._all.count(seconds, self._left > 0, False)
         self._left -= 1
         self._all.note_alone(seconds, why, instead)
@@ -221,14 +218,14 @@ class BlockCounter:
         return self._session() is session and pids == self._pids
 
     def function(self, name, reason=None, instead=""):
-        """Return what counts the calls of a function."""
+        """Return a new counter for the calls of a function."""
         key = name, reason
         if key not in self._functions:
             self._functions[key] = FunctionCalls(name, reason, instead)
         return CallsOfOne(self._functions[key])
 
     def note_cpu(self):
-        """Take note of the CPU time that the ranks have used; those that have ended keep theirs."""
+        """Note the CPU time that each rank has used; one that has ended keeps its last."""
         now = list(map(_cpu_seconds, self._pids))
         for rank, (began, seconds) in enumerate(zip(self._began, now)):
             if began is not None and seconds is not None:

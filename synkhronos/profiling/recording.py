@@ -46,7 +46,7 @@ class Recording:
         self._kept = None  # the result of `read` at the end
         self._elsewhere = [None] * session.n_ranks  # references to rows on other machines
         self._fetched = {}  # rank -> rows, of other machines
-        self._ahead = [0] * session.n_ranks  # nanoseconds that each rank's clock is ahead
+        self._ahead = [0] * session.n_ranks  # nanoseconds: each rank's clock less the master's
         self._is_wanted = False  # True from the end of `begin` to the begin of `end`
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class Recording:
             segment = session.comm.memory.create(math.prod(shape) * 8)
         except SharedMemoryFull as error:
             raise SharedMemoryFull(f"A profile of room={self._room:,}: {error}") from error
-        # Together: from here on, `end` or close() finds the memory that ranks may write to.
+        # Both or none: `end` and close() must find the memory that ranks may write to.
         with interrupts_held():
             self._memory = segment.array(np.int64, shape)
             session.recording = self
@@ -82,8 +82,8 @@ class Recording:
     def _compare_clocks(self):
         """Return by how many nanoseconds each rank's clock is ahead of the master's.
 
-        The ranks of a machine have one clock. For others it is the middle of the shortest of a few
-        calls that asks them for their time.
+        The ranks of a machine have one clock. Of a few calls that ask others for their time, the
+        shortest counts: the answer is the time in its middle.
         """
         session = self.session
         if not any(self._elsewhere):
@@ -129,13 +129,13 @@ class Recording:
             self.names.append(without_folder(name)[:LONGEST_NAME])
             number = self._numbers[key] = len(self.names) - 1
         write(part, begin, end, number, 0)
-        if log.isEnabledFor(DEBUG):  # else each call would escape its name
+        if log.isEnabledFor(DEBUG):  # `one_line` would take time in each call
             log.debug("%s took %.3f ms", one_line(self.names[number]), 1e-6 * (end - begin))
 
     def end(self) -> None:
         """Stop recording on all ranks; the spans can still be read afterwards."""
         session = self.session
-        if session.recording is not self:  # before the lock: finalizers call this
+        if session.recording is not self:  # checked without the lock, as finalizers call this
             return
         with session.lock:
             if session.recording is not self or not self._is_wanted:
@@ -158,7 +158,7 @@ class Recording:
 
     def _keep_and_free(self):
         """Copy the spans, and drop the shared memory."""
-        kept = self.read()  # it may have to wait for other machines, so a Ctrl-C may come in it
+        kept = self.read()  # outside of the block below, as it may wait for other machines
         with interrupts_held():
             self._kept = kept
             self._memory = self.session.recording = None
@@ -189,21 +189,20 @@ class Recording:
         memory = self._memory  # keeps it alive here, also if another thread ends the recording
         if memory is None:
             return self._kept
-        found = [span_recorder.read(self._rows(memory, rank)) for rank in range(len(memory))]
-        for (spans, _), ahead in zip(found, self._ahead):
+        of_ranks = [span_recorder.read(self._rows(memory, rank)) for rank in range(len(memory))]
+        for (spans, _), ahead in zip(of_ranks, self._ahead):
             spans["begin"] -= ahead
             spans["end"] -= ahead
-        return [spans for spans, _ in found], [dropped for _, dropped in found]
+        return [spans for spans, _ in of_ranks], [dropped for _, dropped in of_ranks]
 
     def _rows(self, memory, rank):
-        """Return the rows that a rank has written."""
         reference = self._elsewhere[rank]
         if reference is None:
             return memory[rank]
         session = self.session
         if session.state is SessionState.OPEN:
             with session.lock:  # a call, in another thread, uses the same connection
-                # In a signal handler in the middle of a call, what was fetched last is returned.
+                # In a signal handler during a call, the rows that were fetched last must do.
                 if session.state is SessionState.OPEN and not session.inside.locked():
                     self._fetched[rank] = session.comm.memory.fetch_from(rank, reference)
         return self._fetched.get(rank, np.zeros((1, len(SPAN.names)), np.int64))

@@ -7,9 +7,9 @@
                        time, also after the rank's death
     StopRecording  ──▶ every rank's worker and gate have None
 
-Without a profile the recorder is None, and a part of a call does nothing but look at that. It reads
-the recorder once and keeps it in a local variable, because close() in another thread may replace it
-with None at any time. A rank with no room left only counts the spans that it drops.
+Without a profile the recorder is None, and a part of a call only checks that. It reads the recorder
+once, into a local variable, because close() in another thread may replace it with None at any time.
+A rank with no room left only counts the spans that it drops.
 """
 
 import functools
@@ -46,7 +46,7 @@ class SpanRecorder:
 
 
 class RunningSpan:
-    """A part of a call, from its begin to its end: a context, recorded also when it raises."""
+    """The context of a part of a call; its span is recorded also if the part raises."""
 
     __slots__ = ("_begin", "_gate", "_nbytes", "_part", "_write")
 
@@ -81,7 +81,7 @@ class RunningSpan:
 
 
 def _writer(memory):
-    """Return a function that writes spans; it keeps the memory alive."""
+    """Return a function that writes spans, and keeps the memory alive."""
     spans = memoryview(memory).cast("B")
     pack, size_of_row, row = _ROW.pack_into, _ROW.size, 0
     last = len(spans) - size_of_row
@@ -100,7 +100,7 @@ def _writer(memory):
 def read(rows):
     """Return the spans in a rank's rows, dtype SPAN, and the number that it dropped."""
     spans = rows[1:].view(SPAN)[:, 0]
-    # A rank may be writing now: rows that it has not come to are zero.
+    # A rank may be writing now: its unused rows are zero.
     return spans[spans["part"] > 0], int(rows[0, 0])
 
 
@@ -129,7 +129,7 @@ class StopRecording:
     """Stop recording, on every rank."""
 
     def run(self, worker):
-        """Take this rank's recorder away."""
+        """Remove this rank's recorder."""
         worker.record(None)
 
 

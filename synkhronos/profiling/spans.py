@@ -1,11 +1,11 @@
-"""Spans, and arithmetic with their times: what all profiles are made of.
+"""Spans, which all profiles consist of, and sums of their times.
 
     session  every rank writes its parts of calls into shared memory      recorder, recording
     store    threads and the process that sends append to a list          parameter_server.timeline
     rule     start() and end(mode) append to a list, summed into columns  rules.recorder
 
-Spans of one track are with blocks or calls, so of two that overlap one contains the other. A
-span's own time is its time less that of the spans inside.
+The spans of one track are nested: of two that overlap, one contains the other. A span's own time is
+its time less that of the spans inside.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Iterable, NamedTuple
 class Span(NamedTuple):
     """A time in which one rank, thread, process or key was in one state.
 
-    ``track`` says whose it is and ``name`` which state. ``begin`` and ``end`` are of a monotonic
-    clock, in any unit, and ``nbytes`` is 0 where nothing was copied or sent.
+    ``track`` is the rank, thread, process or key, and ``name`` the state. ``begin`` and ``end`` are
+    times of a monotonic clock, in any unit; ``nbytes`` is 0 if nothing was copied or sent.
     """
 
     track: Any
@@ -35,7 +35,7 @@ class Nested:
 
     def __init__(self, span: Span, outer: Nested | None) -> None:
         self.span, self.outer = span, outer
-        self.own = span.end - span.begin  # time; `nested` takes the spans inside away
+        self.own = span.end - span.begin  # `nested` subtracts the spans inside
 
 
 def nested(spans: Iterable[Span]) -> list[Nested]:
@@ -72,7 +72,7 @@ def own_times(names: Iterable[Any], spans: Iterable[Span]) -> dict[Any, float]:
 
 
 def gaps(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
-    """Return when none of the spans was there, from `begin` until the end of the last of them.
+    """Return the times between spans, from `begin` to the end of the last span.
 
     >>> gaps([Span("a", "push", 0, 2, 4), Span("a", "wait", 0, 5, 6)], 1)
     [(1, 2), (4, 5)]
@@ -86,7 +86,7 @@ def gaps(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Return the time in which at least one of the spans was there.
+    """Return how long there was at least one span.
 
     >>> covered([Span("a", "", 0, 1, 3), Span("a", "", 1, 2, 4), Span("a", "", 0, 7, 8)])
     4

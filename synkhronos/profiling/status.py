@@ -100,11 +100,11 @@ class Status(Tables):
     ranks : tuple of RankStatus
     functions : tuple of FunctionStatus
     n_distributed : int
-        The number of functions that ranks have got so far, those that are gone included.
+        The number of functions that were sent to ranks so far, including those deleted since.
     n_alone : int or None
-        The number of functions of ``theano.function`` or ``pytensor.function`` that the script has:
-        they run in this process alone. None where others make functions, which use ranks: in
-        `parallel`, PyMC and workers of a parameter server.
+        The number of functions that the script has made by ``theano.function`` or
+        ``pytensor.function``: they run in this process alone. None with `parallel`, PyMC or a
+        parameter server, where such functions may use ranks.
     data : tuple of ArrayStatus
     shared_variables : tuple of ArrayStatus
     """
@@ -176,9 +176,9 @@ def status(live: bool = False) -> Union[Status, LiveStatus]:
     Parameters
     ----------
     live : bool
-        If true, return a context for a ``with``, in which a table of the ranks is shown that
-        changes each second: with the calls a second, and how long each rank computes and waits.
-        It is shown in a notebook, or in a terminal by rich; elsewhere the last one is printed.
+        If true, return a context manager that shows a table of the ranks, which changes each
+        second: the calls per second, and the part of the time that each rank computes and waits. A
+        notebook shows it, or a terminal with rich; elsewhere the last table is printed.
 
     Returns
     -------
@@ -268,8 +268,7 @@ def _process(pid):
     if not proc_has_our_numbers():
         return "unknown", None
     try:
-        # The name is in brackets and may hold any character; after it come the state and the
-        # parent; see proc(5).
+        # State and parent follow the name, in brackets, which may have any character: proc(5).
         parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
         life = life_of(pid)
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

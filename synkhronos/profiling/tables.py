@@ -13,11 +13,10 @@ class Tables:
         _headline()   a sentence
         _tables()     the title, the names of the columns and the rows of each table, all text
 
-    Other users, and other machines, may have written any text in it.
+    Their text may come from other users and machines: control characters are taken out.
     """
 
     def _printable(self):
-        """Return the sentence and the tables without control characters."""
         tables = [
             (
                 printable(title, kept=""),

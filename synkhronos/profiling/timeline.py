@@ -1,4 +1,4 @@
-"""From the spans of each rank to the times of each call on each rank: pure arithmetic.
+"""Compute the times of each call on each rank from the spans of the ranks.
 
     spans of the master ──▶ calls, one after another; a call may contain another
     spans of a worker   ──▶ by the number of their command, the call that sent the command
@@ -100,11 +100,11 @@ class Timeline:
         return kept, calls
 
     def _add(self, rank, parts, calls):
-        """Add parts of calls of a rank; return pairs of each and the number of its call.
+        """Add a rank's parts of calls; return each with the number of its call.
 
         `calls` has the begin and end of each call on this rank, by its number.
         """
-        found = []
+        numbered = []
         spans = [Span(rank, Part.CALL, number, *when) for number, when in calls.items()]
         spans += [Span(rank, part, key, *when, value) for part, *when, value, key in parts]
         for each in nested(spans):  # a call contains a part of the same times
@@ -120,12 +120,12 @@ class Timeline:
             else:
                 name, category = NAMES[span.name - PARTS[0]], "part"
                 label, details = name, {"call": number, "bytes": span.nbytes}
-                found.append((span, number))
+                numbered.append((span, number))
             took = self._took.setdefault((number, rank), dict.fromkeys((*NAMES, "bytes"), 0))
             took[name] += each.own
             took["bytes"] += span.nbytes
             self.bars[rank].append(Bar(name, span.begin, span.end, label, category, details))
-        return found
+        return numbered
 
     def table(self) -> np.ndarray:
         """Return one record for each call and rank; see `synkhronos.profiling.Profile.calls`."""
@@ -143,8 +143,8 @@ class Timeline:
 
     def outer_calls(self, rank) -> list:
         """Return the bars of a rank's calls that are not inside another call."""
-        found = []
+        outer = []
         for bar in self.bars[rank]:
-            if bar.kind == REST and not (found and bar.begin < found[-1].end):
-                found.append(bar)
-        return found
+            if bar.kind == REST and not (outer and bar.begin < outer[-1].end):
+                outer.append(bar)
+        return outer

@@ -25,7 +25,7 @@ KINDS = ".json (a trace) or .txt (the summary)"
 
 
 class Bar(NamedTuple):
-    """A span as traces and pictures show it; `kind` says its colour, and times are nanoseconds."""
+    """A span in a trace or picture; `kind` selects its colour, and times are in nanoseconds."""
 
     kind: str
     begin: int
@@ -101,7 +101,7 @@ class View:
         return self._draw(file)
 
     def _chosen(self, choice):
-        """Return the bars to draw, and those whose begin and label are marked."""
+        """Return the bars to draw, and those to mark at their begin, with their label."""
         return self._bars(), []
 
     def _draw(self, file: Any, choice: Any = None) -> Figure:

@@ -4,8 +4,8 @@
                a number of calls ▶ its own session calls the function on the same arguments
                                  ◀ their seconds
 
-These processes are forked from the caller's: so they have its compiled functions and the values of
-its variables. What they change is theirs, as they work on copies, and the caller's ranks sleep.
+These processes are forked from the caller's, so they have its compiled functions and the values of
+its variables. They change copies only; the caller's ranks sleep.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from synkhronos.tools import turns
 
 __all__ = ["Advice", "advise"]
 
-_NOISE = 1.03  # times as fast: less does not pay for more ranks
-_UNSTEADY = 1.1  # by which the rounds of one way may differ
+_NOISE = 1.03  # a smaller speedup does not pay for more ranks
+_UNSTEADY = 1.1  # slowest round / best round of a way, from which on the text mentions it
 _ROUNDS, _MOST_CALLS = 5, 10_000
 _END_SECONDS = 5.0
 _OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")  # of a call, beside its inputs
 
 
 class Way(NamedTuple):
-    """So many ranks with so many threads each; 0 ranks are the host's own function."""
+    """A number of ranks, and of threads in each; with 0 ranks the host's own function runs."""
 
     ranks: int
     threads: int
@@ -74,16 +74,16 @@ class Advice(Tables):
     function : str
         The name of the function.
     rows : int
-        Of a call, on all ranks.
+        The rows of a call, on all ranks.
     cores : int
-        That this process may use.
+        The cores that this process may use.
     seconds : dict
         (ranks, threads of each) -> seconds of a call: the median of the best round. 0 ranks are
         serial Theano (or PyTensor).
     slowest : dict
-        The same of the slowest round.
+        The same for the slowest round.
     busy_cores : float
-        That other programs kept busy meanwhile, on average.
+        The cores that other programs kept busy meanwhile, on average.
     ranks, threads : int
         The fastest way: among ways on ranks that differ by less than 3 %, the one with the fewest
         ranks; serial only if it is more than 3 % faster than that.
@@ -195,10 +195,10 @@ def advise(
     Raises
     ------
     TypeError, ValueError
-        For what is no such function, arguments that a call refuses, no rows, and functions that
-        divide no inputs or have sliceable shared variables.
+        If `step` is no such function, divides no inputs, or has sliceable shared variables; and for
+        arguments that a call refuses, or without rows.
     SessionError
-        For ranks on GPUs, of which each has one, on several machines, and if a way fails.
+        For ranks on GPUs (each GPU has one rank) or on several machines, and if a way fails.
 
     Examples
     --------
@@ -252,7 +252,7 @@ def _measure(stack, step, arguments, seconds):
     devices.end_openmp_threads(cores)
     measured, watch = turns.Turns(seconds, _ROUNDS, _MOST_CALLS), None
     ways, rows = [Way(0, 1)], 0
-    for way in ways:  # which grows when the first process knows the number of rows
+    for way in ways:  # grows when the first process has told the number of rows
         call = functools.partial(_on_ranks if way.ranks else _serially, step, *arguments, way)
         with turns.shown(f"advise: {way} start{'' if way.ranks > 1 else 's'}"):
             process = stack.enter_context(_MeasuringProcess(way))
@@ -308,7 +308,7 @@ def choose(seconds: Mapping[tuple[int, int], float]) -> Way:
 
     on_ranks = first([way for way in seconds if way[0]])
     serial = first([way for way in seconds if not way[0]])
-    # Scripts of ranks are changed for more than noise only.
+    # Noise is no reason to change a script that uses ranks.
     return Way(*(serial if _NOISE * seconds[serial] < seconds[on_ranks] else on_ranks))
 
 
@@ -322,7 +322,7 @@ class _MeasuringProcess:
         return self
 
     def start(self, begin):
-        """Start the process, in the block; return what it tells first."""
+        """Start the process; return its first answer."""
         with interrupts_held():  # a Ctrl-C before the last line would leave it running
             ends: list[int] = []
             try:
@@ -351,7 +351,7 @@ class _MeasuringProcess:
             process, self._process = self._process, None
             if process is None:
                 return
-            os.close(self._asks)  # it ends
+            os.close(self._asks)  # then the process ends
             if at_once or not process.join(_END_SECONDS):
                 kill_all([process], _END_SECONDS)
             self._lines.close()
@@ -359,12 +359,12 @@ class _MeasuringProcess:
 
     def times(self, number):
         """Return the seconds of so many calls."""
-        with contextlib.suppress(BrokenPipeError):  # the missing answer tells of it
+        with contextlib.suppress(BrokenPipeError):  # `hear` raises, as no answer comes
             os.write(self._asks, b"%d\n" % number)
         return self.hear()
 
     def hear(self):
-        """Return the next answer; raise what the process tells of."""
+        """Return the next answer; raise an error that the process reports."""
         line = self._lines.readline()
         if not line:
             raise SessionError(f"advise(), {self._way}: the process has ended.")
@@ -373,15 +373,15 @@ class _MeasuringProcess:
             return answer
         kind, text = answer["kind"], answer["text"]
         kinds = {"TypeError": TypeError, "ValueError": ValueError}
-        if kind in kinds and self._way.ranks < 2:  # where rows are not divided: of the arguments
+        if kind in kinds and self._way.ranks < 2:  # undivided rows: the arguments are wrong
             raise kinds[kind](text)
         raise SessionError(f"advise(), {self._way}: {kind}: {text}")
 
 
 def _serve(parent, begin, asked, answers):
-    """Be such a process."""
+    """Answer the requests of the parent, in a measuring process."""
     end_with_parent(parent, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller's answers it, and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles it, and ends this process
     leave_signals_to_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # the script's own call warns
@@ -402,10 +402,10 @@ def _serve(parent, begin, asked, answers):
 
 
 def _copy_values(step):
-    """Give the variables of a function values of this process's own."""
+    """Copy the values of a function's variables: the caller may share their memory."""
     for variable in step.get_shared():
         value = _host.peek(variable)
-        if isinstance(value, np.ndarray):  # which may be in memory that the caller shares
+        if isinstance(value, np.ndarray):
             _host.replace(variable, np.array(value))
 
 
@@ -436,7 +436,7 @@ def _serially(step, args, kwargs, way):
 
 @contextlib.contextmanager
 def _on_ranks(step, args, kwargs, way):
-    """Yield a call on ranks, of a session that is new."""
+    """Yield a call on the ranks of a new session."""
     _copy_values(step)
     session.fork(
         devices=["cpu"] * way.ranks, threads_per_rank=way.threads, restart=True, check=False

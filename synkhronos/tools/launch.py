@@ -3,8 +3,8 @@
 Without --hosts and --hostfile it takes the machines of a batch job, or else this one.
 
 With --restarts the script starts again after a machine or a process was lost, on the hosts that
-answer then; --discover names a program that prints them. It ends all when the machine of this
-command is lost. A script that fails by itself is not started again.
+answer then; --discover names a program that prints them. A script that fails by itself is not
+started again. If the machine of this command is lost, all ends.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def limits(options: argparse.Namespace) -> attempts.Limits | None:
 
 
 def find_hosts(options: argparse.Namespace) -> list[where.Host]:
-    """Return the hosts that the options name, or the program that they name, now."""
+    """Return the hosts that the options name, or that the program of --discover names now."""
     named = options.hosts, options.hostfile
     if options.discover is None:
         return where.find_hosts(*named, options.devices)
@@ -141,7 +141,7 @@ def find_hosts(options: argparse.Namespace) -> list[where.Host]:
 def lost_after(given: str | None) -> dict[str, str]:
     """Return the environment variable that --lost-after sets."""
     if given is None:
-        heartbeats.lost_seconds()  # raises if the environment's is none
+        heartbeats.lost_seconds()  # raises if the environment has no number of seconds
         return {}
     heartbeats.limit(given, "--lost-after")
     return {heartbeats.VARIABLE: given}
@@ -203,7 +203,7 @@ def run_attempts(
         if named < limits.least:
             hosts = _wording.count(named, "host")
             raise ValueError(f"--min-hosts {limits.least} is more than there are: {hosts}.")
-    # Slurm lets a step wait for one of an earlier attempt, of which a machine does not answer.
+    # Else Slurm makes a step wait for one of an earlier attempt, whose machine does not answer.
     os.environ.setdefault("SLURM_OVERLAP", "1")
     find = functools.partial(find_hosts, options)
     return attempts.Attempts(limits, find, begin, say, options.agent).run()
@@ -225,10 +225,10 @@ def run_of_group(
     away: Callable[..., Any] = through.MpirunRanks,
     **more: Any,
 ) -> watch.Watch | None:
-    """Return a run, which has not begun; None for a dry run, of which the line is printed.
+    """Return a run that has not begun; for a dry run print its command line, and return None.
 
-    Each rank runs `command`. If all are on this machine the run is made by `here`. mpirun is for
-    other machines, and for a user who has more to tell it.
+    Each rank runs `command`. `here` makes the run if all ranks are on this machine and the user has
+    no arguments for mpirun; else `away` makes it, by mpirun.
     """
     is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
     line = command if is_here else mpirun.line_of_group(hosts, options, command, variables, token)
@@ -269,7 +269,7 @@ def run_line(options: argparse.Namespace) -> list[str]:
 
 
 def _variables(options, hosts):
-    """Return the environment variables that tell each machine's process of its ranks."""
+    """Return the environment variables with the number and the devices of each machine's ranks."""
     variables = lost_after(options.lost_after)
     lists = [",".join(host.devices) for host in hosts]
     if any(lists):

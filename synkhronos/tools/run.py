@@ -33,7 +33,7 @@ from synkhronos.comm.mpi.link import CarrierLink
 from synkhronos.launch import INTERRUPTED, guard, where
 from synkhronos.profiling.status import state_of
 
-_MOST_CAUSES = 99  # that are looked at: they may go in a circle
+_MOST_CAUSES = 99  # of an exception that are followed: they may form a circle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         link = Current.link = CarrierLink()
         link.on_loss = Current.on_loss
         try:
-            link.begin()  # waits until all machines of the job have a carrier
+            link.begin()  # waits for the network processes of all machines of the job
         except synk.WorkerDied:
             print(
                 f"can't start the ranks: MPI has not begun on {socket.gethostname()}.",
@@ -118,7 +118,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
             try:
                 return leader.serve(link)
             finally:
-                link.end()  # mpirun takes an end before its carrier's for a failure
+                link.end()  # for mpirun, an end before its network process is a failure
     secret.take()  # the script and its children don't need it
     try:
         code, file, folder = _compiled(options.script)
@@ -196,10 +196,10 @@ def _run(code, file, folder, options, tell):
     module.__dict__.update(__builtins__=builtins, __cached__=None)
     if file is not None:
         module.__file__ = file
-    # They stay: functions that run at the exit, and objects that are pickled, look for them.
+    # These stay after the script: functions that run at the exit, and pickled objects, need them.
     sys.modules["__main__"] = module
     if sys.argv[0] == "-c" or getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, folder)  # no folder of this command is there, as of `module_command`
+        sys.path.insert(0, folder)  # `module_command` put no folder there that this would replace
     else:
         sys.path[0] = folder
     sys.argv = [options.script, *options.arguments]
@@ -211,7 +211,7 @@ def _run(code, file, folder, options, tell):
     except synk.WorkerDied as error:
         if options.verbose:
             _print(error)
-        else:  # nothing that is wrong in the script, where a traceback would help
+        else:  # the script is not wrong, so a traceback would not help
             at = next(traceback.walk_tb(_of_script(error)), (None, 0))[1]
             said = (
                 f"{options.script}, line {at}: WorkerDied: {error} --verbose shows the traceback."
@@ -225,11 +225,11 @@ def _run(code, file, folder, options, tell):
 
 
 def _exec(code, names, tell):
-    """Run a script; tell of an exception that is none of a session that has ended."""
+    """Run a script; tell the launcher of an exception that the loss of a session didn't cause."""
     try:
         exec(code, names)
     except BaseException as error:
-        chain = [error]  # what is raised in an `except WorkerDied` is of the loss, too
+        chain = [error]  # an exception in `except WorkerDied` is due to the loss, too
         while chain[-1] is not None and len(chain) < _MOST_CAUSES:
             chain.append(chain[-1].__cause__ or chain[-1].__context__)
         if not any(isinstance(each, (synk.WorkerDied, synk.SessionError)) for each in chain):

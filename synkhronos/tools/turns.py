@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-_LONG_SECONDS = 0.1  # a repetition that takes longer needs none before it to wake all ranks
+_LONG_SECONDS = 0.1  # repetitions that take longer need none before them to wake the ranks
 
 clock = time.perf_counter
 
@@ -90,7 +90,7 @@ class Turns:
                 fits = self._most if self._seconds is None else self._fits(once)
                 self._counts[key] = fits, once > _LONG_SECONDS
             count, is_long = self._counts[key]
-            # First the caches are full of another system's arrays, and the ranks sleep.
+            # At first the caches have the arrays of another measurement, and the ranks sleep.
             warm = 0 if is_long else 1 + count // 10
             self.rounds_of[key].append(times(warm + count)[warm:])
 

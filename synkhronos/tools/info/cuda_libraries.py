@@ -56,7 +56,7 @@ KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
 class Opened:
     """The result of opening ``<name>.so``: an error or a file, and the version if known.
 
-    It is that of CUDA; that of cuDNN is one number, such as (92800,).
+    It is a version of CUDA; for cuDNN it is one number, such as (92800,).
     """
 
     name: str
@@ -178,7 +178,7 @@ def _folders() -> list[Path]:
 
 def _cached_folders() -> list[Path]:
     """Return the folders in the loader's cache that have one of the libraries."""
-    # A user's PATH often lacks root's folders.
+    # The PATH of users often lacks the folders of root's commands.
     ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
     if ldconfig is None:
         return []

@@ -121,7 +121,7 @@ def _printer(as_json) -> Callable[[dict[str, Any]], None]:
 
 @contextlib.contextmanager
 def _on_screen() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show tables one in place of the other; leave the terminal as it was, after a kill, too."""
+    """Show each table in place of the last; restore the terminal, after a SIGTERM too."""
     screen = live.screen(alternate=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with screen:
@@ -130,7 +130,7 @@ def _on_screen() -> Iterator[Callable[[dict[str, Any]], None]]:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Give a function that sleeps, and returns whether the user has pressed q."""
+    """Yield a function that sleeps, and returns whether the user has pressed q."""
     if not sys.stdin.isatty():
         yield lambda seconds: bool(time.sleep(seconds))
         return

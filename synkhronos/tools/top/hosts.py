@@ -1,6 +1,6 @@
 """``synkhronos top`` on several machines: mpirun starts one on each, which prints JSON lines.
 
-As `synkhronos info --hosts`, one mpirun for each machine: if one can't be reached, the others tell.
+Each machine has an mpirun of its own: if one can't be reached, the others can still be watched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Hosts:
         self._options = options
         self._hosts = where.find_hosts(options.hosts, options.hostfile)
         mpirun.check()
-        self._begun: dict[str, bytes] = {}  # by host: the line that comes
+        self._begun: dict[str, bytes] = {}  # by host: the line that is not complete yet
         self._said: dict[str, list[bytes]] = {}  # by host: what mpirun has printed by itself
         self._last: dict[str, dict[str, Any]] = {}  # by host: the last answer
         self.problems: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Hosts:
         self._stack.close()
 
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
-        """Wait for so long, and return what all machines have told last."""
+        """Wait for some seconds, and return the last answers of all machines."""
         end = time.monotonic() + seconds
         while not pause(0.02):
             for key, _ in self._selector.select(0):

@@ -1,12 +1,12 @@
-"""Look at running sessions from outside: their ranks do nothing for it, and don't notice.
+"""Sample running sessions from outside, without work of their ranks.
 
     /proc/<pid>/fd    ──▶ which processes share the memory of a gate (`gate_memory`)
     its cells         ──▶ 50 times a second: the number of the call, and who waits for whom
     /proc/<pid>/stat  ──▶ once a second: CPU time, state, memory
 
-Each look opens the memory for reading, and closes it: nothing that has ended is kept alive, and
-nothing here is in the way of a session that ends. Another user may have written what it reads, as
-root may ask for any process: it believes no size, number or text before a check.
+Each look opens the memory for reading and closes it, so that the memory of a session that ends is
+freed. If root asks for any process, another user may have written what is read: sizes, numbers and
+texts are checked before they are used.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LOOK_SECONDS = 0.02
 MOST_RANKS, MOST_GATES = 4096, 64  # of a gate, and of a process
 _MOST_RANKS_ANYWHERE, _MOST_PID = 1 << 20, 1 << 22
 COMPUTES, WAITS, NO_CALL = "computes", "waits", "no_call"
-# What a command or a script of the user starts, as which it is shown.
+# Processes that a command or script starts: the command or script is shown in their place.
 _BEGUN = frozenset(program for system in _systems.there() for program in system.programs)
-_MOST_BEGUN = 8  # each by the one before
-_MOST_BYTES = 1 << 16  # of the command of a process
+_MOST_BEGUN = 8  # generations of such processes
+_MOST_BYTES = 1 << 16  # of the command line or environment of a process
 _LINK = f"/memfd:{NAME} (deleted)"
 
 
 class Seen(NamedTuple):
-    """A look at the cells: the number of the call, and what each rank does."""
+    """The state of the cells at one look: the number of the call, and what each rank does."""
 
     call: int
     meeting: int
@@ -71,7 +71,7 @@ def read_cells(cells: list[int], has_master: bool = True) -> Seen:
     meeting = min(met) - begin
     inside = [rank[DONE] < call for rank in ranks]
     away = [rank[ASLEEP] == ELSEWHERE for rank in ranks]
-    if not any(inside):  # but for ranks of other machines, perhaps: then the master waits for them
+    if not any(inside):  # a rank of another machine may be: then the master waits for it
         return Seen(call, meeting, [WAITS if has_master and any(away) else NO_CALL] * len(ranks))
     fewest = min(each for each, is_in in zip(met, inside) if is_in)
     waits = [not i or m > fewest or a for i, m, a in zip(inside, met, away)]
@@ -93,8 +93,8 @@ class ObservedGate:
 
     def __init__(self, file: tuple[int, int], holders: dict[int, int], owner: int) -> None:
         self.file, self.holders, self.owner = file, holders, owner
-        self.labels: list[dict[str, Any]] = []  # of the ranks here; none before all have theirs
-        self.is_wrong = False  # no gate writes what is there
+        self.labels: list[dict[str, Any]] = []  # of the ranks here; empty until all have one
+        self.is_wrong = False  # whether no gate of this version wrote the memory
 
     def look(self, with_labels: bool = False) -> Seen | None:
         """Return what the cells show; None if the memory has gone, or is not in use yet."""
@@ -112,7 +112,7 @@ class ObservedGate:
             if not _are_labels(self.labels):
                 self.labels, self.is_wrong = [], True
             if not any(label["pid"] in self.holders for label in self.labels):
-                self.labels = []  # their numbers are those of another container
+                self.labels = []  # with process numbers of another container
         has_master = any(label.get("role") == "master" for label in self.labels)
         return read_cells(memoryview(data)[:end].cast("q").tolist(), has_master)
 
@@ -126,14 +126,14 @@ class ObservedGate:
                     identity = found.st_dev, found.st_ino, found.st_uid
                     if identity != (*self.file, self.owner) or not stat.S_ISREG(found.st_mode):
                         continue
-                    fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for files that are no memory
+                    fcntl.fcntl(file, fcntl.F_GET_SEALS)  # raises unless the file is memory
                     of_rank = GateMemory.nbytes(1) - GateMemory.nbytes(0)
                     n_ranks = (found.st_size - GateMemory.nbytes(0)) // of_rank
                     is_right = 1 <= n_ranks <= MOST_RANKS
                     if not is_right or found.st_size != GateMemory.nbytes(n_ranks):
                         self.is_wrong = found.st_size > 0  # it is empty when it is made
                         continue
-                    # Not mapped: its user may cut it off now.
+                    # Read and not mapped: its owner may truncate it now.
                     nbytes = 8 * LINE * (n_ranks + 1) + LABEL * n_ranks
                     data = os.pread(file, nbytes, 0)
                     if len(data) == nbytes:
@@ -144,7 +144,7 @@ class ObservedGate:
 
 
 def _are_labels(labels):
-    """Return whether ranks have written these; `Notices.label` does."""
+    """Return whether ranks can have written these, by the `label` of their meetings."""
     for label in labels:
         if not isinstance(label, dict):
             return False
@@ -161,8 +161,8 @@ def _are_labels(labels):
 def find(pids: Iterable[int] | None = None) -> list[ObservedGate]:
     """Return the gates of processes: of all that this user has, by default.
 
-    The memory must be of the user who runs the process: a program of root (set-uid) keeps what
-    another user has opened before.
+    The memory must belong to the user of the process: a set-uid program keeps descriptors that
+    another user has opened.
     """
     found: dict[tuple[int, int, int], dict[int, int]] = {}
     for pid in _own_processes() if pids is None else pids:
@@ -209,9 +209,9 @@ class Sampler:
             gate.is_wrong = False
 
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
-        """Watch for so long, and return what was seen, as ``--json`` prints it.
+        """Watch for some seconds, and return what was seen, as ``--json`` prints it.
 
-        `pause` sleeps, and returns something true to end the watch.
+        `pause` sleeps, and returns a true value to end the watch.
         """
         self._find()
         begin = time.monotonic()
@@ -253,7 +253,7 @@ class Sampler:
             pid = label["pid"]
             mapped = mapped_by(pid) or {}
             segments.update(mapped)
-            # Ranks that exchange messages only wait where nobody sees it.
+            # The cells don't show waits of ranks that only exchange messages.
             is_told = is_session or meetings
             shares = {
                 name: round(does[name] / len(looks), 4) if is_told else None
@@ -304,7 +304,7 @@ def _resident(pid):
 
 
 def _strings(pid, name):
-    """Return the strings of a file of a process, of which it chooses the length."""
+    """Return the strings in a file of a process, whose owner chooses its length."""
     with open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read(_MOST_BYTES).decode(errors="replace").split("\0")
 
@@ -337,7 +337,7 @@ def shown(words: list[str]) -> str:
     >>> shown(["python", "/usr/bin/synkhronos", "rule", "BSP"]), shown(["python"])
     ('synkhronos rule BSP', 'python')
     """
-    rest = [word for word in words[1:] if not word.startswith("{")]  # what a launcher tells
+    rest = [word for word in words[1:] if not word.startswith("{")]  # facts from a launcher
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[1:]
     if rest and rest[0] in ("-m", "-c"):
