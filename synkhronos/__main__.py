@@ -146,13 +146,10 @@ def _parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        from importlib import metadata
+        from synkhronos.tools.info.report import installed_version
 
-        try:
-            version = metadata.version("synkhronos")
-        except metadata.PackageNotFoundError:
-            version = "(a source tree that is not installed)"
-        print("synkhronos", version)
+        version = installed_version("synkhronos")
+        print("synkhronos", version or "(a source tree that is not installed)")
         parser.exit()
 
 

@@ -117,24 +117,20 @@ def parallel(
     check = number_of_calls("check", check)
     if n_parallel is not None:
         n_parallel = whole_number("n_parallel", n_parallel, 1)
-    if _Current.session is not None:
-        _check_session(_Current.session, n_parallel, devices, threads_per_rank)
-    return _block(n_parallel, devices, threads_per_rank, check)
-
-
-def _check_session(session, n_parallel, devices, threads_per_rank):
-    if n_parallel not in (None, session.n_ranks):
+    session = _Current.session
+    if session is not None and n_parallel not in (None, session.n_ranks):
         raise ValueError(
             f"n_parallel={n_parallel}, but there is a session of "
             f"{count(session.n_ranks, 'rank')} already. Leave it out, or close() the session "
             "before."
         )
     for name, value in (("devices", devices), ("threads_per_rank", threads_per_rank)):
-        if value is not None:
+        if session is not None and value is not None:
             raise ValueError(
                 f"{name} was given, but there is a session already. Leave it out, or close() the "
                 "session before."
             )
+    return _block(n_parallel, devices, threads_per_rank, check)
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ UNEQUAL = ("refuse", "keep", "average")
 _PATIENCE = 5.0  # seconds to wait until a script that was killed has released its file
 _AFTER_LOSS = 120.0  # the same after a restart: NFS holds locks of a lost machine for 90 s
 
+_RANDOMS = np.random.RandomState, np.random.Generator
 NumPyRandom = Union[np.random.RandomState, np.random.Generator]
 Resumed = Union[Saved, NumPyRandom]
 
@@ -147,24 +148,20 @@ def resume(
         raise FileNotFoundError(errno.ENOENT, "there is no such folder for the path", folder)
     given = functions_or_variables
     given = list(given) if isinstance(given, (list, tuple)) else [given]
-    randoms = [each for each in given if _is_numpy_random(each)]
+    randoms = [each for each in given if isinstance(each, _RANDOMS)]
     for each in randoms:
         encode(each, {}, "")  # it raises TypeError if a file can't hold it
-    variables = _variables_of("resume", [each for each in given if not _is_numpy_random(each)])
+    others = [each for each in given if not isinstance(each, _RANDOMS)]
+    variables = _variables_of("resume", others)
     interval = seconds("every", every)
     if interval is None:
         raise TypeError("every must be a number of seconds, got None.")
     keep = whole_number("keep", keep, 1)
-    if not isinstance(unequal, str):
-        raise TypeError(f"unequal must be one of {', '.join(UNEQUAL)}, got {shown(unequal)}.")
-    if unequal not in UNEQUAL:
-        raise ValueError(f"unequal must be one of {', '.join(UNEQUAL)}, got {shown(unequal)}.")
+    if not isinstance(unequal, str) or unequal not in UNEQUAL:
+        kind = ValueError if isinstance(unequal, str) else TypeError
+        raise kind(f"unequal must be one of {', '.join(UNEQUAL)}, got {shown(unequal)}.")
     preemptible = truth("preemptible", preemptible)
     return RunState(path, variables, randoms, interval, keep, unequal, preemptible)
-
-
-def _is_numpy_random(value):
-    return isinstance(value, (np.random.RandomState, np.random.Generator))
 
 
 class RunState(UserDict):
@@ -369,12 +366,11 @@ class RunState(UserDict):
             self._finish()
             raise SystemExit(128 + signal.SIGTERM)
         if time.monotonic() >= self._due:
-            is_free = self._writer is None or not self._writer.is_alive()
-            if is_free or not self._every:
+            if not self._every or self._writer is None or not self._writer.is_alive():
                 self._finish()
                 self._begin()
-                if not self._every:
-                    self._finish()
+            if not self._every:
+                self._finish()
 
     def _marked(self):
         session, arrays = Current.session, {}
@@ -453,13 +449,17 @@ class RunState(UserDict):
     def _load(self):
         """Load the newest file, if there is one."""
         with call("resume()") as session:
-            found = self._read()
-            if found is None:
-                _tell_of_restart(self._path)
-            else:
-                path, entries, arrays, progress = found
+            file = self._read()
+            if file is not None:
+                path, entries, arrays, progress = file
                 plan = LoadPlan(session, path, entries, self._variables, arrays, self._unequal)
                 self._restore(path, progress, arrays, plan)
+            elif restart_count():
+                advise(
+                    f"The script was started again, but there is no {self._path!r}: it begins from "
+                    "nothing. The path must be on storage that the machines of all attempts see, "
+                    "the same for all."
+                )
 
     def _read(self):
         """Return the newest file that is not damaged, and what is in it; None if there is none."""
@@ -552,11 +552,3 @@ def _reference(value):
 def _kind(random):
     bits = getattr(random, "bit_generator", None)
     return type(random).__name__ if bits is None else f"Generator({type(bits).__name__})"
-
-
-def _tell_of_restart(path):
-    if restart_count():
-        advise(
-            f"The script was started again, but there is no {path!r}: it begins from nothing. The "
-            "path must be on storage that the machines of all attempts see, the same for all."
-        )

@@ -10,10 +10,9 @@ from synkhronos._machine.log import log
 from synkhronos._session.current import current
 from synkhronos._wording import one_line, sentence, whole_number
 from synkhronos.errors import SessionError
-from synkhronos.profiling import summary as _summary
 from synkhronos.profiling.recording import Recording
-from synkhronos.profiling.timeline import REST, Timeline
-from synkhronos.profiling.views import KINDS, SUFFIXES, View, check_file
+from synkhronos.profiling.timeline import NAMES, REST, Timeline
+from synkhronos.profiling.views import KINDS, SUFFIXES, View, check_file, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,8 +120,18 @@ def file_of_environment() -> Optional[Path]:
     if not file:
         return None
     path = check_file("SYNKHRONOS_PROFILE", file, SUFFIXES, KINDS)
-    _refuse_unwritable("SYNKHRONOS_PROFILE", path)
-    return path.absolute()  # the script may change its working directory
+    folder = path.parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"there is no folder {str(folder)!r}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        reason = "you may not write there"
+    else:
+        return path.absolute()  # the script may change its working directory
+    raise ValueError(
+        f"SYNKHRONOS_PROFILE must be a file that can be written, got {str(path)!r}: {reason}."
+    )
 
 
 def record_until_close(session: "Session", path: Path) -> None:
@@ -239,7 +248,13 @@ class Profile(View):
                       calls  raised  total s  ms  stage  start  ...
         ...
         """
-        return _summary.text(self.calls, self._rank_names(), self.master_rank, self.dropped)
+        calls, ranks = self.calls, self._rank_names()
+        lines = [_headline(calls, len(ranks), self.dropped)]
+        if len(calls):
+            lines += ["", "milliseconds of a call (medians; of the ranks, the lowest and highest)"]
+            lines += table(_lines_of_functions(calls, self.master_rank))
+            lines += ["", "seconds of all calls", *table(_lines_of_ranks(calls, ranks))]
+        return "\n".join(lines)
 
     def _rank_names(self):
         masters = [", master" if rank == self.master_rank else "" for rank in range(self.n_ranks)]
@@ -311,15 +326,46 @@ class Profile(View):
         return f"<Profile of {calls} calls on {self.n_ranks} ranks, {state}>"
 
 
-def _refuse_unwritable(argument: str, path: Path) -> None:
-    """Raise ``ValueError`` for a path where clearly no file can be written."""
-    folder = path.parent
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not folder.is_dir():
-        reason = f"there is no folder {str(folder)!r}"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        reason = "you may not write there"
-    else:
-        return
-    raise ValueError(f"{argument} must be a file that can be written, got {str(path)!r}: {reason}.")
+def _headline(calls, n_ranks, dropped):
+    text = f"{len({*calls['call'].tolist()})} calls on {n_ranks} rank{'s' * (n_ranks > 1)}"
+    if len(calls):
+        seconds = (calls["begin"] + calls["seconds"]).max() - calls["begin"].min()
+        text += f" in {seconds:.3f} s"
+    if any(dropped):
+        text += f"; {sum(dropped):,} more parts of later calls had no room"
+    return text
+
+
+def _lines_of_functions(calls, master_rank):
+    """Return the cells of each function or collective, sorted by total time, longest first."""
+    lines = [("", "calls", "raised", "total s", "ms", *NAMES, "MB")]
+    of_master = calls[calls["rank"] == master_rank]
+    numbers = {*calls["function"].tolist()}
+    masters = [of_master[of_master["function"] == number] for number in numbers]
+    for master in sorted(masters, key=lambda rows: -rows["seconds"].sum()):
+        rows = calls[calls["function"] == master["function"][0]]
+        ranks = [rows[rows["rank"] == rank] for rank in {*rows["rank"].tolist()}]
+        parts = [_range([1e3 * np.median(rank[name]) for rank in ranks]) for name in NAMES]
+        line = [one_line(master["name"][0]), len(master), master["raised"].sum()]
+        line += [f"{master['seconds'].sum():.3f}", _digits(1e3 * np.median(master["seconds"]))]
+        moved = sum(np.median(rank["bytes"]) for rank in ranks)
+        lines.append((*line, *parts, _digits(1e-6 * moved)))
+    return lines
+
+
+def _lines_of_ranks(calls, names):
+    lines = [("", "calls", *NAMES, "MB")]
+    for rank, name in enumerate(names):
+        rows = calls[calls["rank"] == rank]
+        parts = [f"{rows[part].sum():.3f}" for part in NAMES]
+        lines.append((one_line(name), len(rows), *parts, _digits(1e-6 * rows["bytes"].sum())))
+    return lines
+
+
+def _digits(number):
+    return f"{number:.{3 if number < 1 else 2 if number < 100 else 0}f}"
+
+
+def _range(numbers):
+    lowest, highest = _digits(min(numbers)), _digits(max(numbers))
+    return lowest if lowest == highest else f"{lowest}-{highest}"

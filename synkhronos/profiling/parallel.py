@@ -101,22 +101,15 @@ class ParallelReport(Tables):
             for rank, seconds in enumerate(self.cpu_seconds)
         ]
         columns = "function", "calls", "seconds", "by workers", "divided"
-        return [
-            table
-            for table in [
-                ("Functions", columns, rows),
-                ("Ranks", ("rank", "seconds of CPU"), cpu),
-                ("To have them divided", ("function", "write"), self._advice()),
-            ]
-            if table[2]
-        ]
-
-    def _advice(self):
-        return [
+        advice = [
             (without_folder(each.name) if i == 0 else "", line)
             for each in self.functions
-            if each.instead
             for i, line in enumerate(textwrap.wrap(each.instead, _WIDTH))
+        ]
+        return [
+            ("Functions", columns, rows),
+            ("Ranks", ("rank", "seconds of CPU"), cpu),
+            ("To have them divided", ("function", "write"), advice),
         ]
 
 

@@ -47,7 +47,7 @@ class Recording:
         self._elsewhere = [None] * session.n_ranks  # references to rows on other machines
         self._fetched = {}  # rank -> rows, of other machines
         self._ahead = [0] * session.n_ranks  # nanoseconds: each rank's clock less the master's
-        self._is_wanted = False  # True from the end of `begin` to the begin of `end`
+        self.is_on = False  # True from the end of `begin` to the begin of `end`
 
     def begin(self) -> None:
         """Make all ranks record; raise SessionError while another profile is recorded."""
@@ -77,7 +77,7 @@ class Recording:
         with interrupts_held():
             session.require_open()  # a signal handler may have closed the session
             self._write_span = session.worker.recorder.write
-            self._is_wanted = True
+            self.is_on = True
 
     def _compare_clocks(self):
         """Return by how many nanoseconds each rank's clock is ahead of the master's.
@@ -101,7 +101,7 @@ class Recording:
 
     def _end_interrupted(self):
         """End a recording whose begin or end a Ctrl-C interrupted; refuse to end any other one."""
-        if self._is_wanted:
+        if self.is_on:
             raise SessionError(
                 "A profile is being recorded already: only one can be. End its with block before; "
                 "where SYNKHRONOS_PROFILE asked for it, it ends with close()."
@@ -138,7 +138,7 @@ class Recording:
         if session.recording is not self:  # checked without the lock, as finalizers call this
             return
         with session.lock:
-            if session.recording is not self or not self._is_wanted:
+            if session.recording is not self or not self.is_on:
                 return
             session.refuse_nesting()
             self.give_up()
@@ -153,7 +153,7 @@ class Recording:
         """Stop recording on the master; workers may still write to the memory."""
         with interrupts_held():
             if self.session.recording is self:
-                self._is_wanted, self._write_span = False, None
+                self.is_on, self._write_span = False, None
                 self.session.worker.record(None)
 
     def _keep_and_free(self):
@@ -173,11 +173,6 @@ class Recording:
         """End in this process alone: it was forked from the master, or there are no workers."""
         self.give_up()
         self._keep_and_free()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether calls are recorded now."""
-        return self._is_wanted
 
     @property
     def is_over(self) -> bool:

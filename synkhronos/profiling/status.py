@@ -149,13 +149,12 @@ class Status(Tables):
         of_ranks = "rank", "device", "pid", "process", "resident", "shared"
         of_functions = "name", "workers have it", "shared variables"
         of_arrays = "name", "dtype", "shape", "size", "home"
-        tables = [
+        return [
             ("Ranks", of_ranks, ranks),
             ("Functions", of_functions, functions),
             ("Data", of_arrays, list(map(_cells, self.data))),
             ("Shared variables", of_arrays, list(map(_cells, self.shared_variables))),
         ]
-        return [table for table in tables if table[2]]
 
 
 @overload

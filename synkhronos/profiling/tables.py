@@ -13,7 +13,8 @@ class Tables:
         _headline()   a sentence
         _tables()     the title, the names of the columns and the rows of each table, all text
 
-    Their text may come from other users and machines: control characters are taken out.
+    Tables without rows are left out. The text may come from other users and machines: control
+    characters are taken out.
     """
 
     def _printable(self):
@@ -24,6 +25,7 @@ class Tables:
                 [[printable(cell, kept="") for cell in row] for row in rows],
             )
             for title, columns, rows in self._tables()
+            if rows
         ]
         return printable(self._headline()), tables
 

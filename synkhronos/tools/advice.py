@@ -258,7 +258,13 @@ def _measure(stack, step, arguments, seconds):
             process = stack.enter_context(_MeasuringProcess(way))
             known = process.start(call)
         if len(ways) == 1:
-            rows = _some(step, known)
+            if known is None:
+                raise ValueError(f"{step} divides no inputs: every rank would do all of the work.")
+            if not known:
+                raise ValueError(
+                    "args must have rows to divide over the ranks, got inputs without rows."
+                )
+            rows = known
             ways += layouts(cores, rows, n_ranks)
         measured.add(way, process.times)
     watch = LoadWatch()
@@ -269,14 +275,6 @@ def _measure(stack, step, arguments, seconds):
     }
     best, worst = ({way: each(found) for way, found in medians.items()} for each in (min, max))
     return Advice(step.name, rows, cores, best, worst, watch.others())
-
-
-def _some(step, rows):
-    if rows is None:
-        raise ValueError(f"{step} divides no inputs: every rank would do all of the work.")
-    if not rows:
-        raise ValueError("args must have rows to divide over the ranks, got inputs without rows.")
-    return rows
 
 
 def layouts(cores: int, rows: int, n_ranks: int) -> list[Way]:

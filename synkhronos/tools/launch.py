@@ -113,14 +113,14 @@ def add_attempts_arguments(parser: argparse.ArgumentParser) -> None:
 
 def limits(options: argparse.Namespace) -> attempts.Limits | None:
     """Return what the options say about attempts; None if they say nothing."""
-    given = {
+    values = {
         "least": options.min_hosts,
         "most": options.max_hosts,
         "restarts": options.restarts,
         "wait_seconds": options.wait_hosts,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    return attempts.Limits(**given) if given or options.discover is not None else None
+    limits = {name: value for name, value in values.items() if value is not None}
+    return attempts.Limits(**limits) if limits or options.discover is not None else None
 
 
 def find_hosts(options: argparse.Namespace) -> list[where.Host]:
@@ -130,21 +130,20 @@ def find_hosts(options: argparse.Namespace) -> list[where.Host]:
         return where.find_hosts(*named, options.devices)
     if named != (None, None):
         raise ValueError("--discover prints the hosts, so --hosts and --hostfile can't: give one.")
-    found = where.find_hosts(
-        devices=options.devices, discovered=attempts.discover(options.discover)
-    )
-    if options.dry_run and not found:
+    discovered = attempts.discover(options.discover)
+    hosts = where.find_hosts(devices=options.devices, discovered=discovered)
+    if options.dry_run and not hosts:
         raise ValueError(f"--discover {options.discover!r} names no host now.")
-    return found
+    return hosts
 
 
-def lost_after(given: str | None) -> dict[str, str]:
+def lost_after(seconds: str | None) -> dict[str, str]:
     """Return the environment variable that --lost-after sets."""
-    if given is None:
+    if seconds is None:
         heartbeats.lost_seconds()  # raises if the environment has no number of seconds
         return {}
-    heartbeats.limit(given, "--lost-after")
-    return {heartbeats.VARIABLE: given}
+    heartbeats.limit(seconds, "--lost-after")
+    return {heartbeats.VARIABLE: seconds}
 
 
 def main(options: argparse.Namespace) -> int:
@@ -259,12 +258,11 @@ def run_line(options: argparse.Namespace) -> list[str]:
     line += ["--check"] * options.check
     line += ["--verbose"] * options.verbose
     line += ["--no-report"] * options.no_report
-    if options.report is not None:
-        line += ["--report", options.report]
-    if options.ranks is not None:
-        line += ["-n", str(options.ranks)]
-    if options.threads_per_rank is not None:
-        line += ["--threads-per-rank", str(options.threads_per_rank)]
+    threads = options.threads_per_rank
+    values = {"--report": options.report, "-n": options.ranks, "--threads-per-rank": threads}
+    for name, value in values.items():
+        if value is not None:
+            line += [name, str(value)]
     return [*line, options.script, *options.arguments]
 
 

@@ -38,9 +38,9 @@ _MOST_CAUSES = 99  # of an exception that are followed: they may form a circle
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
-    parser.add_argument(
+    add_flag = functools.partial(parser.add_argument, action="store_true")
+    add_flag(
         "--parallel",
-        action="store_true",
         help="let theano.function build functions for all ranks, also inside libraries",
     )
     parser.add_argument(
@@ -52,24 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads-per-rank", metavar="N", type=int, help="threads of BLAS and OpenMP in each rank"
     )
-    parser.add_argument(
+    add_flag(
         "--follow",
-        action="store_true",
         help="broadcast what the script sets with set_value; --parallel always does",
     )
-    parser.add_argument(
+    add_flag(
         "--check",
-        action="store_true",
         help="compare the first calls of each function with serial ones; --parallel always does",
     )
-    parser.add_argument(
+    add_flag(
         "--verbose",
-        action="store_true",
         help="print the traceback of a WorkerDied that ends the script, not only its line",
     )
-    parser.add_argument(
+    add_flag(
         "--no-report",
-        action="store_true",
         help="with --parallel: don't print at the end which functions ran on all ranks",
     )
     parser.add_argument(
@@ -93,23 +89,17 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         try:
             heartbeats.lost_seconds()
         except ValueError as error:
-            print(printable(f"can't start the ranks: {error}"), file=sys.stderr)
-            return 2
+            return _refused(error)
         link = Current.link = CarrierLink()
         link.on_loss = Current.on_loss
         try:
             link.begin()  # waits for the network processes of all machines of the job
         except synk.WorkerDied:
-            print(
-                f"can't start the ranks: MPI has not begun on {socket.gethostname()}.",
-                file=sys.stderr,
-            )
-            return 2
+            return _refused(f"MPI has not begun on {socket.gethostname()}.")
         name_host(socket.gethostname())
         if link.n_machines == 1:
             link.end()
-            print(f"can't start the ranks: {where.refusal(options.script)}", file=sys.stderr)
-            return 2
+            return _refused(where.refusal(options.script))
         if link.machine:
             if options.verbose:
                 log.addHandler(logging.StreamHandler())
@@ -138,8 +128,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     try:
         synk.fork(**given)
     except (TypeError, ValueError, ImportError, RuntimeError) as error:  # a rank's, too
-        print(printable(f"can't start the ranks: {error}"), file=sys.stderr)
-        return 2
+        return _refused(error)
     session = Current.session
     session.is_of_run, Current.of_run = not options.parallel, given
     try:
@@ -156,15 +145,20 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
             synk.close()
 
 
+def _refused(reason):
+    print(printable(f"can't start the ranks: {reason}"), file=sys.stderr)
+    return 2
+
+
 def _tell_alone(options):
     """Say how many functions ran on ranks, if the script has compiled others."""
-    found = synk.status()
-    if found.n_alone and (found.n_distributed or not found.functions):  # else not called yet
+    now = synk.status()
+    if now.n_alone and (now.n_distributed or not now.functions):  # else not called yet
         own = f"{_host.library.__name__}.function"
         advice = f": write synkhronos.function, or: synkhronos run --parallel {options.script}"
         print(
-            f"synkhronos run: {count(found.n_distributed, 'function')} ran on the ranks, and "
-            f"{found.n_alone} of {own} in one process alone{'' if found.n_distributed else advice}",
+            f"synkhronos run: {count(now.n_distributed, 'function')} ran on the ranks, and "
+            f"{now.n_alone} of {own} in one process alone{'' if now.n_distributed else advice}",
             file=sys.stderr,
         )
 
@@ -213,10 +207,8 @@ def _run(code, file, folder, options, tell):
             _print(error)
         else:  # the script is not wrong, so a traceback would not help
             at = next(traceback.walk_tb(_of_script(error)), (None, 0))[1]
-            said = (
-                f"{options.script}, line {at}: WorkerDied: {error} --verbose shows the traceback."
-            )
-            print(printable(said), file=sys.stderr)
+            said = f"{options.script}, line {at}: WorkerDied: {error}"
+            print(printable(f"{said} --verbose shows the traceback."), file=sys.stderr)
         return 1
     except Exception as error:
         _print(error)
@@ -239,10 +231,10 @@ def _exec(code, names, tell):
 
 def _of_script(error):
     """Return the traceback of an exception without the frames of this module."""
-    found = error.__traceback__
-    while found is not None and found.tb_frame.f_code.co_filename == __file__:
-        found = found.tb_next
-    return found
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
 
 
 def _print(error):

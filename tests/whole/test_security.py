@@ -33,7 +33,7 @@ from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
 from synkhronos.launch import machine, watch
 from synkhronos.launch.where import RankPlace
-from synkhronos.profiling import status, summary
+from synkhronos.profiling import NAMES, _lines_of_ranks, status
 from synkhronos.rules import command as rule
 from synkhronos.rules import loading, plain_pickles, request, rule_classes
 from synkhronos.tools import info, launch
@@ -96,9 +96,9 @@ DOORS = {
     "machines": lambda: print(machines.table([[HOSTILE] * len(machines._COLUMNS)])),
     "a benchmark": _in_a_benchmark,
     "a status": lambda: print(status.Status("open", ranks=(_rank_of(HOSTILE),))),
-    "a profile": lambda: print(*(row[0] for row in summary._ranks(_NO_CALLS, [HOSTILE])[1:])),
+    "a profile": lambda: print(*(row[0] for row in _lines_of_ranks(_NO_CALLS, [HOSTILE])[1:])),
 }
-_NO_CALLS = np.zeros(0, [("rank", int), ("bytes", int), *((name, float) for name in summary.NAMES)])
+_NO_CALLS = np.zeros(0, [("rank", int), ("bytes", int), *((name, float) for name in NAMES)])
 
 
 def _rank_of(name):

@@ -25,7 +25,8 @@ def main(options: argparse.Namespace) -> int:
     try:
         hosts = where.find_hosts(options.hosts, options.hostfile)
         mpirun.check()
-        lines = [_line(host, options) for host in hosts]
+        command = devices.module_command("synkhronos.tools.info.machines")
+        lines = [mpirun.line([host], options, command, {}) for host in hosts]
     except ValueError as error:
         print(printable(f"can't ask the machines: {error}"), file=sys.stderr)
         return 2
@@ -49,11 +50,6 @@ def main(options: argparse.Namespace) -> int:
     elif len(rows) == len(hosts):
         print("All have the same versions." if len(rows) > 1 else "It can be reached.")
     return int(len(rows) < len(hosts) or not agree(rows))
-
-
-def _line(host, options):
-    command = devices.module_command("synkhronos.tools.info.machines")
-    return mpirun.line([host], options, command, {})
 
 
 def _ask(host, line, agent):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import select
@@ -67,8 +68,10 @@ def main(options: argparse.Namespace) -> int:
                 sampler: Any = Sampler(options.pid)
             else:
                 sampler = stack.enter_context(_hosts.Hosts(options))
-            show = stack.enter_context(_on_screen()) if is_terminal else _printer(options.json)
-            pause = stack.enter_context(_keys()) if is_terminal else time.sleep
+            show, pause = functools.partial(_print, options.json), time.sleep
+            if is_terminal:
+                show = stack.enter_context(_on_screen())
+                pause = stack.enter_context(_keys())
             status, said = _watch(sampler, options, is_once, show, pause)
         for sentence in said:  # when the terminal is as it was
             print(printable(sentence), file=sys.stderr)
@@ -112,11 +115,8 @@ def _watched(found):
     return live.Watched(live.merged([found]), _problems(found))
 
 
-def _printer(as_json) -> Callable[[dict[str, Any]], None]:
-    def show(found):
-        print(json.dumps(found) if as_json else f"{_watched(found)}\n", flush=True)
-
-    return show
+def _print(as_json, found):
+    print(json.dumps(found) if as_json else f"{_watched(found)}\n", flush=True)
 
 
 @contextlib.contextmanager
