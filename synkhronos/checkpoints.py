@@ -221,7 +221,7 @@ def are_unequal(variable, entry):
 def _values(session, variables):
     """Yield each variable with its values on all ranks, or with one if workers don't have it yet.
 
-    The values may be views, valid until the next command.
+    Views among them are valid until the next command.
     """
     sent = [variable for variable in variables if session.registry.is_sent(variable)]
     keys = dict(zip(sent, session.registry.keys_of(sent)))
@@ -276,10 +276,7 @@ def _written(arrays, position, variable, values):
 
 
 def _is_same(one, other):
-    """Return whether two arrays have the same bits, or two random states the same numbers.
-
-    All NaNs count as the same: ranks may compute the same NaN with different bits.
-    """
+    """Return whether arrays have the same bits, NaNs aside, or random states the same numbers."""
     if one is other:
         return True
     arrays, others = {}, {}

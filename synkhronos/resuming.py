@@ -146,12 +146,12 @@ def resume(
     folder = os.path.dirname(path)
     if folder and not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "there is no such folder for the path", folder)
-    given = functions_or_variables
-    given = list(given) if isinstance(given, (list, tuple)) else [given]
-    randoms = [each for each in given if isinstance(each, _RANDOMS)]
+    sources = functions_or_variables
+    sources = list(sources) if isinstance(sources, (list, tuple)) else [sources]
+    randoms = [each for each in sources if isinstance(each, _RANDOMS)]
     for each in randoms:
         encode(each, {}, "")  # it raises TypeError if a file can't hold it
-    others = [each for each in given if not isinstance(each, _RANDOMS)]
+    others = [each for each in sources if not isinstance(each, _RANDOMS)]
     variables = _variables_of("resume", others)
     interval = seconds("every", every)
     if interval is None:
@@ -447,7 +447,6 @@ class RunState(UserDict):
             raise error
 
     def _load(self):
-        """Load the newest file, if there is one."""
         with call("resume()") as session:
             file = self._read()
             if file is not None:
@@ -504,19 +503,18 @@ class RunState(UserDict):
                 names = ["rows", "size"] + ["seed"] * (division[2] is not None)
                 division = [whole_number(*each, 0) for each in zip(names, division)]
                 division += [None] * (3 - len(division))
-        kinds = [[_kind(each) for each in many] for many in (self._randoms, randoms)]
-        if kinds[0] != kinds[1]:
-            given, there = (", ".join(each) or "none" for each in kinds)
+        here, there = (", ".join(map(_kind, each)) or "none" for each in (self._randoms, randoms))
+        if here != there:
             raise ValueError(
-                f"functions_or_variables has {given} of NumPy's random states, but {path!r} holds "
+                f"functions_or_variables has {here} of NumPy's random states, but {path!r} holds "
                 f"{there}."
             )
         plan.carry_out()
-        for own, there in zip(self._randoms, randoms):
-            if isinstance(own, np.random.Generator):
-                own.bit_generator.state = there.bit_generator.state
+        for random, saved in zip(self._randoms, randoms):
+            if isinstance(random, np.random.Generator):
+                random.bit_generator.state = saved.bit_generator.state
             else:
-                own.set_state(there.get_state(legacy=False))
+                random.set_state(saved.get_state(legacy=False))
         self.step, self.epoch, self._batch, self._done = step, epoch, done, done
         self._division, self.restored = division, True
         self.data.update(values)

@@ -139,13 +139,13 @@ def fork(
                 "fork() was called while a session is there: only fork once, or close() it before. "
                 "In a notebook write fork(restart=True)."
             )
-        given = _Current.of_run
-        if given is not None:
+        of_run = _Current.of_run
+        if of_run is not None:
             if n_parallel is None and use_gpu is None and devices is None:
-                n_parallel, devices = given["n_parallel"], given["devices"]
+                n_parallel, devices = of_run["n_parallel"], of_run["devices"]
             if threads_per_rank is None:
-                threads_per_rank = given["threads_per_rank"]
-            follow, check = follow or given["follow"], given["check"] if check is None else check
+                threads_per_rank = of_run["threads_per_rank"]
+            follow, check = follow or of_run["follow"], of_run["check"] if check is None else check
         profile_file = profiling.file_of_environment()
         names = resolve(n_parallel, use_gpu, devices)
         _host.refuse_open_device()
@@ -201,13 +201,13 @@ def session_of_leaders() -> Iterator[job.MachineLayout]:
     would start on each machine.
     """
     with _Current.lock:
-        session, given, link = _Current.session, _Current.of_run, _Current.link
+        session, of_run, link = _Current.session, _Current.of_run, _Current.link
         if session is not None and not session.may_be_replaced:
             raise SessionError(
                 "There is a session of fork() already, or another likelihood() block. On several "
                 "machines one is possible at a time: close() it, or leave that block, before."
             )
-        n_parallel, devices = (given["n_parallel"], given["devices"]) if given else (None, None)
+        n_parallel, devices = (of_run["n_parallel"], of_run["devices"]) if of_run else (None, None)
         devices = None if devices is None else tuple(devices)
         names = resolve(n_parallel, False, devices)
         if session is not None:

@@ -155,13 +155,13 @@ class LiveStatus:
     """
 
     def __init__(self, first: Tables) -> None:
-        self._shown = first
+        self.last = first  # the tables that were shown last
 
     def __enter__(self) -> None:
         """Show the status, and start the process that watches."""
         with contextlib.ExitStack() as stack:
             show = stack.enter_context(_display(self))
-            show(self._shown)
+            show(self.last)
             mine = "--pid", str(os.getpid())
             child = subprocess.Popen(
                 module_command("synkhronos", "top", "--json", "--interval", "1", *mine),
@@ -193,13 +193,8 @@ class LiveStatus:
     def _follow(self, lines, show):
         for line in lines:
             with contextlib.suppress(ValueError):  # the last line may be cut off
-                self._shown = Watched(merged([json.loads(line)]))
-                show(self._shown)
-
-    @property
-    def last(self) -> Tables:
-        """What was shown last."""
-        return self._shown
+                self.last = Watched(merged([json.loads(line)]))
+                show(self.last)
 
 
 @contextlib.contextmanager

@@ -157,7 +157,6 @@ class Recording:
                 self.session.worker.record(None)
 
     def _keep_and_free(self):
-        """Copy the spans, and drop the shared memory."""
         kept = self.read()  # outside of the block below, as it may wait for other machines
         with interrupts_held():
             self._kept = kept

@@ -163,10 +163,7 @@ def trace_events(number: int, process: str, tracks: dict[str, list[Bar]]) -> lis
 
 
 def _microseconds(nanoseconds):
-    """Return a time in whole eighths of a microsecond, which floats hold exactly.
-
-    So the end of a part and the begin of the next stay equal when a reader adds them up.
-    """
+    # Floats hold eighths exactly, so sums in a reader keep ends equal to the begins that follow.
     return nanoseconds // 125 / 8
 
 

@@ -53,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads-per-rank", metavar="N", type=int, help="threads of BLAS and OpenMP in each rank"
     )
     add_flag(
-        "--follow",
-        help="broadcast what the script sets with set_value; --parallel always does",
+        "--follow", help="broadcast what the script sets with set_value; --parallel always does"
     )
     add_flag(
         "--check",

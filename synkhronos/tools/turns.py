@@ -86,16 +86,15 @@ class Turns:
         """Take all measurements: one round."""
         for key, times in self._measurements.items():
             if key not in self._counts:
-                once = min(times(2))
-                fits = self._most if self._seconds is None else self._fits(once)
-                self._counts[key] = fits, once > _LONG_SECONDS
+                once, count = min(times(2)), self._most
+                if self._seconds is not None:
+                    fit = self._seconds / self._n_rounds / max(once, 1e-9)
+                    count = int(min(max(fit, 1), self._most))
+                self._counts[key] = count, once > _LONG_SECONDS
             count, is_long = self._counts[key]
             # At first the caches have the arrays of another measurement, and the ranks sleep.
             warm = 0 if is_long else 1 + count // 10
             self.rounds_of[key].append(times(warm + count)[warm:])
-
-    def _fits(self, once):
-        return int(min(max(self._seconds / self._n_rounds / max(once, 1e-9), 1), self._most))
 
     def take_all(self, what):
         """Take all rounds, and show how many are done; return the figures of each measurement."""

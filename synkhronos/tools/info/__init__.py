@@ -53,7 +53,10 @@ def checks() -> list[Check]:
     """Run all checks, which takes some seconds, and return them in the order of the table."""
     host, error = host_of_checks()
     if error:
-        return [check_python(), check_host(error), check_cores(), check_shm()]
+        host_library = Check(
+            "Host library", BROKEN, error, f"unset {choice.VARIABLE}", essential=True
+        )
+        return [check_python(), host_library, check_cores(), check_shm()]
     if host == "pytensor":
         return [check_python(), *pytensor.checks(), check_cores(), check_shm()]
     facts, error = probe_theano()
@@ -79,11 +82,6 @@ def host_of_checks() -> tuple[str, str]:
     except ImportError:  # the check of the library says so, with what to do
         asked = os.environ.get(choice.VARIABLE, "").strip().lower()
         return asked or ("theano" if pythons.is_for_theano() else "pytensor"), ""
-
-
-def check_host(error: str) -> Check:
-    """Report that the environment names no host library that there is."""
-    return Check("Host library", BROKEN, error, f"unset {choice.VARIABLE}", essential=True)
 
 
 def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
@@ -275,7 +273,10 @@ def check_libraries(
         install.append("libnvrtc")
     folder = cuda_libraries.default_folder()
     steps = [cuda_libraries.how_to_install(install, opened["libcuda"].version)] if install else []
-    steps += [cuda_libraries.link_command(folder), cuda_libraries.export_command(folder)]
+    steps += [
+        f"synkhronos info --link-cuda {shlex.quote(str(folder))}",
+        cuda_libraries.export_command(folder),
+    ]
     advice = ", then ".join(steps)
     if "libcuda" in install:
         advice = f"only NVIDIA GPUs need them: {advice}"
@@ -304,9 +305,8 @@ def check_cudnn(opened: dict[str, Opened], found: dict[str, Path]) -> Check:
 def _library_state(library: Opened, found: dict[str, Path]) -> str:
     name = f"{library.name}.so"
     if not library.error:
-        return (
-            f"{name} (CUDA {library.version[0]}.{library.version[1]})" if library.version else name
-        )
+        version = ".".join(map(str, library.version or ()))
+        return f"{name} (CUDA {version})" if version else name
     if not library.absent:
         return f"{name} does not work: {library.error}"
     return f"no {name}, but {found[library.name]}" if library.name in found else f"no {name}"

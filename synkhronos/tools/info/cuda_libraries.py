@@ -151,10 +151,10 @@ def _ask_cudnn(library: ctypes.CDLL) -> dict:
 
 def find(skip: Path | None = None) -> dict[str, Path]:
     """Return the file of each library that is found, of any version; ignore the folder `skip`."""
-    searched = [f for f in _folders() if skip is None or f.resolve() != skip.resolve()]
+    folders = [f for f in _folders() if skip is None or f.resolve() != skip.resolve()]
     found = {}
     for name in HELPERS:
-        path = next((files[0] for files in (_files(f, name) for f in searched) if files), None)
+        path = next((file for folder in folders for file in _files(folder, name)), None)
         # Another folder of links may be deleted later. The files that its links name stay.
         while path is not None and _is_own_link(path):
             path = Path(os.readlink(path))
@@ -241,8 +241,7 @@ def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
     """
     links = _names(found)
     _refuse_folder_of_others(folder)
-    names = os.listdir(folder) if folder.exists() else []
-    names = [name for name in names if NAME.fullmatch(name)]
+    names = list(filter(NAME.fullmatch, os.listdir(folder) if folder.exists() else []))
     others = sorted(name for name in names if not _is_own_link(folder / name))
     if others:
         raise FileExistsError(
@@ -277,10 +276,7 @@ def _refuse_folder_of_others(folder: Path) -> None:
 
 
 def _names(found: Mapping[str, Path]) -> dict[str, Path]:
-    """Return every name to link: those that libgpuarray opens, and names with versions.
-
-    The libraries open their helpers, and one another, by names with a version.
-    """
+    """Return every name to link: without a version for libgpuarray, and with one for libraries."""
     links = {}
     for name, path in found.items():
         links[f"{name}.so"] = path
@@ -334,13 +330,8 @@ def default_folder() -> Path:
     return Path(sys.prefix if sys.prefix != sys.base_prefix else Path.home(), "cuda-links")
 
 
-def link_command(folder: Path) -> str:
-    """Return the command that makes the folder of links."""
-    return f"synkhronos info --link-cuda {shlex.quote(str(folder))}"
-
-
 def export_command(folder: Path) -> str:
-    """Return the line for the shell. The loader reads the variable when a process starts.
+    """Return the line for the shell, whose variable the loader reads when a process starts.
 
     >>> print(export_command(Path("/home/me/.venv/cuda-links")))
     export LD_LIBRARY_PATH=/home/me/.venv/cuda-links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -90,12 +90,12 @@ class Hosts:
             return
         for line in lines:
             try:
-                found = json.loads(line)
+                answer = json.loads(line)
             except (ValueError, RecursionError):
-                found = None
-            is_answer = isinstance(found, dict) and isinstance(found.get("sessions"), list)
-            if is_answer and isinstance(found.get("problems", {}), dict):
-                self._last[host.name] = found
+                answer = None
+            has_sessions = isinstance(answer, dict) and isinstance(answer.get("sessions"), list)
+            if has_sessions and isinstance(answer.get("problems", {}), dict):
+                self._last[host.name] = answer
             else:
                 self._said[host.name].append(line)
         self._begun[host.name] = rest

@@ -122,16 +122,16 @@ class ObservedGate:
                 flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
                 file = os.open(f"/proc/{pid}/fd/{number}", flags)
                 try:
-                    found = os.fstat(file)
-                    identity = found.st_dev, found.st_ino, found.st_uid
-                    if identity != (*self.file, self.owner) or not stat.S_ISREG(found.st_mode):
+                    status = os.fstat(file)
+                    identity = status.st_dev, status.st_ino, status.st_uid
+                    if identity != (*self.file, self.owner) or not stat.S_ISREG(status.st_mode):
                         continue
                     fcntl.fcntl(file, fcntl.F_GET_SEALS)  # raises unless the file is memory
                     of_rank = GateMemory.nbytes(1) - GateMemory.nbytes(0)
-                    n_ranks = (found.st_size - GateMemory.nbytes(0)) // of_rank
+                    n_ranks = (status.st_size - GateMemory.nbytes(0)) // of_rank
                     is_right = 1 <= n_ranks <= MOST_RANKS
-                    if not is_right or found.st_size != GateMemory.nbytes(n_ranks):
-                        self.is_wrong = found.st_size > 0  # it is empty when it is made
+                    if not is_right or status.st_size != GateMemory.nbytes(n_ranks):
+                        self.is_wrong = status.st_size > 0  # it is empty when it is made
                         continue
                     # Read and not mapped: its owner may truncate it now.
                     nbytes = 8 * LINE * (n_ranks + 1) + LABEL * n_ranks
@@ -164,7 +164,7 @@ def find(pids: Iterable[int] | None = None) -> list[ObservedGate]:
     The memory must belong to the user of the process: a set-uid program keeps descriptors that
     another user has opened.
     """
-    found: dict[tuple[int, int, int], dict[int, int]] = {}
+    holders_of: dict[tuple[int, int, int], dict[int, int]] = {}  # by device, inode and owner
     for pid in _own_processes() if pids is None else pids:
         with contextlib.suppress(OSError):  # it has ended, or is closed to others
             user, n_gates = os.stat(f"/proc/{pid}").st_uid, 0
@@ -176,8 +176,8 @@ def find(pids: Iterable[int] | None = None) -> list[ObservedGate]:
                         if file.st_uid == user:
                             n_gates += 1
                             key = file.st_dev, file.st_ino, user
-                            found.setdefault(key, {})[pid] = int(number)
-    return [ObservedGate(key[:2], holders, key[2]) for key, holders in found.items()]
+                            holders_of.setdefault(key, {})[pid] = int(number)
+    return [ObservedGate(key[:2], holders, key[2]) for key, holders in holders_of.items()]
 
 
 def _own_processes() -> Iterator[int]:
