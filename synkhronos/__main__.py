@@ -182,9 +182,9 @@ def _link_cuda(name: str) -> int:
 
     # Follow links: the loader needs an absolute path, and another user may own a link.
     folder = Path(os.path.realpath(os.path.expanduser(name)))
-    found = cuda.find(skip=folder)
+    files = cuda.find(skip=folder)
     try:
-        links = cuda.link(folder, found)
+        links = cuda.link(folder, files)
     except OSError as error:
         print(printable(f"cannot make the links: {error}"), file=sys.stderr)
         return 2
@@ -193,18 +193,18 @@ def _link_cuda(name: str) -> int:
     searched = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     opened = cuda.probe({**os.environ, "LD_LIBRARY_PATH": searched})
     for library in opened.values():
-        if library.error and library.name in found:
+        if library.error and library.name in files:
             print(printable(f"{library.name}.so does not work: {library.error}"))
     driver = opened["libcuda"].version
     newer = cuda.newer_than_driver(opened)
     if newer:
         print(f"{newer}: {cuda.how_to_install(['libnvrtc'], driver)}")
-    missing = [name for name in opened if name not in found]
+    missing = [name for name in opened if name not in files]
     if missing:
         print(f"not found: {', '.join(missing)}: {cuda.how_to_install(missing, driver)}")
     if links:
         print(f"Before Python starts:\n    {cuda.export_command(folder)}")
-    return int(any(opened[name].error or name not in found for name in cuda.NEEDED))
+    return int(any(opened[name].error or name not in files for name in cuda.NEEDED))
 
 
 def theanorc() -> str:

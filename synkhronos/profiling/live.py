@@ -34,18 +34,17 @@ _WIDE, _BAR = 105, 20  # characters: of a terminal with room for bars, and of a 
 
 def merged(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the sessions in the answers of machines; join the parts of one on several machines."""
-    found: dict[str, dict[str, Any]] = {}
+    sessions: dict[str, dict[str, Any]] = {}
     for session in (session for answer in answers for session in answer["sessions"]):
-        known = found.get(session["id"])
-        if known is None:
-            found[session["id"]] = session
+        known = sessions.setdefault(session["id"], session)
+        if known is session:
             continue
         first, other = sorted((known, session), key=lambda each: each["ranks"][0]["rank"])
         ranks = sorted([*first["ranks"], *other["ranks"]], key=lambda rank: rank["rank"])
         master = other if any(rank["is_master"] for rank in other["ranks"]) else first
         shared = first["shared"] + other["shared"]
-        found[session["id"]] = {**master, "shared": shared, "ranks": ranks}
-    return list(found.values())
+        sessions[session["id"]] = {**master, "shared": shared, "ranks": ranks}
+    return list(sessions.values())
 
 
 class Watched(Tables):
@@ -146,12 +145,8 @@ def screen(alternate: bool = False) -> Any:
 class LiveStatus:
     """The context of ``with synk.status(live=True):``.
 
-    It ends with the block, with the session, and with this process.
-
-    Parameters
-    ----------
-    first : Tables
-        The tables to show until `top` has seen the session, which must have several ranks.
+    It ends with the block, with the session, and with this process. It shows `first` until `top`
+    has seen the session, which must have several ranks.
     """
 
     def __init__(self, first: Tables) -> None:

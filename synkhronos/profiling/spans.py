@@ -47,7 +47,7 @@ def nested(spans: Iterable[Span]) -> list[Nested]:
     >>> [(each.span.name, each.own) for each in nested([inner, outer])]
     [('push', 3), ('reduce', 1)]
     """
-    found: list[Nested] = []
+    result: list[Nested] = []
     outer = None
     for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
         while outer is not None and outer.span.end <= span.begin:
@@ -55,8 +55,8 @@ def nested(spans: Iterable[Span]) -> list[Nested]:
         if outer is not None:
             outer.own -= span.end - span.begin
         outer = Nested(span, outer)
-        found.append(outer)
-    return found
+        result.append(outer)
+    return result
 
 
 def own_times(names: Iterable[Any], spans: Iterable[Span]) -> dict[Any, float]:
@@ -77,12 +77,12 @@ def gaps(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
     >>> gaps([Span("a", "push", 0, 2, 4), Span("a", "wait", 0, 5, 6)], 1)
     [(1, 2), (4, 5)]
     """
-    found, at = [], begin
+    result, at = [], begin
     for span in sorted(spans, key=lambda span: span.begin):
         if span.begin > at:
-            found.append((at, span.begin))
+            result.append((at, span.begin))
         at = max(at, span.end)
-    return found
+    return result
 
 
 def covered(spans: Iterable[Span]) -> float:

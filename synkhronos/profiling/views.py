@@ -140,12 +140,7 @@ class View:
 
 
 def trace_events(number: int, process: str, tracks: dict[str, list[Bar]]) -> list[dict[str, Any]]:
-    """Return the bars of a process as events of the trace-event format.
-
-    References
-    ----------
-    "Trace Event Format", of the Chromium project: complete events (X) and metadata (M).
-    """
+    """Return the bars of a process in Chromium's trace-event format: events (X), metadata (M)."""
 
     def named(what, thread, **details):
         return {"name": what, "ph": "M", "pid": number, "tid": thread, "args": details}
@@ -182,11 +177,7 @@ def table(lines: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def check_file(argument: str, file: Any, suffixes: Sequence[str], what: str) -> Path:
-    """Return the path of a file with one of some suffixes.
-
-    Raises ``TypeError`` for anything but a path, ``ValueError`` for other suffixes; `what` names
-    the suffixes in the message.
-    """
+    """Return the path of a file; raise ValueError for other suffixes, which `what` names."""
     if not isinstance(file, (str, os.PathLike)) or not isinstance(os.fspath(file), str):
         raise TypeError(f"{argument} must be a path, got {file!r}.")
     path = Path(file)

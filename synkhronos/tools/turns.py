@@ -55,18 +55,9 @@ def seconds_of(call, *args):
 class Turns:
     """Measurements that take turns in rounds.
 
-    Parameters
-    ----------
-    seconds : float
-        The time for each measurement, all its rounds together.
-    rounds : int
-    most : int
-        Repetitions of a measurement in a round, at most; if `seconds` is None, exactly.
-
-    Attributes
-    ----------
-    rounds_of : dict
-        For each measurement, the seconds of its repetitions in each round.
+    All rounds of a measurement take `seconds`; a round has at most `most` repetitions, or exactly
+    so many if `seconds` is None. `rounds_of` has the seconds of the repetitions of each measurement
+    in each round.
     """
 
     def __init__(self, seconds, rounds=5, most=300):

@@ -232,12 +232,8 @@ def _elf_kind(path: Path) -> bytes | None:
 def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
     """Link these files in `folder`, remove the links of an earlier call, and return the links.
 
-    Raises
-    ------
-    FileExistsError
-        If the folder has such a name that is no link of an earlier call. Nothing is changed.
-    PermissionError
-        If other users can put libraries into the folder, which every program would then load.
+    Raise FileExistsError, and change nothing, if such a name is no link of an earlier call; raise
+    PermissionError if other users can put libraries into the folder, which all programs would load.
     """
     links = _names(found)
     _refuse_folder_of_others(folder)

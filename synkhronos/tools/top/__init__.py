@@ -92,36 +92,36 @@ def _watch(sampler, options, is_once, show, pause):
         return is_over
 
     while True:
-        found = sampler.sample(options.interval or 1.0, sleep)
+        sample = sampler.sample(options.interval or 1.0, sleep)
         if is_over:
             return 0, []
-        if found["sessions"] or (options.wait and not is_once):
-            show(found)
-        if found["sessions"]:
+        if sample["sessions"] or (options.wait and not is_once):
+            show(sample)
+        if sample["sessions"]:
             has_seen = True
             if is_once:
-                return int(bool(_problems(found))), []
+                return int(bool(_problems(sample))), []
         elif not options.wait:
             break
     none = _NONE.format("this user" if options.pid is None else f"process {options.pid}")
-    return int(not has_seen), ["The session has ended." if has_seen else none, *_problems(found)]
+    return int(not has_seen), ["The session has ended." if has_seen else none, *_problems(sample)]
 
 
-def _problems(found):
-    return list(found.get("problems", {}).values())
+def _problems(sample):
+    return list(sample.get("problems", {}).values())
 
 
-def _watched(found):
-    return live.Watched(live.merged([found]), _problems(found))
+def _watched(sample):
+    return live.Watched(live.merged([sample]), _problems(sample))
 
 
-def _print(as_json, found):
-    print(json.dumps(found) if as_json else f"{_watched(found)}\n", flush=True)
+def _print(as_json, sample):
+    print(json.dumps(sample) if as_json else f"{_watched(sample)}\n", flush=True)
 
 
 @contextlib.contextmanager
 def _on_screen() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show each table in place of the last; restore the terminal, after a SIGTERM too."""
+    """Show each table in place of the last; restore the terminal, after a SIGTERM, too."""
     screen = live.screen(alternate=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with screen:
@@ -139,14 +139,13 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
+
+    def pressed_q(seconds):
+        is_ready = bool(select.select([terminal], [], [], seconds)[0])
+        return is_ready and os.read(terminal, 64).lower() in (b"q", b"")
+
     try:
         tty.setcbreak(terminal)
-        yield lambda seconds: _pressed_q(terminal, seconds)
+        yield pressed_q
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
-
-
-def _pressed_q(terminal, seconds):
-    if not select.select([terminal], [], [], seconds)[0]:
-        return False
-    return os.read(terminal, 64).lower() in (b"q", b"")

@@ -81,14 +81,8 @@ def read_cells(cells: list[int], has_master: bool = True) -> Seen:
 class ObservedGate:
     """The memory of a gate, as processes that share it show it in /proc.
 
-    Parameters
-    ----------
-    file : tuple
-        Device and inode.
-    holders : dict
-        Process -> its descriptor.
-    owner : int
-        The user whose memory it is.
+    `file` is its device and inode, `holders` has the descriptor of each process, and `owner` is the
+    user whose memory it is.
     """
 
     def __init__(self, file: tuple[int, int], holders: dict[int, int], owner: int) -> None:
@@ -188,12 +182,7 @@ def _own_processes() -> Iterator[int]:
 
 
 class Sampler:
-    """Watches all sessions of this user, or that of one process.
-
-    Parameters
-    ----------
-    pid : int, optional
-    """
+    """Watches all sessions of this user, or that of one process."""
 
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
