@@ -35,15 +35,15 @@ __all__ = ["ParallelFunction", "parallel", "parallel_report"]
 
 _DIFFERENT_LENGTHS = (
     "its inputs have different numbers of rows",
-    "Give all of them with equally many rows; what is no row of a minibatch, such as weights of "
-    "classes, can be a shared variable.",
+    "Give all of them equally many rows; an input that is not part of the minibatch, such as "
+    "weights of classes, can be a shared variable.",
 )
 _FEW_ROWS = "its inputs have fewer rows than there are ranks", "Use larger minibatches."
 _FIXED_ROWS = (
-    "its graph has a reshape to another number of rows, or rows that are no whole rows of it",
+    "its graph has a reshape to another number of rows, or one that would split a row",
     "Reshape to (x.shape[0], ...), and use minibatches of one size.",
 )
-_OTHER_ARGUMENTS = "its arguments are no arrays with rows", ""  # Theano says what is wrong
+_OTHER_ARGUMENTS = "its arguments are not arrays with rows", ""  # Theano says what is wrong
 _SET_INPUTS = "its inputs may have been given other values", "Pass them in each call."
 _CLOSED = "the session has been closed", "Call it in the block, or in a session of fork()."
 _NO_ROOM = "shared memory has no room for its inputs and outputs"

@@ -73,8 +73,8 @@ def add_lost_after(parser: argparse.ArgumentParser) -> None:
     """Add the option for the time after which a machine is lost."""
     parser.add_argument(
         "--lost-after", metavar="SECONDS",
-        help="seconds after which a machine that is not heard of is lost, and a process on it that "
-        "is stopped is killed (default: 8); 0 is never",
+        help="seconds after which a silent machine counts as lost, and a stopped process on it is "
+        "killed (default: 8); 0 is never",
     )  # fmt: skip
 
 
