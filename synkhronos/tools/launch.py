@@ -156,21 +156,21 @@ def main(options: argparse.Namespace) -> int:
             check_script(options.script)
         if asked is None and len(hosts) == 1 and where.is_here(hosts[0].name):
             return _run_here(options, variables)
-        line = _line(options, hosts, variables)
         if options.dry_run:
-            print(shlex.join(line))
+            print(shlex.join(_line(options, hosts, variables)))
             return 0
         mpirun.check()
+
+        def begin(hosts, more):
+            line = _line(options, hosts, {**_variables(options, hosts), **more})
+            return through.Script(line, hosts, options.agent, options.grace)
+
         if asked is None:
-            script = _script(options, hosts, variables)
+            script = begin(hosts, {})
             status = script.run()
+        elif options.script == "-":
+            raise ValueError("a script from standard input can't start again: name a file.")
         else:
-            if options.script == "-":
-                raise ValueError("a script from standard input can't start again: name a file.")
-
-            def begin(hosts, variables):
-                return _script(options, hosts, {**_variables(options, hosts), **variables})
-
             status, script = run_attempts(options, asked, begin, say)
     except ValueError as error:
         print(_wording.printable(f"can't launch: {error}"), file=sys.stderr)
@@ -183,11 +183,6 @@ def main(options: argparse.Namespace) -> int:
 def _line(options, hosts, variables):
     hosts = [replace(host, name=host.name or "localhost") for host in hosts]
     return mpirun.line(hosts, options, run_line(options), variables)
-
-
-def _script(options, hosts, variables):
-    line = _line(options, hosts, variables)
-    return through.Script(line, hosts, options.agent, options.grace)
 
 
 def run_attempts(
