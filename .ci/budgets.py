@@ -17,8 +17,8 @@ CORE = {
     "synkhronos/_session": 2_600,
     "synkhronos/comm": 9_600,
     "synkhronos/launch": 2_400,
-    "synkhronos/profiling": 2_100,
-    "synkhronos/tools": 2_800,
+    "synkhronos/profiling": 2_000,
+    "synkhronos/tools": 2_700,
 }
 WHOLE_CORE = 42_400
 OTHERS = {
