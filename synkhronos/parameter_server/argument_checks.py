@@ -14,7 +14,7 @@ from synkhronos.parameter_server.rounds import LOWEST, Key, plane
 
 
 def name_of(key: Any) -> int | str:
-    """Return a key as the store has it."""
+    """Return a key as a str or an int; raise for anything else."""
     if isinstance(key, str):
         try:
             key.encode()
@@ -53,7 +53,7 @@ def devices_of(devices: Any) -> list[int]:
 
 
 def values_of(value: Any, key: Key, writes: bool = False) -> list[Any]:
-    """Return what one caller pushes of a key, an array or a list, as the engine takes it."""
+    """Return the array or arrays that one caller pushes to a key, as a list for the engine."""
     arrays = value if isinstance(value, (list, tuple)) else [value]
     if not arrays:
         raise ValueError(f"value of key {key.name!r} must have at least one array.")
@@ -66,13 +66,13 @@ def values_of(value: Any, key: Key, writes: bool = False) -> list[Any]:
 
 
 def targets_of(out: Any, key: Key) -> list[Any]:
-    """Return what gets the result of a key, an array or a list, as the engine takes it."""
+    """Return the array or arrays that get the result of a key, as a list for the engine."""
     arrays = out if isinstance(out, (list, tuple)) else [out]
     return _fitting(arrays, key, key.result_shape, "out", writes=True)
 
 
 def _fitting(values, key, shape, name, writes):
-    """Return arrays, or operands; raise if one does not fit a key."""
+    """Return values as arrays or operands; raise if one does not fit the key."""
     arrays = []
     for value in values:
         is_plain = type(value) is np.ndarray and (value.flags.writeable or not writes)
@@ -84,7 +84,7 @@ def _fitting(values, key, shape, name, writes):
 
 
 def refuse_array(call: str, array: Any, key: Key, shape: tuple, device: int | None) -> None:
-    """Raise for an array that does not fit a key; not if its shape is the same in other words."""
+    """Raise for an array of another dtype, size or last axis than a key has."""
     of = "" if device is None else f" of device {device}"
     if array.dtype != key.dtype:
         raise TypeError(
@@ -98,12 +98,12 @@ def refuse_array(call: str, array: Any, key: Key, shape: tuple, device: int | No
 
 
 def by_key(key: Any, **arguments: Any) -> list[Sequence[Any]]:
-    """Return a key, or a list of keys, as a list, and arguments as lists with an entry for each."""
+    """Return a list of the keys, and each argument as a list with one entry for each key."""
     is_list = isinstance(key, (list, tuple))
     names = [name_of(each) for each in key] if is_list else [name_of(key)]
     if len(set(names)) < len(names):
         raise ValueError(f"key must name each key once, got {_wording.shown(key)}.")
-    found: list[Sequence[Any]] = [names]
+    lists: list[Sequence[Any]] = [names]
     for name, value in arguments.items():
         values = value if is_list else [value]
         if not isinstance(values, (list, tuple)):
@@ -116,8 +116,8 @@ def by_key(key: Any, **arguments: Any) -> list[Sequence[Any]]:
                 f"{name} must have an entry for each of the {_wording.count(len(names), 'key')}, "
                 f"got {len(values)}."
             )
-        found.append(values)
-    return found
+        lists.append(values)
+    return lists
 
 
 def dtype_of(dtype: Any) -> np.dtype:
@@ -137,7 +137,7 @@ def callback_of(callback: Any, array: Any) -> Callable[[], Any]:
         raise TypeError(f"callback must be callable, got {_wording.shown(callback)}.")
     try:
         inspect.signature(callback).bind()
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # some builtins have no signature
         return callback
     except TypeError:
         try:

@@ -1,9 +1,9 @@
-"""Backends take the reduction of a round: it is the result, an updater's gradient, or sent on.
+"""Backends decide what becomes of the reduction of a round.
 
 ==================  ================================================================================
-`LocalBackend`      a pull returns the reduction
-`UpdatingBackend`   an updater changes the weight, which a pull returns
-`RemoteBackend`     servers get the reduction, and have the result
+`LocalBackend`      pulls return the reduction
+`UpdatingBackend`   an updater changes the weight by the reduction; pulls return the weight
+`RemoteBackend`     the reduction is sent to servers; pulls return what the servers answer
 ==================  ================================================================================
 """
 
@@ -23,15 +23,15 @@ from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.rounds import Buffer, Future, Key, Pull, PushRound
 
 _QUESTION_SECONDS = 1.0
-_COPIED = (-1, 0)  # in the place of a request whose result is being copied
+_COPIED = (-1, 0)  # stands for a request whose result is being copied
 
 
 class Backend:
-    """The interface; `engine` is set before the first call."""
+    """The interface of backends; the store sets `engine` before the first call."""
 
     engine: Any  # the Engine of the store
     is_plain = False  # the reduction itself is the result
-    is_remote = False  # the result comes later
+    is_remote = False  # results come from servers, later
     runs_users_code = False
 
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
@@ -50,14 +50,14 @@ class Backend:
         return closed.buffer
 
     def is_stale(self, key: Key, pull: Pull) -> bool:
-        """Return whether a pull is to ask for a result again that is there already."""
+        """Return whether a pull must ask the servers although the key already has a result."""
         return False
 
     def request(self, key: Key, version: int, priority: int) -> None:
-        """Ask for the result of a round that is not there."""
+        """Ask the servers for the result of a round."""
 
     def waits_for(self, future: Future) -> str:
-        """Return what a future waits for behind this store, in words."""
+        """Return, in words, what a future waits for on the servers."""
         return ""
 
     def change_hyper(self, keys: Iterable[Key], values: dict[str, Any]) -> None:
@@ -73,10 +73,10 @@ class Backend:
         raise NotImplementedError
 
     def leave(self, timeout: float) -> None:
-        """End all that this has started."""
+        """Stop the threads and connections of this backend."""
 
     def publish_copy(self, key: Key, version: int, value: np.ndarray) -> None:
-        """Make a copy of an array the result of a round."""
+        """Publish a copy of an array as the result of a round."""
         with self.engine.lock:
             buffer = key.free_buffer()
         np.copyto(buffer.flat, value.reshape(-1))
@@ -84,12 +84,12 @@ class Backend:
 
 
 class LocalBackend(Backend):
-    """Keeps the reduction, as the result."""
+    """Publishes each reduction as the result."""
 
     is_plain = True
 
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
-        """Make an initial weight the result of round 0; what is gathered has none."""
+        """Publish an initial weight as the result of round 0; gathered keys have none."""
         if weight is not None and key.op != "gather":
             self.publish_copy(key, 0, weight)
 
@@ -108,11 +108,11 @@ class UpdatingBackend(Backend):
         self.weights: dict[int | str, np.ndarray] = {}
         self._is_test = is_test
         self._lock = threading.Lock()  # one update at a time
-        self._owner = threading.local()  # whether this thread has it
+        self._owner = threading.local()  # `is_at_work`: this thread has the lock
         self._sums: dict[int | str, Buffer] = {}
 
     def init_key(self, key: Key, weight: np.ndarray | None) -> None:
-        """Let the updater fill the weight, once, and make it the result of round 0."""
+        """Let the updater fill the weight, and publish it as the result of round 0."""
         if getattr(self._owner, "is_at_work", False):
             raise OutOfTurn(f"an updater can't make key {key.name!r} of its own store.")
         is_new = weight is None
@@ -134,7 +134,7 @@ class UpdatingBackend(Backend):
                 self._owner.is_at_work = False
 
     def memory_for(self, closed: PushRound) -> Buffer | None:
-        """Return memory for the gradient, which no pull reads."""
+        """Return memory for the gradient; pulls never read it."""
         key = closed.key
         if self._is_test:
             return None
@@ -153,7 +153,7 @@ class UpdatingBackend(Backend):
             updaters.update(self.updater, key.name, target.shaped, self.weights[key.name])
             if self._is_test:
                 return target
-            # A copy: pulls of this round may still read it when the next one is updated.
+            # Pulls may still copy this result while the next round changes the weight.
             self.publish_copy(key, closed.version, self.weights[key.name])
         return None
 
@@ -187,9 +187,9 @@ class RemoteBackend(Backend):
 
     def __init__(self, link: Any, updater: Any = None) -> None:
         self._link, self.updater = link, updater
-        self._has_told = False
+        self._has_warned = False
         self._keys: dict[int, Key] = {}
-        # (key, parity) -> (version, priority); the first is under way, or being copied: _COPIED
+        # (key number, version % 2) -> (version, priority); all but the first wait for its memory
         self._asked: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._lock = threading.Lock()
         self._is_shut = False
@@ -208,13 +208,13 @@ class RemoteBackend(Backend):
                 self._receiver.start()
 
     def _is_whole(self, key, updater):
-        """Return whether an updater needs a large key whole; tell once if it is not known."""
+        """Return whether an updater needs a large key whole; warn once if that is unknown."""
         n_servers = self._link.num_servers
         if updater is None or len(placement.parts(key.name, key.size, n_servers)) == 1:
             return False
         takes_parts = updater.takes_parts(key.name, key.shape, key.dtype)
-        if takes_parts is None and not self._has_told and self._link.rank == 0:
-            self._has_told = True
+        if takes_parts is None and not self._has_warned and self._link.rank == 0:
+            self._has_warned = True
             log.warning(
                 f"key {key.name!r} of {key.size} elements is divided over {n_servers} servers, "
                 f"which update a part each, so {updater.kind} must compute each element by itself. "
@@ -224,7 +224,7 @@ class RemoteBackend(Backend):
         return takes_parts is False
 
     def use(self, updater: Any) -> None:
-        """Take an updater; raise OutOfTurn if it needs a key whole that is divided already."""
+        """Take an updater; raise OutOfTurn if it needs a whole key that is already divided."""
         whole = [key.name for key in self._keys.values() if self._is_whole(key, updater)]
         if whole:
             raise OutOfTurn(
@@ -235,11 +235,11 @@ class RemoteBackend(Backend):
         self.updater = updater
 
     def is_quick(self, key: Key, version: int) -> bool:
-        """Return whether the memory of a round is free: the last push but one has been sent."""
+        """Return whether a round's memory is free: the push of two rounds before has been sent."""
         return self._link.is_free(key.number, version)
 
     def memory_for(self, closed: PushRound) -> Buffer | None:
-        """Return memory that the process beside this one sends from."""
+        """Return shared memory from which the mover sends."""
         key = closed.key
         return Buffer(self._link.outgoing(key.number, closed.version), key.shape)
 
@@ -249,19 +249,19 @@ class RemoteBackend(Backend):
         self._link.push(key.number, closed.version, closed.priority)
 
     def is_stale(self, key: Key, pull: Pull) -> bool:
-        """Return whether others may have changed the weight since this device has pulled it."""
+        """Return whether other workers may have changed the weight since this device pulled it."""
         if self._link.mode != "dist_async" or pull.needed > key.version:
             return False
         return pull.slot is None or pull.slot.pulled == key.version
 
     def request(self, key: Key, version: int, priority: int) -> None:
-        """Ask for the result of a round, once for all devices that need it."""
+        """Ask for the result of a round once, however many devices need it."""
         with self._lock:
             asked = self._asked.setdefault((key.number, version % 2), [])
             if any(version == each for each, _ in asked):
                 return
             asked.append((version, priority))
-            if len(asked) > 1:  # its memory is in use: asked for when that is free
+            if len(asked) > 1:  # `_take` sends it when the memory is free
                 return
         self._link.request(key.number, version, priority)
 
@@ -275,9 +275,9 @@ class RemoteBackend(Backend):
                 self._fail(error)
 
     def _take(self, key, version, error):
-        """Publish a result that has come, or an error, and ask for the next in its memory."""
+        """Publish a result or an error of the servers; send the next request for its memory."""
         asked = self._asked.get((key.number, (version or 0) % 2), [])
-        with self._lock:  # a pull that comes from now on may want a newer value of this version
+        with self._lock:  # a pull from now on asks again: there may be a newer value
             if asked:
                 asked[0] = _COPIED
         if error is None:
@@ -308,7 +308,7 @@ class RemoteBackend(Backend):
         self._link.set_states(states)
 
     def waits_for(self, future: Future) -> str:
-        """Return the workers that have not pushed, or that the servers have not answered."""
+        """Return, in words, which workers have not pushed, or what the servers do."""
         version = future.needed if isinstance(future, Pull) else 0
         if self._link.mode == "dist_async" or not version:
             return "the servers have not answered yet"
@@ -323,7 +323,7 @@ class RemoteBackend(Backend):
         return f"{names} {'has' if len(workers) == 1 else 'have'} not pushed"
 
     def leave(self, timeout: float) -> None:
-        """Leave the job."""
+        """Leave the run, and end the thread that receives."""
         self._is_shut = True
         self._link.close(timeout)
         if self._receiver.is_alive() and self._receiver is not threading.current_thread():

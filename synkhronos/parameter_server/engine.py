@@ -3,12 +3,11 @@
     push ──▶ Round, closed by its last push ──▶ push queue ──▶ reduction ──▶ backend ──▶ publish
     pull ──▶ Pull, ready when published     ──▶ pull queue ──▶ copy ──▶ callback ──▶ done
 
-Each device has a queue for pushes and one for pulls. Small arrays are reduced and copied at once by
-the call that completes them, if nothing waits before them.
+Each device has a queue for pushes and one for pulls. A round of small arrays skips an empty queue:
+the call that closes the round also reduces it.
 
-Arrays of devices are not copied when they are pushed: they are read when the round is closed. Those
-of one caller for all devices have been read when the call returns, which reduces them: see
-`Engine.push_rounds`.
+A device's array is not copied when it is pushed: it is read when the round is closed. If one caller
+pushes the arrays of all devices, `Engine.push_rounds` has read them when it returns.
 
 References
 ----------
@@ -70,7 +69,7 @@ class Engine:
     def push(self, slot: Slot, array: Any, priority: int, now: bool = False) -> PushRound:
         """Add a device's array to the open round of a key.
 
-        With `now` the last device of a round reduces it in this call, however large it is.
+        With `now` the push that closes the round also reduces it, however large it is.
         """
         key = slot.key
         with self._held(slot):
@@ -102,30 +101,19 @@ class Engine:
     def push_rounds(
         self, rounds: Sequence[tuple[Key, Sequence[Any], Sequence[Any] | None]], priority: int
     ) -> list[Future]:
-        """Make a whole round of each key from arrays of one caller, for all devices.
+        """Push the arrays of all devices, a whole round of each key; return its pull, or the round.
 
-        Waits until fewer than `_MOST_AHEAD` rounds of each key are to be reduced. What was pushed
-        has been read when it returns.
-
-        Parameters
-        ----------
-        rounds : list of (key, pushed arrays, arrays for the result)
-            None in the place of the last for a round whose result is not pulled.
-        priority : int
-
-        Returns
-        -------
-        list of Future
-            The pulls, or the rounds that are not pulled.
+        `rounds` has tuples (key, pushed arrays, arrays for the result, or None without a pull).
+        First wait until fewer than `_MOST_AHEAD` rounds of each key are still to be reduced.
         """
         for key, _, _ in rounds:
             while len(key.closed) >= _MOST_AHEAD and not getattr(self._queues.users, "queues", ()):
-                with contextlib.suppress(IndexError):  # another thread has ended it
+                with contextlib.suppress(IndexError):  # another thread has reduced it
                     self.wait(key.closed[0])
         futures = []
         with self._held(rounds):
             with self.lock:
-                for key, _, _ in rounds[1:]:  # `_push_round` looks at the first
+                for key, _, _ in rounds[1:]:  # `_push_round` checks the first
                     self._refuse_open(key)
             for key, arrays, into in rounds:
                 futures.append(self._push_round(key, arrays, into, priority))
@@ -140,10 +128,9 @@ class Engine:
             )
 
     def _push_round(self, key, arrays, into, priority):
-        """Make a round, and a pull of it into arrays; read what was pushed.
+        """Close a round of one caller's arrays; return its pull, or the round if none is asked for.
 
-        A round that can't be reduced in this call gets its sum, or what is to be gathered, in
-        memory of its own.
+        A round that must wait for earlier ones is reduced now, too, into memory of its own.
         """
         queue, into_queue = self._queues.push[0], self._queues.pull[0]
         with self.lock:
@@ -164,7 +151,7 @@ class Engine:
                 task = self._close(made, queue, self._is_free(key, queue, now=False))
         if task is not None:
             self._run(task)
-            self.wait(made)  # for other threads, which have taken blocks
+            self.wait(made)  # other threads may still reduce blocks of it
         if pull is None:
             return made
         if self.backend.is_remote and not pull.is_done:
@@ -183,7 +170,7 @@ class Engine:
             raise reduction.error
 
     def _is_free(self, key, queue, now):
-        """Return whether a call may reduce the next round of a key: small ones, or any if `now`."""
+        """Return whether a call may reduce the key's next round; a large one only if `now`."""
         if key.closed or not queue.is_idle:
             return False
         is_small = key.is_small and self.backend.is_plain
@@ -197,7 +184,7 @@ class Engine:
         priority: int,
         callback: Callable[[], Any] | None = None,
     ) -> Pull:
-        """Ask for the result of a device's last round, or without a slot of all closed ones."""
+        """Ask for the result of a device's last round; without a slot, of the last closed round."""
         with self._held([(key, arrays)] if slot is None else slot):
             with self.lock:
                 self._check(key)
@@ -219,7 +206,7 @@ class Engine:
             return pull
 
     def _begin_pull(self, pull):
-        """Queue a pull, or let it wait for its round; return whether the backend is to be asked."""
+        """Queue a pull, or let it wait for its round; return whether to ask the servers."""
         key = pull.key
         if pull.needed in key.failures and key.version <= pull.needed:
             pull.finish(key.failures[pull.needed])
@@ -241,7 +228,7 @@ class Engine:
         self._refuse_in_users_code(future, queue)
         begun = time.monotonic()
         is_main = get_ident() == _MAIN.ident
-        # Users' code may take longer than the timeout, and a Ctrl-C is held while it runs here.
+        # A Ctrl-C is held while this thread runs a task, and users' code may outlast a timeout.
         is_brief = is_main or timeout is not None
         queues = self._queues.push if queue is None else [*self._queues.push, queue]
         warn_at, dozes = WARN_AFTER, DOZES
@@ -279,12 +266,12 @@ class Engine:
             if not future.is_done and waited >= warn_at:
                 log.warning("has waited %.0f s for %s", waited, self._waits_for(future))
                 warn_at *= 2
-        recording = self.recording  # another thread may end it at any time
+        recording = self.recording  # another thread may make it None at any time
         if recording is not None:
             recording.record("wait", getattr(future, "key", None), begun, time.monotonic())
 
     def _refuse_in_users_code(self, future, queue):
-        """Raise for a wait, in a callback or an updater, that would wait for its own end."""
+        """Raise if a callback or an updater waits for something that needs its own end first."""
         running = getattr(self._queues.users, "queues", ())
         if queue is not None and queue in running:
             raise OutOfTurn(
@@ -308,7 +295,7 @@ class Engine:
         return f"{future}: {why}."
 
     def _close(self, closed, queue, is_free):
-        """Reduce or queue a round whose last push has come; or return it with its queue, to run."""
+        """Close a round: reduce it if small, queue it, or return (queue, round) for `_run`."""
         key = closed.key
         key.n_closed = closed.version
         key.closed.append(closed)
@@ -396,7 +383,7 @@ class Engine:
                 key.fail_pulls(error)
 
     def fail_round(self, key: Key, version: int | None, error: BaseException) -> None:
-        """Fail the pulls of a round; without a number all pulls of a key that wait."""
+        """Fail the pulls that wait for a round; without a version, all that wait for the key."""
         with self.lock:
             if version is not None:
                 key.failures[version] = error
@@ -418,15 +405,14 @@ class Engine:
             self._run_round(task[1], task[0])
 
     def _held(self, pushed=None):
-        """Return a context for calls of the engine in any thread, which a Ctrl-C does not split.
+        """Return a context for a call of the engine; a Ctrl-C waits until it ends.
 
-        A profile records those that push or pull: `pushed` is the slot of a device, or a list of
-        tuples that begin with a key, of one caller. Raise StoreClosed in a child process: the
-        threads are its parent's, and the lock may be held for ever.
+        With `pushed`, a device's slot or one caller's list of (key, ...), profiles record the call.
+        Raise StoreClosed in a forked process: it lacks the threads, and the lock may be held.
         """
         if os.getpid() != self._process:
             raise StoreClosed("the store belongs to the process that has made it: make another.")
-        # Only the main thread gets a KeyboardInterrupt, and it would leave a round half closed.
+        # Only the main thread gets a KeyboardInterrupt, which would leave a round half closed.
         held = interrupts_held() if get_ident() == _MAIN.ident else _AT_ONCE
         recording = self.recording
         return held if recording is None or pushed is None else recording.call(held, pushed)
@@ -447,9 +433,9 @@ class Engine:
                 key.round.finish(error)
 
     def drain(self, keys: Sequence[Key], end: float | None = None) -> None:
-        """Wait until all rounds that are closed are reduced, and all pulls done that are ready.
+        """Wait until all closed rounds are reduced and all pulls that are ready are done.
 
-        Raises RoundTimeout if something is left at `end`, a time of ``time.monotonic()``.
+        Raise RoundTimeout if something is left at `end`, a time of ``time.monotonic()``.
         """
         for key in keys:
             while True:
@@ -463,9 +449,9 @@ class Engine:
                     break
 
     def close(self, keys: Sequence[Key], drain: bool, timeout: float) -> None:
-        """Finish what can be finished, or drop it; fail the rest, and end all threads.
+        """Finish closed rounds, or without `drain` fail them; fail the others, end all threads.
 
-        A callback or an updater that runs can't be stopped: RoundTimeout after `timeout` seconds.
+        Raise RoundTimeout if a callback or an updater still runs after `timeout` seconds.
         """
         end = time.monotonic() + timeout
         with self.lock:

@@ -14,7 +14,7 @@ class ParameterServerError(RuntimeError):
 class OutOfTurn(ParameterServerError):
     """A call came in a state that does not allow it.
 
-    Such as a second push of one device in one round, a second pull while one waits, a call before
+    Examples: a second push of a device in one round, a second pull while one waits, a call before
     ``init`` or a second ``init``. The message names the key and the device, and what to call first.
     """
 
@@ -24,7 +24,7 @@ class StoreClosed(ParameterServerError):
 
 
 class RoundTimeout(ParameterServerError, TimeoutError):
-    """A wait has reached its timeout. What was waited for goes on, and may be waited for again.
+    """A wait has reached its timeout. The push or pull goes on; you may wait for it again.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class WeightsDiffer(ParameterServerError):
     Attributes
     ----------
     error : float
-        The sum of the differences, without sign, over the sum of the weights, without sign.
+        The sum of the absolute differences divided by that of the absolute weights.
     """
 
     def __init__(self, message, error=float("nan")):
@@ -63,7 +63,7 @@ class ProcessLost(ParameterServerError):
     Attributes
     ----------
     rank : int or None
-        Its number among the processes of its kind.
+        The number of the worker, or of the server.
     host : str
     reason : str
     """

@@ -1,9 +1,9 @@
-"""Hyperparameters that a script changes in its copy of an updater, and that follow to the weights.
+"""Hyperparameters: the script changes its copy of an updater; the copy at the weights follows.
 
     script's copy           updater.hyper_values() ── if changed ──▶ HyperChanges.change   at a push
     where the weights are   HyperChanges.use ──▶ updater.assign_hyper              before an update
 
-A change counts for the rounds that are closed after it, of each key.
+A change counts for each key's rounds that close after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from synkhronos._host.choice import is_imported
 from synkhronos._wording import shown
 
 _PLAIN = (bool, int, float, complex, str, type(None), np.generic)
-_SMALL = 4096  # elements; larger arrays have changed only if there is another array
+_SMALL = 4096  # elements; a larger array has changed only if it is another object
 
 
 class Hyperparameter(NamedTuple):
@@ -33,7 +33,7 @@ class Hyperparameter(NamedTuple):
 
 
 def attributes_of(thing: Any, without: frozenset[str] = frozenset()) -> dict[str, Hyperparameter]:
-    """Return those of an object: its attributes and those of its class, but for some."""
+    """Return the followed attributes of an object and of its class, but those in `without`."""
     names = [name for kind in type(thing).__mro__ for name in vars(kind)]
     names += getattr(thing, "__dict__", {})
     wanted = [n for n in dict.fromkeys(names) if n not in without and not n.startswith("__")]
@@ -46,25 +46,25 @@ def attributes_of(thing: Any, without: frozenset[str] = frozenset()) -> dict[str
 
 
 def outside_of(function: Any) -> dict[str, Hyperparameter]:
-    """Return what a function, and functions that it calls, read outside of themselves.
+    """Return the outer variables that a function, and functions that it calls, read.
 
     They are global variables, those of enclosing functions, and attributes of a method's object.
     """
     result: dict[str, Hyperparameter] = {}
     seen, stack = set(), [function]
     while stack:
-        each = stack.pop()
-        if id(each) in seen:
+        thing = stack.pop()
+        if id(thing) in seen:
             continue
-        seen.add(id(each))
-        if inspect.ismethod(each):
-            stack += [each.__self__, each.__func__]
-        elif not inspect.isfunction(each):
-            result = {**attributes_of(each), **result}
+        seen.add(id(thing))
+        if inspect.ismethod(thing):
+            stack += [thing.__self__, thing.__func__]
+        elif not inspect.isfunction(thing):
+            result = {**attributes_of(thing), **result}
         else:
-            found = dict(_cells_and_globals(each))
-            stack += [p.value for p in found.values() if inspect.isfunction(p.value)]
-            result = {**{n: p for n, p in found.items() if is_followed(p.value)}, **result}
+            outer = dict(_cells_and_globals(thing))
+            stack += [p.value for p in outer.values() if inspect.isfunction(p.value)]
+            result = {**{n: p for n, p in outer.items() if is_followed(p.value)}, **result}
     return result
 
 
@@ -130,7 +130,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def set_shared(name: str, variable: Any, value: Any) -> None:
-    """Give a shared variable a value; raise TypeError if it has no room for it."""
+    """Set a shared variable; raise TypeError if the value does not fit its dtype and axes."""
     try:
         array = np.asarray(value)
         new = array.astype(variable.dtype)
@@ -146,10 +146,10 @@ def set_shared(name: str, variable: Any, value: Any) -> None:
 
 
 class HyperChanges:
-    """The changes of a script to an updater, and from which version of each key on each counts.
+    """The script's changes to an updater, and the first round of each key for which each counts.
 
-    Versions are rounds of the keys by their numbers. `use` is called before each update, `change`
-    perhaps by another thread.
+    Keys and rounds (`version`) are numbers. `use` is called before each update; another thread may
+    call `change`.
     """
 
     def __init__(self, updater: Any, values: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class HyperChanges:
     def change(
         self, first: Mapping[int, int], values: Mapping[str, Any], done: Mapping[int, int]
     ) -> None:
-        """Add values that count from a version of each key on; those that are `done` are over."""
+        """Add values for rounds from ``first[key]`` on; those up to ``done[key]`` are updated."""
         values = {name: copy_of(value) for name, value in values.items()}
         with self._lock:
             for name in values:
@@ -174,7 +174,7 @@ class HyperChanges:
                 del self._changes[0]
 
     def use(self, number: int | None, version: int | None) -> None:
-        """Give the updater the values for a version of a key; with None the newest."""
+        """Set the updater's values to those for a round of a key; with None to the newest."""
         if len(self._changes) == 1 and self._changes[0][1] is self._used:
             return
         with self._lock:

@@ -1,6 +1,6 @@
-"""KVStore's face of a store: one caller pushes and pulls the arrays of all devices.
+"""The calls of MXNet's KVStore: one caller pushes and pulls the arrays of all devices.
 
-A push of a key is a whole round, of as many arrays as are given. A pull gets the result of all
+Each push of a key is a whole round, of as many arrays as are given. A pull gets the result of all
 rounds before it.
 
 References
@@ -58,7 +58,7 @@ class OneCaller:
     _updater: Any
     _follow: Callable[[], None] | None
     _lock: Any
-    _sent_hyper: dict[str, Any]  # the updater's, as servers have it
+    _sent_hyper: dict[str, Any]  # hyperparameters, as servers have them
 
     def __getattr__(self, name: str) -> Any:
         hint = f": {_OTHERS[name]}." if name in _OTHERS else "."
@@ -99,7 +99,7 @@ class OneCaller:
             Written when the result is there. Without it ``wait()`` returns a new array.
         priority : int, optional
         ignore_sparse : bool, optional
-            Taken as KVStore takes it; there are no sparse arrays.
+            Has no effect: there are no sparse arrays.
 
         Returns
         -------
@@ -197,7 +197,7 @@ class OneCaller:
         Raises
         ------
         ValueError
-            For a file that is none of these, and keys that are there already.
+            For any other file, and for keys that the store already has.
         """
         values = weight_files.load_weights(path)
         self.init(list(values), list(values.values()))
@@ -222,11 +222,11 @@ class OneCaller:
             raise ValueError(f"{path!r} does not fit: {_wording.sentence(error)}") from error
 
     def _with_updater(self):
-        """Return the backend, once all keys are where its updater is."""
+        """Return the backend, once its updater has all keys and closed rounds."""
         self._refuse_closed()
         if self._backend is None or isinstance(self._backend, LocalBackend):
             raise OutOfTurn("there is no updater with a state: call set_optimizer() first.")
-        if self._link is not None:  # a state has a meaning once the weights have come
+        if self._link is not None:  # the servers must have the weights first
             self.pull(list(self._keys)).wait()
         else:
             self._engine.drain(list(self._keys.values()))
@@ -273,7 +273,7 @@ class OneCaller:
         self._follows(made)
 
     def _hand_over(self, keys, updater):
-        """Let an updater keep the weights of keys that are there, with their values."""
+        """Give an updater the keys that exist, with their values."""
         gathered = [key.name for key in keys if key.op == "gather"]
         if gathered:
             raise ValueError(f"push_op[{gathered[0]}] can't be gather with an updater.")
@@ -315,23 +315,23 @@ class OneCaller:
     def set_hyper(self, **values: Any) -> None:
         """Change hyperparameters of the updater, such as ``learning_rate``, for later pushes.
 
-        Rounds that are closed already are updated as before. With servers all workers call it, and
-        the values of worker 0 count. A shared variable that was given to `set_optimizer`, and an
-        attribute of an updater, may be set as well: the next push tells the servers. In a store of
-        one process an attribute counts at once, so wait for the pushes before.
+        Rounds that are already closed are updated as before. With servers all workers call it, and
+        the values of worker 0 count. You may also set a shared variable that `set_optimizer` was
+        given, or an attribute of an updater: the next push tells the servers. In a store of one
+        process an attribute counts at once, so wait for earlier pushes first.
 
         Parameters
         ----------
         **values
-            Of a rule its numbers, by their keywords; of another updater its attributes, or numbers
-            that its function finds outside of itself.
+            For a rule its numbers, by their keywords; for another updater its attributes, or the
+            outer variables that its function reads.
 
         Raises
         ------
         ValueError
             For names that the updater does not have.
         TypeError
-            For what is no number, and a rule that takes a number only.
+            For values that are no numbers, and numbers that the rule can't change later.
         OutOfTurn
             Without an updater.
 
@@ -359,13 +359,13 @@ class OneCaller:
             self._follow()
 
     def _follows(self, updater):
-        """Send what changes in an updater before each push: of worker 0, or of a local rule."""
+        """Before each push, send changed hyperparameters: from worker 0, or to a local rule."""
         self._sent_hyper = updater.hyper_when_pickled()
-        is_told = updater.keeps_copies if self._link is None else self._link.rank == 0
-        self._follow = self._send_hyper if is_told else None
+        sends = updater.keeps_copies if self._link is None else self._link.rank == 0
+        self._follow = self._send_hyper if sends else None
 
     def _send_hyper(self):
-        """Tell the backend what has changed in the updater, for rounds that are not closed."""
+        """Tell the backend of changed hyperparameters, for rounds that are not closed."""
         with self._lock:
             now, backend = self._updater.hyper_values(), self._backend
             changed = {

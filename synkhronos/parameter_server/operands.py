@@ -1,9 +1,9 @@
-"""Arrays of users that rounds read and write: of NumPy, of shared variables, on devices.
+"""Users' arrays that rounds read and write: NumPy arrays, shared variables, arrays on devices.
 
     push:  value ──▶ Operand.read()  ──▶ the array itself, or a copy of what is on a device
     pull:  result ──▶ Operand.write() ──▶ the same memory, so that views of it see the result
 
-The engine uses a plain array of NumPy as it is, and comes here with anything else.
+The engine uses plain NumPy arrays as they are; anything else becomes an operand.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Operand:
 def operand_of(value: Any, name: str, writes: bool = False) -> Operand:
     """Return the operand of a user's array: of NumPy, a shared variable, or a GpuArray.
 
-    Raise TypeError, with the name of the argument, for anything else, such as lists and numbers,
-    and for items that are no numbers; ValueError if a result can't be written where it `writes`.
+    Raise TypeError, with the name of the argument, for anything else, such as lists, and for dtypes
+    that are no numbers. Raise ValueError if the round `writes` and the array is read-only.
 
     >>> import numpy as np, theano
     >>> weight = theano.shared(np.zeros(2), "weight")
@@ -50,7 +50,7 @@ def operand_of(value: Any, name: str, writes: bool = False) -> Operand:
     """
     if isinstance(value, np.ndarray):
         return _array(value, name, writes)
-    # Nothing is a variable or on a device where these libraries have not been imported.
+    # If a library has not been imported, the value can't be one of its objects.
     if "pygpu" in sys.modules and _host.is_on_device(value):
         return _OnDevice(_numbers(value, name))
     if is_imported() and isinstance(value, _host.Variable):
@@ -159,7 +159,7 @@ class _Shared(Operand):
         return np.dtype(self._variable.dtype)
 
     def read(self):
-        # A function that Python computes may leave a number in place of an array without axes.
+        # Operations in Python may leave a NumPy scalar in place of an array without axes.
         return np.asarray(_host.peek(self._variable))
 
     def write(self, array):

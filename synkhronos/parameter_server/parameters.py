@@ -58,7 +58,7 @@ class Parameters:
     def __init__(self) -> None:
         self._values = {name: default for name, (default, _) in PARAMETERS.items()}
         self._ops: dict[str, str] = {}
-        self.given: dict[str, str] = {}  # for updaters: those that the user has set, as text
+        self.given: dict[str, str] = {}  # those that the user has set, as text, for updaters
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -80,13 +80,13 @@ class Parameters:
         """
         if not isinstance(name, str):
             raise TypeError(f"the name of a parameter must be a str, got {_wording.shown(name)}.")
-        found = _PUSH_OP.fullmatch(name)
-        if found:
+        push_op = _PUSH_OP.fullmatch(name)
+        if push_op:
             if not isinstance(value, str) or value not in names():
                 raise ValueError(
                     f"{name} must be one of {', '.join(names())}, got {_wording.shown(value)}."
                 )
-            self._ops[found[1]] = value
+            self._ops[push_op[1]] = value
         elif name in PARAMETERS:
             _, read = PARAMETERS[name]
             self._values[name] = read(name, value)

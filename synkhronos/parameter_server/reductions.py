@@ -4,10 +4,9 @@
     array of device 1  ┼──────▶ result ──▶ the arrays of devices that have asked for it
     array of device 2  ┘ by block
 
-The first array is combined with the second, the result with the third and so on, whatever the
-order in which they came and whichever thread takes a block: so all devices get the same bits, in
-each run. A block fits the cache, where the result still is when it is copied to the devices. NumPy
-computes blocks of this size without the GIL.
+Arrays are combined in the order of the devices, in whatever order they were pushed, and whichever
+thread takes a block. So all devices get the same bits in every run. A block fits the cache, so its
+result is still there when it is copied to the devices. NumPy computes such blocks without the GIL.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def names() -> list[str]:
 
 
 def refuse_dtype(op: str, dtype: np.dtype, name: str) -> None:
-    """Raise TypeError if arrays of a dtype can't be reduced so."""
+    """Raise TypeError if an operation can't reduce arrays of a dtype."""
     taken = NUMBERS
     if op != "gather":
         row = OPERATIONS[op]
@@ -45,10 +44,10 @@ def refuse_dtype(op: str, dtype: np.dtype, name: str) -> None:
 
 
 class Reduction:
-    """A reduction of large flat arrays, of which at most `n_threads` threads take blocks.
+    """A reduction of large flat arrays; at most `n_threads` threads take blocks of it.
 
-    For "gather" `result` is as long as all parts. `copies` get the result too, block by block. One
-    of them may be a part itself, but not another piece of its memory: see `may_copy`.
+    For "gather", `result` is as long as all parts together. Each block of the result is also copied
+    to `copies`, which must satisfy `may_copy`.
     """
 
     def __init__(
@@ -70,10 +69,10 @@ class Reduction:
             for piece in pieces
             for start in range(0, piece[0][0].size, size)
         ]
-        self._next = itertools.count()  # atomic, as Python has it
+        self._next = itertools.count()  # next() is atomic under the GIL
         self._lock = threading.Lock()
         self._left = len(self._blocks)
-        self.room = n_threads
+        self.room = n_threads  # how many more threads may take blocks
         self.error: BaseException | None = None
 
     @property

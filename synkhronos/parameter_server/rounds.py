@@ -1,4 +1,4 @@
-"""The state of the keys of a store: rounds, what their results are kept in, and pulls.
+"""The state of a store's keys: rounds, buffers for their results, and pulls.
 
     push of device 0 ┐                 ┌ Pull of device 0
     push of device 1 ┼▶ Round ▶ Buffer ┤ Pull of device 1
@@ -24,7 +24,7 @@ from synkhronos.parameter_server.errors import CallbackFailed, StoreClosed
 from synkhronos.parameter_server.reductions import may_copy
 from synkhronos.parameter_server.task_queues import TaskQueue, TaskQueues
 
-SMALL = 4096  # elements that are reduced and copied at once, in less time than a thread is woken
+SMALL = 4096  # elements, which are reduced and copied in less time than it takes to wake a thread
 LOWEST = -(1 << 62)  # of priorities
 
 
@@ -90,7 +90,7 @@ class Future:
 
 
 class Futures(Future):
-    """Several of them, for a call with a list of keys."""
+    """The futures of a call with a list of keys, as one."""
 
     __slots__ = ("_parts",)
 
@@ -103,8 +103,12 @@ class Futures(Future):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until all are done; return the first exception of those that failed, or None."""
-        left = _Left(timeout)
-        errors = [part.exception(left()) for part in self._parts]
+        limit = seconds("timeout", timeout)
+        end = None if limit is None else time.monotonic() + limit
+        errors = [
+            part.exception(None if end is None else max(0.0, end - time.monotonic()))
+            for part in self._parts
+        ]
         return next((error for error in errors if error is not None), None)
 
     @property
@@ -116,17 +120,6 @@ class Futures(Future):
     def value(self) -> list[Any]:  # type: ignore[override]
         """The list of the values of all."""
         return [part.value for part in self._parts]
-
-
-class _Left:
-    """Counts a timeout down."""
-
-    def __init__(self, timeout):
-        limit = seconds("timeout", timeout)
-        self._end = None if limit is None else time.monotonic() + limit
-
-    def __call__(self):
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
 
 
 class Buffer:
@@ -141,7 +134,7 @@ class Buffer:
 
 
 class Slot:
-    """A device's end of a key."""
+    """The state of one device for one key."""
 
     __slots__ = ("device", "key", "position", "pull", "pulled", "rounds")
 
@@ -180,15 +173,15 @@ class Key:
         self.error: BaseException | None = None  # why it can't be used
         self.n_closed = 0  # rounds
         self.closed: collections.deque[PushRound] = collections.deque()  # closed, not yet reduced
-        self.is_reducing = False  # the first of them
-        self.set_aside: list[tuple[Any, Any]] = []  # queues, and entries of their heaps
+        self.is_reducing = False  # whether the first of `closed` is being reduced
+        self.set_aside: list[tuple[Any, Any]] = []  # (queue, entry) of rounds that must wait
         self.version = -1  # the round of `source`; 0 is the initial weight
         self.source: Buffer | None = None
         self.failures: dict[int, BaseException] = {}  # rounds without a result
         self.waiting: list[Any] = []  # pulls that need a round that is not there yet
         self.ready: list[Any] = []  # pulls in their queue
         self.buffers: list[Buffer] = []
-        self.spare: list[Buffer] = []  # for what one caller pushes
+        self.spare: list[Buffer] = []  # for rounds that are reduced before they are queued
 
     def free_buffer(self) -> Buffer:
         """Return memory for a result that nothing reads."""
@@ -219,20 +212,20 @@ class Key:
         into: Sequence[Any] | None,
         queue: TaskQueue,
     ) -> tuple[PushRound, Pull | None]:
-        """Return a round in which all devices have pushed, and its pull into arrays, if given."""
-        made, pull = PushRound(engine, self, parts), None
-        made.priority = priority
+        """Return a round in which all devices have pushed, and its pull if `into` has arrays."""
+        whole, pull = PushRound(engine, self, parts), None
+        whole.priority = priority
         for slot in self.slots:
             slot.rounds += 1
         if into is not None:
-            pull = Pull(engine, self, None, queue, into, made.version, priority)
+            pull = Pull(engine, self, None, queue, into, whole.version, priority)
             self.waiting.append(pull)
-        return made, pull
+        return whole, pull
 
     def publish(self, version: int, buffer: Buffer, queues: TaskQueues) -> None:
         """Make a buffer the result of a round, and of all before it."""
         if version < self.version:
-            return  # a later one has come before
+            return  # a later round was published first
         self.version, self.source = version, buffer
         if self.failures:
             self.failures = {at: error for at, error in self.failures.items() if at > version}
@@ -244,7 +237,7 @@ class Key:
                 self.waiting.append(pull)
 
     def fail_pulls(self, error: BaseException, first: int = 0, last: int | None = None) -> None:
-        """Fail the pulls that wait, and need one of these rounds."""
+        """Fail waiting pulls that need a round from `first` to `last`."""
         waiting, self.waiting = self.waiting, []
         for pull in waiting:
             if first <= pull.needed and (last is None or pull.needed <= last):
@@ -253,7 +246,7 @@ class Key:
                 self.waiting.append(pull)
 
     def cancel(self, dropped: BaseException) -> None:
-        """Fail all that has not begun, as the store is closed."""
+        """Fail the rounds and pulls that have not begun: the store is being closed."""
         begun = [self.closed[0]] if self.is_reducing else []
         for closed in list(self.closed)[len(begun) :]:
             closed.finish(dropped)
@@ -269,7 +262,7 @@ class Key:
 
 
 class PushRound(Future):
-    """One push of each device; the future of all of them."""
+    """One push of each device, and the future of these pushes."""
 
     __slots__ = ("buffer", "key", "n_missing", "parts", "priority", "reduced", "version")
 
@@ -281,7 +274,7 @@ class PushRound(Future):
         self.n_missing = len(self.parts)
         self.priority = LOWEST
         self.buffer: Buffer | None = None
-        self.reduced: Buffer | None = None  # what has been reduced before it was queued
+        self.reduced: Buffer | None = None  # the result, if it was reduced before it was queued
 
     def __str__(self) -> str:
         return f"round {self.version} of key {self.key.name!r}"
@@ -291,25 +284,25 @@ class PushRound(Future):
         return self.key.missing() if self.key.round is self else []
 
     def copies(self, parts: Sequence[np.ndarray]) -> tuple[list[Any], list[np.ndarray]]:
-        """Return pulls that can get the result while it is reduced, block by block; their arrays.
+        """Return pulls whose arrays can be written block by block, and all these arrays.
 
-        A gathered result comes in other blocks.
+        There are none for "gather", whose blocks are others.
         """
-        found: list[Any] = []
+        pulls: list[Any] = []
         arrays: list[np.ndarray] = []
         waiting = () if self.key.op == "gather" else self.key.waiting
         for pull in waiting:
-            own: list[np.ndarray] = []
+            fitting: list[np.ndarray] = []
             for array in pull.arrays if pull.needed == self.version else ():
                 if type(array) is not np.ndarray or not array.flags.c_contiguous:
                     break
-                if not may_copy(array, parts, [*arrays, *own]):
+                if not may_copy(array, parts, [*arrays, *fitting]):
                     break
-                own.append(array.reshape(-1))
-            if own and len(own) == len(pull.arrays):
-                found.append(pull)
-                arrays += own
-        return found, arrays
+                fitting.append(array.reshape(-1))
+            if fitting and len(fitting) == len(pull.arrays):
+                pulls.append(pull)
+                arrays += fitting
+        return pulls, arrays
 
     def reduce(self, queues: TaskQueues) -> None:
         """Reduce a small round, and publish it."""
@@ -324,11 +317,11 @@ class PushRound(Future):
             self.end(queues, buffer, None)
 
     def end(self, queues: TaskQueues, buffer: Buffer | None, error: BaseException | None) -> None:
-        """Finish, as the first of the key's closed rounds; publish the result if it is there."""
+        """End the round, the first of the key's closed ones; publish its result if there is one."""
         key = self.key
         key.closed.popleft()
         key.is_reducing = False
-        self.parts = [None] * len(self.parts)  # they are the caller's
+        self.parts = [None] * len(self.parts)  # releases the caller's arrays
         if self.reduced is not None:
             key.spare.append(self.reduced)
         self.finish(error)
@@ -342,9 +335,9 @@ class PushRound(Future):
             queues.put_back(queue, entry)
 
     def start(self, queue: Any, entry: Any) -> PushRound | None:
-        """Return the round of the key that is next, which may be another one.
+        """Return the key's next round, which may be another one; None if it must wait or is done.
 
-        Rounds of a key are reduced in order, and one at a time: meanwhile the entry is set aside.
+        Rounds of a key are reduced in order, one at a time; meanwhile the entry is set aside.
         """
         key = self.key
         if key.is_reducing:
@@ -397,7 +390,7 @@ class Pull(Future):
         return self
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Finish, and let go of the arrays, which are the caller's."""
+        """Finish, and release the caller's arrays."""
         super().finish(error)
         self.arrays, self.callback = (), None
 
@@ -409,7 +402,7 @@ class Pull(Future):
         return key.missing() if key.round is not None else [slot.device for slot in key.slots]
 
     def make_ready(self, queues: TaskQueues, buffer: Buffer) -> None:
-        """Finish if the result, which is there now, is small, or else queue; under the lock."""
+        """Take the result: copy it now if it is small, else queue this pull. Under the lock."""
         self.source = buffer
         if self.slot is not None:
             self.slot.pulled = self.key.version
@@ -450,7 +443,7 @@ class Pull(Future):
             queues.release(self.queue)
 
     def _call(self, callback, queues):
-        """Call a callback; return its exception, as the one that the pull's waits raise."""
+        """Call a callback; return the error that waits for this pull raise, or None."""
         try:
             with queues.running(self.queue):
                 callback()
@@ -478,12 +471,12 @@ class Pull(Future):
 
 
 def arrays_of(parts: Sequence[Any], shape: Any) -> list[np.ndarray]:
-    """Return arrays of a round, of devices or on the host, as arrays of NumPy of a shape."""
+    """Return the arrays and operands of a round as NumPy arrays of a shape."""
     return [(x if type(x) is np.ndarray else x.read()).reshape(shape) for x in parts]
 
 
 def plane(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return a shape with two axes: the last one, and all others together.
+    """Return a shape as two axes: all but the last one merged, and the last one.
 
     >>> plane((2, 3, 4)), plane((4,)), plane(())
     ((6, 4), (1, 4), (1, 1))

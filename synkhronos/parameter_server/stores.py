@@ -1,10 +1,10 @@
-"""Stores: what users hold. mshadow-ps's calls, one thread for each device, and KVStore's.
+"""Stores: the calls of mshadow-ps, with a thread for each device, and of KVStore's one caller.
 
     push, pull_req, pull_wait (array, key, device)  ─┐
                                                      ├──▶ Engine ──▶ Backend
     push, pull, pushpull (key, a list of arrays)    ─┘
 
-The two faces are told apart by the first argument: a key, or an array. All arguments are checked
+The first argument of `push`, an array or a key, says which form it is. All arguments are checked
 here, in the caller's thread.
 """
 
@@ -63,7 +63,7 @@ def create(kind: str = "local", devices: Sequence[int] | None = None, **paramete
     Parameters
     ----------
     kind : {"local", "dist_async", "dist_sync"}
-        ``"local"``: the devices of this process meet in its memory. ``"dist_async"`` and
+        ``"local"``: for the devices of one process, in its memory. ``"dist_async"`` and
         ``"dist_sync"``: the processes of ``synkhronos launch --servers S --workers W script.py``;
         servers apply each push at once, or one sum of all workers' pushes.
     devices : list of int, optional
@@ -84,7 +84,7 @@ def create(kind: str = "local", devices: Sequence[int] | None = None, **paramete
 
     Examples
     --------
-    The devices are threads in the original; here one thread plays both:
+    Devices usually have a thread each; here one thread plays both:
 
     >>> import numpy as np
     >>> from synkhronos import parameter_server as ps
@@ -136,8 +136,8 @@ class Store(OneCaller):
         self._engine: Any = None  # an Engine, once the devices are known
         self._backend: Backend | None = None
         self._updater: Any = None
-        self._follow: Callable[[], None] | None = None  # sends what changes in the updater
-        self._lock = threading.RLock()  # of keys that are being made
+        self._follow: Callable[[], None] | None = None  # sends changed hyperparameters
+        self._lock = threading.RLock()  # held while a key is made
         self._is_closed = False
         self._closing = threading.Lock()
         self._process = os.getpid()
@@ -192,7 +192,7 @@ class Store(OneCaller):
             Distinct numbers from 0. On CPUs they are labels. Once, before any key. Without it the
             first key is made for device 0.
         key : int, str, or list of these
-            For KVStore's face.
+            In the second form.
         value : array, or list of arrays
             The initial weights, one for each key; copied. Those of worker 0 count.
 
@@ -260,9 +260,9 @@ class Store(OneCaller):
         dtype: Any = np.float32,
         weight: Any = None,
     ) -> None:
-        """Make a key for a device; every device calls it for every key, before it is used.
+        """Make a key for a device; every device calls it for every key, before it uses the key.
 
-        The call does not wait for other devices, but for an update that is at work.
+        The call does not wait for other devices, but it waits for an update that is running.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class Store(OneCaller):
         dtype : dtype, optional
             Of pushed and pulled arrays.
         weight : array, optional
-            The initial weight, copied. That of the first caller counts, and of worker 0.
+            The initial weight, copied. That of the first device to call on worker 0 counts.
 
         Raises
         ------
@@ -363,9 +363,9 @@ class Store(OneCaller):
     ) -> Future:
         """Push an array of one device, ``push(array, key, devid, priority=0)``.
 
-        Returns at once. The array must not change until the returned future is done, or the pull of
-        this round. Or arrays of all devices: ``push(key, value, priority=0)``. These have been read
-        when it returns, and may be used again.
+        Returns at once. The array must not change until the returned future, or the pull of this
+        round, is done. The second form, ``push(key, value, priority=0)``, pushes the arrays of all
+        devices, which may change again when it returns.
 
         Parameters
         ----------
@@ -376,7 +376,7 @@ class Store(OneCaller):
         devid : int
         value : array, or list with an array for each device; for a list of keys a list of these
         priority : int, optional
-            Rounds of a higher priority are reduced, and sent, first; equal ones as they came.
+            Rounds of a higher priority are reduced, and sent, first; others in order.
 
         Returns
         -------
@@ -399,9 +399,9 @@ class Store(OneCaller):
         return self._push_by_key(array, key, devid, priority, value)
 
     def _push(self, array, key, devid, priority, now=False):
-        """Push; with `now`, if this closes the round, reduce it and hand it over in this thread.
+        """Push an array; with `now`, if it closes the round, reduce the round in this thread.
 
-        For operations of Theano's graphs: while they run no other thread of this process does.
+        For operations in Theano's graphs: while a graph runs, no other thread of the process can.
         """
         slot = self._slot(key, devid)
         known = slot.key
@@ -434,7 +434,7 @@ class Store(OneCaller):
         key : int or str
         devid : int
         priority : int, optional
-            Pulls of a higher priority are served first; equal ones as they came.
+            Pulls of a higher priority are served first; others in order.
         callback : callable, optional
             ``callback()`` or ``callback(array)``, called when the array is written: in a thread
             of the store, or in one that waits. Callbacks of one device run one at a time.
@@ -463,7 +463,7 @@ class Store(OneCaller):
     def pull_wait(self, key: int | str, devid: int, timeout: float | None = None) -> None:
         """Wait until this device's last pull of a key is done, its callback included.
 
-        Returns at once if it has asked for none. After 10 seconds the log (logger "synkhronos")
+        Returns at once if it has no pull. After 10 seconds the log (logger "synkhronos")
         says which devices have not pushed.
 
         Parameters
@@ -492,7 +492,7 @@ class Store(OneCaller):
         pull.wait(timeout)
 
     def set_weight(self, array: Any, key: int | str, devid: int) -> None:
-        """Give the store a device's weight to update beside the device (``test_on_server=1``).
+        """Set the weight that the store updates in parallel with a device (``test_on_server=1``).
 
         Raises
         ------
@@ -607,15 +607,15 @@ class Store(OneCaller):
         Parameters
         ----------
         drain : bool, optional
-            Finish all rounds that are closed, and their pulls, before. Otherwise they fail. Rounds
-            in which a device has not pushed always fail.
+            Finish closed rounds and their pulls first; otherwise they fail. Rounds in which a
+            device has not pushed always fail.
         timeout : float, optional
             Seconds for callbacks and updaters that still run.
 
         Raises
         ------
         RoundTimeout
-            After `timeout`: a callback has not returned. All that waits has failed by then.
+            If a callback has not returned after `timeout`; all waiting calls have failed by then.
         """
         timeout = _wording.seconds("timeout", timeout)
         timeout = min(_CLOSE_SECONDS if timeout is None else timeout, _LONGEST)

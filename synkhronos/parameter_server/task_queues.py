@@ -1,12 +1,12 @@
-"""Queues whose tasks run one at a time, the threads of queues, and callers that help them.
+"""Task queues: each runs one task at a time, in its thread or in a caller that waits.
 
     schedule ──▶ queue ──▶ its thread, or a caller that waits ──▶ run ──▶ release
 
-Of the tasks of a queue those of the highest priority run first, and of equals the one that came
-first. To wake a thread takes longer than most tasks. So callers that wait run tasks themselves, and
-a thread that has run one, or has begun to wait, dozes for a while: it looks for tasks without being
-woken. But while a caller waits, a task that calls functions of the user wakes it at once: such
-callers may be unable to run it.
+A queue runs tasks by priority, and first come, first served among equals. To wake a thread takes
+longer than most tasks. So callers that wait run tasks themselves, and a thread that has just run a
+task, or has just begun to wait, dozes: it looks for tasks every millisecond, without being woken.
+But while a caller waits, a task that calls users' code wakes the thread at once, because the caller
+may not be allowed to run it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOZES = 50
 
 
 class TaskQueue:
-    """A queue of tasks that run one at a time, and its thread."""
+    """A queue, and the thread that runs its tasks."""
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Any]] = []
@@ -36,7 +36,7 @@ class TaskQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a task could run at once without passing another one."""
+        """Whether no task of the queue runs or waits."""
         return not self.is_busy and not self.heap
 
 
@@ -49,8 +49,8 @@ class Sleeper:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.is_awake = False
-        self.is_dozing = is_dozing  # whether it will look for tasks soon by itself
-        self.queues = queues  # of which it can run tasks
+        self.is_dozing = is_dozing  # whether it looks for tasks without being woken
+        self.queues = queues  # whose tasks it can run
 
     def wake(self) -> None:
         """Wake the thread; to be called under the lock of the queues."""
@@ -66,9 +66,9 @@ class Sleeper:
 class TaskQueues:
     """The queues of a store, for pushes and for pulls.
 
-    The method `run` runs a task, ``run((queue, ...))``, and calls `release` for the queue;
-    `runs_users_code` returns whether a task calls functions of the user. `lock` is that of all that
-    changes here, and in the engine: methods are called under it, but for `stop` and `running`.
+    ``run((queue, ...))`` runs a task and then calls `release` for the queue;
+    ``runs_users_code(task)`` says whether a task calls users' code. `lock` guards all state here
+    and in the engine: callers of all methods but `stop` and `running` hold it.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class TaskQueues:
         self.push = [TaskQueue() for _ in range(n_push)]
         self.pull = [TaskQueue() for _ in range(n_pull)]
         self.is_ended = False
-        self.users = threading.local()  # `queues`: those whose users' code this thread runs
-        # Weak, so that a store that nothing refers to can end.
+        self.users = threading.local()  # `queues`: those for which this thread runs users' code
+        # Weak: the threads must not keep a store alive that the script has dropped.
         self._run = weakref.WeakMethod(run)
         self._runs_users_code = weakref.WeakMethod(runs_users_code)
         self._order = itertools.count()
@@ -112,11 +112,11 @@ class TaskQueues:
             self.wake(queue)
 
     def take(self, queues: Sequence[TaskQueue], is_brief: bool = False) -> Any:
-        """Return what a thread can run now: ``(queue, task)``, which makes the queue busy.
+        """Return ``(queue, task)`` for a thread to run, and make the queue busy; or return None.
 
-        Or ``(queue, task, reduction)``, if `reduction` has blocks to share; or None. With
-        `is_brief` only what runs no code of the user, which may take any time. A task whose method
-        `start` returns another one stands for that one; one that can't start is set aside by it.
+        Return ``(queue, task, reduction)`` if a reduction has blocks to share. `is_brief` leaves
+        out tasks that run users' code, which may take long. ``task.start()`` returns the task to
+        run in its place, or None.
         """
         for at, shared in enumerate(self._shared):
             queue, task, reduction = shared
@@ -175,8 +175,8 @@ class TaskQueues:
         self._shared = [shared for shared in self._shared if shared[2] is not reduction]
 
     def add_sleeper(self, queues: Sequence[TaskQueue], is_main: bool, is_dozing: bool) -> Sleeper:
-        """Return a sleeper for a caller that waits, and can run tasks of these queues."""
-        # A Ctrl-C may end the main thread's wait: it would take a task with it.
+        """Return a sleeper for a caller that waits and can run tasks of these queues."""
+        # A Ctrl-C may end the main thread's wait, so no task is left to it.
         sleeper = Sleeper(() if is_main else queues, is_dozing)
         self._sleepers.append(sleeper)
         for queue in queues if is_main else ():
@@ -185,10 +185,7 @@ class TaskQueues:
         return sleeper
 
     def remove_sleeper(self, sleeper: Sleeper) -> None:
-        """End a sleep; wake another thread for a task that this one was expected to run.
-
-        The caller may wait no more.
-        """
+        """End a sleep; wake other threads for tasks that this one, which may leave, was to run."""
         sleeper.is_awake = True
         if sleeper in self._sleepers:
             self._sleepers.remove(sleeper)
@@ -235,7 +232,7 @@ class TaskQueues:
             queue.heap = []
 
     def stop(self, seconds: Callable[[], float]) -> bool:
-        """End all threads; return whether all tasks have ended in the time `seconds` returns."""
+        """End all threads; return whether all tasks end while the time left, `seconds`, is not 0."""
         with self.lock:
             self.is_ended = True
             for queue in self.all:
@@ -245,7 +242,7 @@ class TaskQueues:
             if queue.thread not in (None, threading.current_thread()) and queue not in own:
                 queue.thread.join(seconds())
         others = [queue for queue in self.all if queue not in own]
-        while any(queue.is_busy for queue in others):  # of callers that wait
+        while any(queue.is_busy for queue in others):  # waiting callers run the rest
             if not seconds():
                 return False
             time.sleep(DOZE)

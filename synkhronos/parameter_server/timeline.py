@@ -1,4 +1,4 @@
-"""Profiles of a store: when it pushed, reduced, waited, and what was under way meanwhile.
+"""Profiles of a store: when it pushed, reduced and waited, and which arrays were under way.
 
     Engine._held   ── pushes and pulls ───────────────────┐
     engine, rounds ── reduce, wait, copy, callback, away ─┼──▶ Span ──▶ summary, trace, picture
@@ -24,26 +24,16 @@ _TRACKS = {"send": "sending", "receive": "receiving"}
 
 
 class StoreRecording:
-    """What threads of a store have done since a profile began; `engine.recording` while it is on.
-
-    Attributes
-    ----------
-    spans : list of Span
-        Their tracks are the threads.
-    devices : dict
-        Thread -> the devices for which it pushes.
-    others : list of Span
-        Of keys, and of the process that sends.
-    """
+    """The spans of a store since its profile began; `engine.recording` while it runs."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.devices: dict[threading.Thread, set] = {}
-        self.others: list[Span] = []
+        self.spans: list[Span] = []  # their tracks are threads
+        self.devices: dict[threading.Thread, set] = {}  # for which a thread pushes
+        self.others: list[Span] = []  # of keys, and of the mover
         self._handed: dict[tuple, float] = {}  # (key, version) -> when it was handed over
 
     def record(self, name: str, key: Any, begin: float, end: float) -> None:
-        """Take note of what this thread did."""
+        """Add a span of this thread."""
         thread = threading.current_thread()  # an identifier may be another thread's later
         self.spans.append(Span(thread, name, getattr(key, "name", None), begin, end))
 
@@ -59,11 +49,11 @@ class StoreRecording:
                 yield
             finally:
                 end = time.monotonic()
-                for key in keys:  # one call of one caller may be for several
+                for key in keys:  # one caller may push several keys in a call
                     self.record("push", key, begin, end)
 
     def note_handed(self, closed: Any) -> None:
-        """Take note that the array of a round is handed over now, to be sent."""
+        """Note that the array of a round is handed over now, to be sent."""
         self._handed[closed.key.name, closed.version] = time.monotonic()
 
     def note_arrived(self, key: Any, version: int) -> None:
@@ -105,7 +95,7 @@ class Profile(View):
     ['w', 'w']
     """
 
-    # Waits are orange; what others do meanwhile is blue.
+    # Waits are orange; what other processes do meanwhile is blue.
     _colours: ClassVar = {
         "compute": "0.85",
         "push": "C2",
@@ -178,7 +168,7 @@ class Profile(View):
 
         def place(track):
             found = next((i for i, kind in enumerate(kinds) if track.startswith(kind)), 2)
-            return found, "" if kinds[found] == "key " else track  # keys by their first spans
+            return found, "" if kinds[found] == "key " else track  # keys as they began
 
         tracks: dict[str, list[Span]] = {}
         for span in self.spans:
@@ -209,7 +199,7 @@ class Profile(View):
         names = [name for name in self._colours if any(span.name == name for span in spans)]
         lines = [("milliseconds", *names)]
         for track, own in tracks.items():
-            if own[0].name in _TRACKS:  # of several keys at once
+            if own[0].name in _TRACKS:  # transfers of several keys may overlap
                 took = {**dict.fromkeys(names, 0.0), own[0].name: covered(own)}
             else:
                 took = own_times(names, own)

@@ -1,13 +1,13 @@
-"""Updaters: what becomes of the reduced gradient of a round, where the weights are kept.
+"""Updaters change weights by the reduced gradients of rounds, where the weights are kept.
 
     init_updater(rank, parameters)     once, in the process that keeps the weights
     init_model(key, weight)            once for each key: fill the weight, and remember it
-    adopt(key, weight)                 in its place, if the key was given a value
+    adopt(key, weight)                 instead of init_model, if the key was given a value
     update(key, gradient)              once a round: change the remembered weight in place
 
-An updater is called for one key at a time. It is pickled by what made it, not with the weights: a
-store of several processes sends it to its servers, which call it for their parts of each key. What
-the script changes in its own copy afterwards, such as a rate, follows: see `hyper`.
+An updater is called for one key at a time. A store of several processes pickles it, without the
+weights, and sends it to its servers, which call it for their parts of each key. Later changes of
+the script's copy, such as a new learning rate, are sent, too: see `hyper`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # a script that has only arrays of NumPy needs no Theano
 _OWN = frozenset(
     {"weights", "parameters", "rank", "is_taken", "is_elementwise", "keeps_copies", "kind", "_fill"}
 )
-_PROBE = (2,), (2, 2), (2, 2, 2, 2)  # shapes of weights, to look at what a rule makes of them
+_PROBE = (2,), (2, 2), (2, 2, 2, 2)  # shapes of weights with which a rule is tried
 
 
 class Updater:
@@ -79,11 +79,11 @@ class Updater:
     rank = 0
     is_taken = False  # by a store
     is_elementwise: bool | None = None
-    keeps_copies = False  # `assign_hyper` leaves alone what the script has
+    keeps_copies = False  # `assign_hyper` changes copies of what the script has
     _fill: Callable | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Updater:
-        """Return a new updater; not in ``__init__``, which users' classes may define anew."""
+        """Make the dicts here, as users' classes may define ``__init__`` without calling ours."""
         updater = super().__new__(cls)
         updater.weights, updater.parameters = {}, {}
         return updater
@@ -102,7 +102,7 @@ class Updater:
         self.rank, self.parameters = rank, dict(parameters)
 
     def init_model(self, key: int | str, weight: np.ndarray) -> None:
-        """Remember the memory of a key's weight, zeros, and fill it as `starting_from` said."""
+        """Remember the memory of a key's weight, now zeros; fill it as `starting_from` said."""
         self.weights[key] = weight
         if self._fill is not None:
             self._fill(key, weight)
@@ -145,11 +145,11 @@ class Updater:
         return {name: copy_of(each.value) for name, each in self.find_hyper().items()}
 
     def hyper_when_pickled(self) -> dict[str, Any]:
-        """Return those that servers have got with the updater."""
+        """Return the hyperparameters that servers got with the pickled updater."""
         return self.hyper_values()
 
     def set_hyper(self, values: Mapping[str, Any]) -> None:
-        """Set some of them, in the script's own copy.
+        """Set hyperparameters in the script's own copy.
 
         Raises ValueError for other names, TypeError for what is neither number, text nor array.
         """
@@ -168,7 +168,7 @@ class Updater:
                 )
 
     def assign_hyper(self, values: Mapping[str, Any]) -> None:
-        """Set some of them, where the weights are kept."""
+        """Set hyperparameters where the weights are kept."""
         found = self.find_hyper()
         for name, value in values.items():
             if name in found and is_shared(found[name].value):
@@ -236,7 +236,7 @@ def as_updater(updater: Updater | Callable) -> Updater:
 
 
 def update(updater: Updater, key: int | str, gradient: np.ndarray, weight: np.ndarray) -> None:
-    """Let an updater change a weight; raise if it has put another array in the memory's place."""
+    """Let an updater change a weight; raise if it has replaced the store's array instead."""
     updater.update(key, gradient)
     if updater.weights.get(key, weight) is not weight:
         updater.weights[key] = weight
@@ -285,9 +285,9 @@ def rule_updater(rule: Callable, **hyper: Any) -> Updater:
     rule : callable
         ``rule(grads, params, **hyper) -> updates``: one of
         :mod:`synkhronos.extensions.update_rules`, of Lasagne, or one's own. It is given one
-        parameter at a time. A key for which it computes anything but element by element, such as a
-        norm, is kept whole by one server. Keys of float16 have weights in float32 in the updater,
-        which are rounded for pulls.
+        parameter at a time. If it does not compute element by element, as with a norm, one server
+        keeps the key whole. For keys of float16 the updater keeps weights in float32, and rounds
+        them for pulls.
     **hyper
         Its hyperparameters, such as ``learning_rate=0.1``: numbers, which ``store.set_hyper``
         changes later, or shared variables, which may be set.
@@ -312,12 +312,12 @@ def rule_updater(rule: Callable, **hyper: Any) -> Updater:
             "rule must be an update rule such as synkhronos.extensions.update_rules.sgd, "
             f"(grads, params, **hyper) -> updates, got {shown(rule)}."
         )
-    # The caller is told what is wrong with them, before a server is.
+    # Tried here, so that the caller gets the rule's errors rather than a server.
     shared = [each for each in hyper.values() if is_shared(each)]
     for shape in _PROBE:
         try:
             updates = dict(_graph_of(rule, hyper, "probe", np.zeros(shape, np.float32))[2])
-        except Exception:  # of any kind: it may be a rule for keys of other shapes
+        except Exception:  # of any kind: the rule may be for keys of other shapes
             if shape == _PROBE[0]:
                 raise
             continue
@@ -438,17 +438,10 @@ _MASTER = "weight in float32"
 
 
 class _SharedStep(_Step):
-    """A step with a function that other keys use too: its variables have this key's values in turn.
+    """A step whose function other keys use, too: its variables get this key's values for each run.
 
-    Parameters
-    ----------
-    function : compiled function
-    used, own : list of shared variable
-        Those that the function updates, and those that were made for this key: the weight first.
-    weight : ndarray
-        The store's memory, or of float16 one of float32 in its place.
-    rounded : ndarray
-        The store's memory.
+    `used` are the variables that the function updates, `own` those made for this key, the weight
+    first. `weight` is the store's memory, `rounded`, or for float16 an array of float32.
     """
 
     def __init__(self, function, used, own, weight, rounded):
@@ -470,7 +463,7 @@ class _SharedStep(_Step):
             self._rounded[...] = self._weight
 
     def take_weight(self):
-        """Go on from what the store's memory has."""
+        """Take the weight from the store's memory."""
         if self._rounded is not None:
             self._weight[...] = self._rounded
 
@@ -578,7 +571,7 @@ class _RuleUpdater(_Stepping):
         self._numbers.update(numbers)
 
     def assign_hyper(self, values):
-        """Set what the functions read; where a number changes first, they are made anew."""
+        """Set what the functions read; the first change of a number compiles them anew."""
         for name, value in values.items():
             if name in self._shared:
                 set_shared(name, self._shared[name], value)
@@ -590,11 +583,11 @@ class _RuleUpdater(_Stepping):
 
     def update(self, key, gradient):
         if key in self._old:
-            step = self._steps[key]
-            made = self._step_for(key, step.weight, self.weights[key])
-            if len(made.values) == len(step.values):  # else the number decides which there are
-                made.values = step.values
-            self._steps[key] = made
+            old = self._steps[key]
+            new = self._step_for(key, old.weight, self.weights[key])
+            if len(new.values) == len(old.values):  # else the number decides which states there are
+                new.values = old.values
+            self._steps[key] = new
             self._old.discard(key)
         super().update(key, gradient)
 
@@ -622,14 +615,14 @@ class _RuleUpdater(_Stepping):
         return known
 
     def _computes_by_element(self, name, shape, dtype):
-        # Where a rule looks at the shape or the values, it makes two different graphs.
-        found = []
+        # A rule that looks at the shape or the values makes two different graphs.
+        graphs = []
         for lengths in (shape, (1,) * (len(shape) - 1) + (2,)):
-            weight = np.random.RandomState(len(found)).random_sample(lengths).astype(dtype)
+            weight = np.random.RandomState(len(graphs)).random_sample(lengths).astype(dtype)
             gradient, variable, updates = self._graph(name, weight)
             numbers = [_host.peek(each) for each, _ in updates if each.ndim == 0]
-            found.append((gradient, variable, updates, numbers))
-        (gradient, variable, whole, numbers), (other, _, part, others) = found
+            graphs.append((gradient, variable, updates, numbers))
+        (gradient, variable, whole, numbers), (other, _, part, others) = graphs
         return (
             _host.computes_by_element(whole, [gradient, variable])
             and _host.same_updates(([gradient], whole), ([other], part))
@@ -660,7 +653,7 @@ class _RuleUpdater(_Stepping):
         return _SharedStep(function, used, own, weight, rounded)
 
     def _function_for(self, gradient, updates):
-        """Return the variables that a function updates, and it; compile one if none does this."""
+        """Return (variables, function) for updates: an equal one that there is, or a new one."""
         for given, pairs, function in self._compiled:
             if _host.same_updates(([given], pairs), ([gradient], updates)):
                 return [target for target, _ in pairs], function
@@ -739,7 +732,7 @@ def _graph_of(rule, hyper, name, weight):
         updates = rule([gradient], [variable], **hyper)
     except TypeError as error:
         raise TypeError(f"{_name_of(rule)} can't be used as a rule: {sentence(error)}") from error
-    # Only now: it imports Theano, which stores without rules do without.
+    # Imported here: it imports Theano, which stores without rules don't need.
     from synkhronos._calls.signature import check_pairs
 
     pairs = check_pairs(f"the updates of {_name_of(rule)}", updates)

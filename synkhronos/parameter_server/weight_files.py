@@ -1,4 +1,4 @@
-"""Files of weights, and of the states of updaters: npz without pickles, complete or not there.
+"""Files of weights and of updaters' states: npz without pickles, written whole or not at all.
 
     updater ──dump──▶ bytes of each server ──save_states──▶ run.npz
     updater ◀──restore── bytes of each server ◀──load_states── run.npz
@@ -42,7 +42,7 @@ def dump(updater: Updater) -> bytes:
 
 
 def restore(updater: Updater, data: bytes) -> None:
-    """Give an updater the states that `dump` has returned; none of them if they don't fit."""
+    """Set the states that `dump` has returned; if they don't fit, set none and raise ValueError."""
     with reading(io.BytesIO(data), _SERVER, "the data of a server") as (table, arrays):
         kind, keys = table["kind"], table["keys"]
         left = iter(_in_order(arrays, sum(len(names) for _, names in keys)))
@@ -64,7 +64,7 @@ def save_states(path: Any, servers: Sequence[bytes]) -> None:
 
 
 def load_states(path: Any, servers: int = 1) -> list[bytes]:
-    """Return for each server what `restore` takes: each has the states of its parts of the keys."""
+    """Return the bytes that `restore` takes, for each server: the states of its parts of keys."""
     path, parts = npz_path(path), []
     with reading(path, _STATES) as (table, arrays):
         left = iter(_in_order(arrays, sum(each["arrays"] for each in table["servers"])))

@@ -1,11 +1,11 @@
-"""The arrays that a worker's script shares with its mover: two to send and two to receive, a key.
+"""The arrays that a worker's script shares with its mover: two to send, two to receive per key.
 
     script                         memory                       mover
     outgoing(version)  ──────▶  2 arrays, by version % 2  ──▶  sends chunks of them
     incoming(version)  ◀──────  2 arrays, by version % 2  ◀──  receives chunks into them
 
-The script creates the memory and tells the mover its place. It has no name, and lasts as long
-as one of them has it mapped: a mover can send what a script has pushed before it ended.
+The script creates the memory and tells the mover its place. The memory has no name, and lasts while
+one of the two has it mapped: so a mover can send what a script pushed before it ended.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@
     worker: has left, or died  ──▶ on_gone
 
 dist_async
-    Each push is applied as soon as it is wholly there. A pull of version v is answered when the own
-    push v is applied, and holds what the others have pushed until then.
+    Each push is applied as soon as all of it has arrived. A worker's pull of version v is answered
+    when its own push v is applied; the value includes all pushes of others until then.
 dist_sync
     The pushes v of all workers are reduced, in the order of the workers, and applied once. A pull
     of version v is answered when this round is closed, with the same bits for all workers.
 
-A key gets its first value from worker 0, or else from the updater, or else it is zero. Keys wait
-for that, until worker 0 has begun to push or pull: then there is no updater, or it is known.
+A key gets its first value from worker 0, or else from the updater, or else it is zero. Without a
+value from worker 0 it waits for an updater until worker 0 begins to push or pull: none comes later.
 
 References
 ----------
@@ -41,7 +41,7 @@ from synkhronos.parameter_server.rounds import plane
 
 @dataclass
 class Gone:
-    """A worker that is there no more."""
+    """A worker that has left or died."""
 
     worker: int
     host: str
@@ -72,8 +72,8 @@ class _ServerKey:
     is_whole: bool
     part: placement.KeyPart
     weight: np.ndarray  # flat
-    seen: np.ndarray | None = None  # the weight as the updater sees it
-    numbers: dict[int, int] = field(default_factory=dict)  # of the key, by worker
+    seen: np.ndarray | None = None  # the weight in the shape of this part, for the updater
+    numbers: dict[int, int] = field(default_factory=dict)  # by worker: what it calls the key
     given: np.ndarray | None = None  # the weight of worker 0, while it arrives
     is_given_weight: bool = False
     is_ready: bool = False  # has its first value
@@ -138,7 +138,7 @@ class Keeper:
     def missing(self, name: int | str, version: int) -> list[int] | None:
         """Return the workers that have not pushed a key in a round; None for a key kept elsewhere.
 
-        Workers that have left are in it.
+        Workers that have left without a push count, too.
         """
         key = self._keys.get(name)
         if key is None:
@@ -146,7 +146,7 @@ class Keeper:
         return [w for w in range(self._n_workers) if key.pushed.get(w, 0) < version]
 
     def on_key(self, worker, number, name, shape, dtype, op, has_weight, is_whole=False) -> None:
-        """Take note of a key of a worker."""
+        """Register a worker's key, which the first worker with it defines."""
         key, dtype = self._keys.get(name), np.dtype(dtype)
         if key is None:
             size = math.prod(shape)
@@ -176,7 +176,7 @@ class Keeper:
     def place(
         self, worker: int, number: int, version: int, begin: int, nbytes: int
     ) -> np.ndarray | None:
-        """Return the memory for a chunk that begins with an element of a key; None if refused."""
+        """Return the memory for a chunk from element `begin` on; None for a refused key."""
         key = self._numbered[worker, number]
         if key is None:
             return None
@@ -186,7 +186,7 @@ class Keeper:
         return key.arriving[worker, version][0][begin : begin + nbytes // key.dtype.itemsize]
 
     def arrived(self, worker: int, number: int, version: int, nbytes: int) -> None:
-        """Take note of a chunk that is there; apply the push if it was the last one."""
+        """Count a chunk that has been copied; apply the push if it was the last chunk."""
         key = self._numbered[worker, number]
         assert key is not None
         arriving = key.arriving[worker, version]
@@ -241,7 +241,7 @@ class Keeper:
             self._apply(key)
 
     def on_hyper(self, worker: int, first: dict[int, int], values: dict[str, Any]) -> None:
-        """Take what has changed in the updater of worker 0, from a version of each key on."""
+        """Take worker 0's changed hyperparameters, for versions from ``first[key]`` on."""
         if worker == 0 and self._updater is not None:
             numbered = {number: key for (w, number), key in self._numbered.items() if w == 0}
             done = {
@@ -253,7 +253,7 @@ class Keeper:
             self._hyper.change(first, values, done)
 
     def on_begun(self, worker: int) -> None:
-        """Take note that a worker has begun to push or pull."""
+        """Note that a worker has begun to push or pull."""
         if worker == 0 and not self._has_begun:
             self._has_begun = True
             self._refuse_without_updater()
@@ -261,7 +261,7 @@ class Keeper:
                 self._initialize(key)
 
     def _refuse_without_updater(self):
-        """Refuse all pulls if workers differ in whether there is an updater."""
+        """Refuse all pulls if another worker has set an updater, but worker 0 has not."""
         if 0 in self.gone or self._updater is not None:
             return
         if self._expects_updater and self._has_begun:
@@ -278,7 +278,7 @@ class Keeper:
             self._answer(key)
 
     def on_gone(self, gone: Gone) -> None:
-        """Refuse the pulls that need a worker."""
+        """Drop the unfinished pushes of a worker that has left, and refuse pulls that need it."""
         self.gone[gone.worker] = gone
         if gone.worker == 0 and not self._has_begun and self.mode == "dist_async":
             self._has_begun = True
@@ -315,7 +315,7 @@ class Keeper:
         self._apply(key)
 
     def _introduce(self, key):
-        """Let the updater see the weight of a key: the given one, or zeros that it may fill."""
+        """Give the updater the weight of a key: the given one, or zeros that it may fill."""
         if self._updater is None or key.is_known_to_updater:
             return
         key.is_known_to_updater = True
@@ -333,7 +333,7 @@ class Keeper:
         elif key.is_ready and (self._updater is not None or self._has_begun):
             waiting, key.waiting = key.waiting, []
             for worker, version, array in waiting:
-                counts = version if worker == 0 else None  # versions are those of worker 0
+                counts = version if worker == 0 else None  # changes count from versions of worker 0
                 error = self._update(key, array, f"worker {worker}", counts)
                 if error is not None:
                     key.refused.setdefault(worker, []).append((version, error))
@@ -356,7 +356,7 @@ class Keeper:
                 total = key.buffer()
                 total[...] = current.total
             if self._updater is None:
-                key.weight = key.snapshot = total  # not changed any more: pulls get it itself
+                key.weight = key.snapshot = total  # never changed again, so pulls need no copy
             else:
                 error = self._update(key, total, f"round {version}", version)
                 if error is not None:
@@ -382,7 +382,7 @@ class Keeper:
     def _update(self, key, gradient, source, version):
         """Let the updater change the weight; return an error, or None.
 
-        It has the hyperparameters of a version of worker 0, or the newest.
+        The hyperparameters are those for a version of worker 0, with None the newest.
         """
         if self._updater is None:
             text = (
@@ -431,10 +431,10 @@ class Keeper:
         if self._refusal is not None:
             return self._refusal
         refused = key.refused.get(worker, ())
-        told = [error for refused_version, error in refused if refused_version <= version]
-        if told:
-            del refused[: len(told)]  # told once: the weight is as it was
-            return told[0]
+        errors = [error for refused_version, error in refused if refused_version <= version]
+        if errors:
+            del refused[: len(errors)]  # each is reported once: the weight is unchanged
+            return errors[0]
         if key.failed is not None and key.failed[0] == version:
             return key.failed[1]
         fills = 0 in key.numbers and not key.is_given_weight and self._updater is not None

@@ -1,4 +1,4 @@
-"""A worker's end of its mover: what the script's process knows of servers and other workers.
+"""The connection of a worker's script with its mover, through which it reaches the servers.
 
     script                                  mover
     init_key, push, request, set_updater ──▶
@@ -133,8 +133,8 @@ class MoverLink:
     ) -> None:
         """Tell the servers of a key; return at once.
 
-        `number` is this worker's own for it, in all other calls; all workers know it by its `name`.
-        `op` reduces over workers, in dist_sync. The first value is flat; that of worker 0 counts.
+        All other calls use `number`, which is this worker's; all workers share the `name`.
+        `op` reduces over workers, in dist_sync. `weight`, the first value, is worker 0's, and flat.
         A key that `is_whole` is kept by one server.
         """
         size = math.prod(shape)
@@ -162,7 +162,7 @@ class MoverLink:
         self._tell("push", number, version, priority)
 
     def request(self, number: int, version: int, priority: int = 0) -> None:
-        """Ask the servers for a value that holds the own push of a version; return at once."""
+        """Ask for a value that includes this worker's push of a version; return at once."""
         self._wait_for_key(number)
         self._tell("pull", number, version, priority)
 
@@ -189,14 +189,14 @@ class MoverLink:
         self._tell("tell", "updater", blob if self.rank == 0 else b"", parameters or {})
 
     def set_hyper(self, first: dict[int, int], values: dict[str, Any]) -> None:
-        """Send what has changed in the updater: it counts from a version of each key on.
+        """Send changed hyperparameters, which count for versions from ``first[key]`` on.
 
-        Of a key that is not in `first` it counts at once.
+        For a key that is not in `first` they count at once.
         """
         self._tell("tell", "hyper", first, values)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait until all workers are here."""
+        """Wait until all workers have called this."""
         self._ask_servers("barrier", {0: ()}, timeout)
 
     def missing(self, name: int | str, version: int, timeout: float | None = None) -> list[int]:
@@ -219,7 +219,7 @@ class MoverLink:
         self._ask_servers("set_states", arguments, timeout)
 
     def record(self, is_on: bool) -> None:
-        """Let the mover begin or stop to keep when it sends and receives."""
+        """Let the mover begin or stop to record when it sends and receives."""
         self._tell("record", is_on)
 
     def spans(self, timeout: float | None = None) -> list[tuple]:
@@ -230,7 +230,7 @@ class MoverLink:
         return self._ask("spans", timeout=timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what was pushed, leave the other workers, and end the connection."""
+        """Send all pushes, leave the run, and close the connection."""
         if isinstance(self._failure, StoreClosed):
             return
         try:
@@ -286,7 +286,7 @@ class MoverLink:
         return value
 
     def _withdraw(self, question):
-        """Take a question back: a barrier is not to count this worker any more."""
+        """Withdraw a question, so that a barrier no longer counts this worker."""
         with self._changed:
             self._asked.discard(question)
             self._answers.pop(question, None)
@@ -295,7 +295,7 @@ class MoverLink:
                 self._tell("withdraw", question)
 
     def _ask_servers(self, name, arguments, timeout=None):
-        """Ask each server with its own arguments; return the answers of all, None of the others."""
+        """Ask servers, each with its own arguments; return each answer, None of servers not asked."""
         return self._ask("ask", name, arguments, timeout=timeout)
 
     def _all(self, *arguments):
@@ -371,7 +371,7 @@ class MoverLink:
 
 
 def make_error(error: tuple[str, str, dict[str, Any]]) -> Exception:
-    """Return the exception that a message stands for.
+    """Return the exception that a message describes.
 
     >>> make_error(("WorkerLost", "worker 1 has left", {"rank": 1})).rank
     1

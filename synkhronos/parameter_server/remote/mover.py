@@ -1,4 +1,4 @@
-"""The process beside a worker's script: it is in the group of the servers, and the script is not.
+"""The mover: the process beside a worker's script that exchanges messages with the servers.
 
     script ── Unix socket ──┐                       ┌── server
            memory ── mapped ┘ mover ═══ group ══════├── server
@@ -29,13 +29,13 @@ from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer
 from synkhronos.parameter_server.remote.server import LOOK_SECONDS
 
-_HELD_SECONDS = 0.0005  # of a reply for which no thread of the script may wait
-_PATIENCE = 10.0  # seconds for the servers to take note of an end
+_HELD_SECONDS = 0.0005  # how long a reply that nobody may wait for is held back
+_PATIENCE = 10.0  # seconds for the servers to answer at the end
 
 
 @dataclass
 class _Pull:
-    """A pull that has not been answered wholly."""
+    """A pull whose answer is not complete."""
 
     missing: int  # elements
     error: tuple | None = None
@@ -69,7 +69,7 @@ class _Question:
 
 
 class Mover:
-    """The loop of a mover, in a group of the servers and then the movers.
+    """The loop of a mover, in a group whose first ranks are the servers, and the others movers.
 
     ``start(socket)`` starts the script with this end of a connection, and returns its Popen.
     ``on_following()`` tells the launcher that this one fails because others have died.
@@ -136,7 +136,7 @@ class Mover:
         return self._script.returncode
 
     def _step(self):
-        """Wait as long as it is useful, and go on with what has come."""
+        """Wait for messages, and handle those that have come."""
         is_unsent = self._channel is not None and self._channel.has_unsent
         is_soon = is_unsent or bool(self._replies)
         also = [] if self._channel is None else [self._channel.fileno()]
@@ -149,7 +149,7 @@ class Mover:
         self._send_replies()
 
     def _end(self, status):
-        """Tell the servers that the script has ended, and what it has left to be sent."""
+        """Handle the script's last messages, and tell the servers that it has ended."""
         while self._serve_script():
             pass
         how = how_ended(status) if status else "has left"
@@ -160,7 +160,7 @@ class Mover:
             self._step()
 
     def _serve_script(self):
-        """Do what the script asks; return whether there was something."""
+        """Handle the script's messages; return whether there were any."""
         if self._channel is None:
             return False
         try:
@@ -176,12 +176,12 @@ class Mover:
         return bool(messages)
 
     def _reply(self, *message):
-        """Tell the script something at the end of this step."""
+        """Send the script a message at the end of this step."""
         self._replies.append(message)
         self._is_urgent = True
 
     def _reply_later(self, *message):
-        """Tell the script something with the next reply, or soon: it wakes a thread there."""
+        """Send a message with the next reply, or soon: each send wakes a thread of the script."""
         if not self._replies:
             self._held_since = time.monotonic()
         self._replies.append(message)
@@ -245,7 +245,7 @@ class Mover:
         self._settle_questions()
 
     def _from_script_withdraw(self, number):
-        """Leave a barrier; its answer may be on its way. Other questions are answered, unheard."""
+        """Leave a barrier if it is still open; the script ignores answers to other questions."""
         if number in self._questions and self._questions[number].name == "barrier":
             del self._questions[number]
             self._post.tell(0, "withdraw", number)
@@ -254,7 +254,7 @@ class Mover:
         self._leave(number, "has left", is_dead=False)
 
     def _from_script_record(self, is_on):
-        """Begin or stop to keep what was sent and received, and when."""
+        """Begin or stop to record what is sent and received, and when."""
         self._spans = [] if is_on else None
 
     def _from_script_spans(self, number):
@@ -262,7 +262,7 @@ class Mover:
         self._reply("answer", number, spans or [], None)
 
     def _leave(self, number, how, is_dead):
-        """Tell the servers that this worker has left, after all that it has pushed."""
+        """Send all pushes, and then tell the servers that this worker has left."""
         end = time.monotonic() + _PATIENCE
         while self._post.is_sending and not (is_dead and time.monotonic() > end):
             self._step()
@@ -342,7 +342,7 @@ class Mover:
         self._reply("lost", "worker", worker, host, how)
 
     def _settle_questions(self):
-        """Answer the script where all servers have answered, or have died."""
+        """Answer the questions to which all servers have answered, or have died."""
         for number, question in list(self._questions.items()):
             question.missing -= self._post.dead
             if question.missing:
@@ -353,7 +353,7 @@ class Mover:
 
     def _from_server_ended(self, server):
         """Tell the script of a server that has died, or whose host is silent."""
-        if not self._has_left:  # else servers end
+        if not self._has_left:  # else the servers end as they should
             self._has_told_of_death = True
             how = self._group.losses.get(server, "has died")
             self._reply("lost", "server", server, self._hosts[server], how)

@@ -44,7 +44,7 @@ class ServerJob:
     token: str = ""  # begins the marks that the launcher takes out of standard error
 
     def as_json(self) -> str:
-        """Return the text that says it on a command line."""
+        """Return the job as an argument of a command line."""
         return json.dumps(asdict(self))
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     """Run a server or a mover to its end; return the exit status, below 0 for a signal."""
     job = ServerJob(**json.loads(argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher answers a Ctrl-C
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and asks so for the end of scripts
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # which the launcher sends to end the scripts
     _, n_here = membership.place_of(os.environ) or (0, job.n_servers + job.n_workers)
     for name in _THREADS:
         os.environ.setdefault(name, str(default_threads(n_here)))
@@ -132,7 +132,7 @@ def end(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script has left one
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script has dumped its core
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -3,9 +3,9 @@
     launcher ──▶ a server                  ranks 0 to S - 1
              ──▶ a mover ──▶ the script    ranks S to S + W - 1
 
-Where some are on other machines, mpirun starts a process on each, which starts those there.
+If some are on other machines, mpirun starts a process on each machine, which starts those there.
 
-With hosts, servers and then workers fill them in order: ``--hosts a:2,b:2`` has the first two
+The hosts are filled in order, with servers and then workers: ``--hosts a:2,b:2`` has the first two
 processes on a. Without numbers the processes are divided evenly.
 """
 
@@ -104,7 +104,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _begin(options, hosts, variables=None):
-    """Return a run on these hosts, which has not begun; None for a dry run."""
+    """Return a run on these hosts, not yet started; None for a dry run."""
     job = _job(options, any(host.devices for host in hosts))
     kinds = [functools.partial(kind, job) for kind in (NodesHere, NodesOfMpirun)]
     given = {**_variables(options), **(variables or {})}
@@ -122,7 +122,7 @@ def _begin(options, hosts, variables=None):
 
 
 def _job(options, has_devices):
-    """Return what is asked for, checked."""
+    """Return the run that the options describe; raise ValueError for options that don't fit."""
     if options.workers is None:
         raise ValueError(
             f"--servers {options.servers} needs workers too: give --workers, the number of "

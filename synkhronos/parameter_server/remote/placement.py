@@ -1,7 +1,7 @@
 """The parts of a key, and the server that keeps each: pure functions, the same in all processes.
 
-A key below `WHOLE` elements lies on one server, and one that its updater needs whole. Others are
-divided evenly over all servers.
+One server keeps a key of fewer than `WHOLE` elements, or one that its updater needs whole. Others
+are divided evenly over all servers.
 
 References
 ----------
@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
-WHOLE = 1000  # elements, from which on a key is divided
+WHOLE = 1000  # keys of at least so many elements are divided
 _FACTOR = 991
 
 

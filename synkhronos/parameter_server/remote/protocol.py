@@ -1,11 +1,11 @@
 """Messages and transfers between movers and servers, in their group.
 
     sender                                       receiver
-    tell(name, ...)      ── message ──────────▶  the loop calls the method of this name
+    tell(name, ...)      ── message ──────────▶  the loop calls the handler of this name
     send(transfer)       ── "chunk", ... ─────▶  the same, with the chunk in the message
 
-Messages come in the order in which they were sent. Arrays travel in chunks; at most `UNDER_WAY`
-chunks to each process have not been taken, so that the next one can be chosen late.
+Messages come in the order in which they were sent. Arrays travel in chunks, of which at most
+`UNDER_WAY` are on their way to each process, so that transfers of a higher priority can overtake.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from synkhronos.comm.group import Group
 from synkhronos.parameter_server.remote.queues import CHUNK_BYTES, Queue, Transfer
 
 UNDER_WAY = 2  # chunks to each process
-# Open MPI would ask the receiver before it sends a chunk, and the question and the answer would
-# wait behind what a slow cable has queued. The system is to queue little, for the same reason.
+# Otherwise Open MPI asks the receiver before it sends a chunk, and question and answer wait behind
+# the data that a slow network has queued. A small send buffer keeps this queue short.
 _SETTINGS = {
     "OMPI_MCA_btl_tcp_eager_limit": str(2 * CHUNK_BYTES),
     "OMPI_MCA_btl_tcp_sndbuf": str(CHUNK_BYTES // 2),

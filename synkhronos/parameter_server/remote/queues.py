@@ -1,8 +1,8 @@
 """The order of transfers to one process: by priority, and first come, first served among equals.
 
-A transfer is sent in chunks, and the next chunk is that of the first transfer in this order. So a
-transfer that comes late, but with a higher priority, overtakes. Transfers of one stream, such as
-the pushes of one key, never overtake one another: the earlier one gets the priority of the later.
+A transfer is sent in chunks. Each chunk comes from the transfer that is then the first, so one of a
+higher priority overtakes those before it. Transfers of one stream, such as the pushes of one key,
+never overtake one another: the earlier one gets the priority of the later.
 """
 
 from __future__ import annotations
@@ -21,33 +21,18 @@ CHUNK_BYTES = 1 << 18
 
 @dataclass(eq=False)
 class Transfer:
-    """An array on its way to another process.
+    """An array on its way to another process."""
 
-    Attributes
-    ----------
-    number, version : int
-        The key, as the worker numbers it, and its version.
-    begin : int
-        The element of the key with which `array` begins.
-    array : numpy.ndarray
-        Flat; it must not change until `on_sent` is called.
-    priority : int
-        The higher, the sooner.
-    on_sent : callable, optional
-    stream : hashable, optional
-        Transfers of the same stream keep their order.
-    """
-
-    number: int
+    number: int  # of the key, as the worker numbers it
     version: int
-    begin: int
-    array: np.ndarray
-    priority: int = 0
+    begin: int  # the element of the key with which `array` begins
+    array: np.ndarray  # flat; it must not change until `on_sent` is called
+    priority: int = 0  # the higher, the sooner
     on_sent: Callable[[], None] | None = None
-    stream: Hashable = None
+    stream: Hashable = None  # transfers of the same stream keep their order
     sequence: int = 0
     n_taken: int = 0  # elements of which the sending has begun
-    is_taken: bool = False  # wholly
+    is_taken: bool = False  # whether all elements are
     begun: float = 0.0  # time.monotonic() of the first chunk
 
     def take(self) -> tuple[int, np.ndarray]:
@@ -113,9 +98,9 @@ class Queue:
         heapq.heappush(self._heap, entry)
 
     def _drop_stale(self):
-        """Remove the entries of transfers that were sent, or entered anew with a higher priority.
+        """Remove entries of transfers that are sent, or that have another entry by a new priority.
 
-        An entry of a higher priority always comes first.
+        The entry of the higher priority always comes first.
         """
         while self._heap:
             negative, _, _, transfer = self._heap[0]

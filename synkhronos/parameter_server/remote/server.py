@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25  # between looks for processes that have died
 
 
 class ServerLoop:
-    """The loop of a server, in a group of the servers and then the movers."""
+    """The loop of a server, in a group whose first ranks are the servers, and the others movers."""
 
     def __init__(self, group: Group, n_servers: int, hosts: Sequence[str]) -> None:
         self._group, self._post = group, Post(group)
@@ -62,7 +62,7 @@ class ServerLoop:
         return 0
 
     def _finish(self):
-        """Send what is left, in particular to workers that wait for the answer to their end."""
+        """Send the rest, in particular to workers that wait for the answer to their end."""
         end = time.monotonic() + 5.0
         while self._post.is_sending and time.monotonic() < end:
             self._group.wait(0.05)
@@ -106,7 +106,7 @@ class ServerLoop:
         self._open_barrier()
 
     def _on_withdraw(self, worker, question):
-        """Count a worker no more at the barrier: it has stopped to wait."""
+        """Stop counting a worker at the barrier: it no longer waits."""
         if self._at_barrier.get(worker) == question:
             del self._at_barrier[worker]
 
@@ -129,7 +129,7 @@ class ServerLoop:
         self._tell(worker, "answer", question, value, error)
 
     def _on_gone(self, worker, question, how, is_dead):
-        """Take note that a worker has left, or that its script has died."""
+        """Note that a worker has left, or that its script has died."""
         self._tell(worker, "answer", question, None, None)
         host = self._hosts[worker + self._n_servers]
         self._count_out(Gone(worker, host, how, is_dead))
@@ -146,7 +146,7 @@ class ServerLoop:
         self._open_barrier()
 
     def _on_ended(self, worker):
-        """Count a worker out of which the mover has died, or the host is silent."""
+        """Note that a worker is gone because its mover has died or its host is silent."""
         rank = worker + self._n_servers
         how = self._group.losses.get(rank, "has died")
         if worker >= 0:
