@@ -4,7 +4,7 @@
                                ├─ has no rule ────▶ undivided: each rank computes the whole
                                └─ reduces itself ──▶ function_of_each_rank
 
-The first two raise `CannotDivide`, upon which the caller takes the next.
+If one of the first two raises `CannotDivide`, the caller takes the next.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def is_average(inputs, loss, options, own_statistics=False, others=()):
     """Return whether the average of the ranks' losses is the loss of all rows, and so its gradient.
 
     The derivatives of an average are the averages of derivatives, unless an operation changes them.
-    With `own_statistics` batch normalizations may be of each rank's rows. Warns of reductions, in
-    the loss and `others`, that do not make the serial value.
+    With `own_statistics` batch normalizations may use each rank's own rows. Warn of a reduction, in
+    the loss or `others`, that does not make the serial value.
     """
     source = functions.checked(inputs, [loss, *others], **options)
     found = _examined(source, own_statistics=own_statistics)
@@ -69,7 +69,7 @@ def tell_unless_average(with_rows, inputs, loss, options):
 
 
 def divided(inputs, outputs, updates, options):
-    """Return what `divide_step` makes of the arguments of `function_as_serial`."""
+    """Return the divided step, from the arguments of `function_as_serial`."""
     source = functions.checked(inputs, outputs, updates=updates, **options)
     return _host.divide_step(
         rows_of(source.inputs, source.sliceables),
@@ -83,20 +83,10 @@ def divided(inputs, outputs, updates, options):
 
 
 def function_as_serial(inputs, outputs, updates, options):
-    """Return a function of all ranks whose values are those of serial Theano.
+    """Return a function of all ranks with the values of serial Theano, or raise CannotDivide.
 
-    Parameters
-    ----------
-    inputs, options
-        Of :func:`synkhronos.function`.
-    outputs : variable, or list of variable or (variable, mode)
-        Those with a mode are reduced by it, as they are.
-    updates : list of (shared variable, expression)
-
-    Raises
-    ------
-    CannotDivide
-        With the reason, if there is no way.
+    `inputs` and `options` are those of :func:`synkhronos.function`, and `updates` pairs. Outputs
+    with a mode, (variable, mode), are reduced by it; the others have their serial values.
     """
     asked, is_list = _pairs(outputs)
     step = divided(inputs, outputs, updates, options)
@@ -126,9 +116,9 @@ def function_as_serial(inputs, outputs, updates, options):
 
 
 def undivided(inputs, outputs, updates, options):
-    """Return a function that computes the whole on each rank: what is right, but not faster.
+    """Return a function that each rank computes with all rows, which is right but not faster.
 
-    Raises CannotDivide for one of which ranks have their own rows in any case, or random states.
+    Raise CannotDivide if ranks have rows of their own in any case, or for some random states.
     """
     source = functions.checked(inputs, outputs, updates=updates, **options)
     pairs, is_list = _pairs(outputs)
@@ -156,9 +146,9 @@ def undivided(inputs, outputs, updates, options):
 
 
 def function_of_each_rank(inputs, outputs, updates, options):
-    """Return a function of all ranks that computes on each rank what it is, of this rank's rows.
+    """Return a function that each rank computes as it is, with the rank's own rows.
 
-    Outputs without a mode have the one that makes the serial value, or else are averaged. Updates
+    Outputs without a mode get the one that makes the serial value, or else are averaged. Updates
     that would differ between ranks, such as running statistics, are averaged, or added up if they
     add sums over rows to their variable.
     """
@@ -184,7 +174,7 @@ def function_of_each_rank(inputs, outputs, updates, options):
 
 
 def _equal(source, target, value):
-    """Return an update that is equal on all ranks, in place of one that differs between them."""
+    """Return an update that is equal on all ranks, for one that would differ between them."""
     added = _host.added_to(target, value)
     if added is not None:
         asked = source._replace(outputs=signature.OutputSignature([added]))

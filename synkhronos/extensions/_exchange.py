@@ -11,7 +11,7 @@ from synkhronos.extensions._precision import wide
 
 
 class Port:
-    """One key of the store, for the operations in a graph: `_host.base.server_operations`."""
+    """One key of the store, as operations in a graph use it: `_host.base.server_operations`."""
 
     def __init__(self, store, key, devid, position):
         self.key, self.position = key, position
@@ -36,7 +36,7 @@ class Port:
         self._array = array
 
     def complete(self):
-        """Wait; the next `wait` returns at once."""
+        """Wait for the pulled array, so that the next `wait` returns at once."""
         if self._future is not None:
             self._future.wait()
             self._future = None
@@ -56,14 +56,10 @@ class Port:
 
 
 class Exchange:
-    """The keys of a step in a store, and the expressions of what is pushed and pulled.
+    """The keys of a step in a store, and the expressions that push to them and pull from them.
 
-    Parameters
-    ----------
-    targets : list of shared variable
-        What gets the pulled arrays, or what a rule makes of them.
-    counts_rows : bool
-        Whether each round also sums the rows of all workers, by which pulled arrays are divided.
+    `targets` are the shared variables that get the pulled arrays, or a rule's new values. With
+    `counts_rows` each round also sums the rows of all workers, and divides pulled arrays by them.
     """
 
     def __init__(self, store, devid, targets, keys, counts_rows):
@@ -103,7 +99,7 @@ class Exchange:
         return [T.cast(a, target.dtype) for a, target in zip(arrays, self._targets)]
 
     def pushes(self, values, rows, goes_on):
-        """Return the tokens of the pushes of values, one for each target, and of the rows."""
+        """Return dummy outputs that push a value for each target, and then the rows."""
         values = [T.cast(v, wide(target)) for v, target in zip(values, self._targets)]
         if self._rows is not None:
             values.append(T.shape_padleft(T.cast(rows, "float64")))
@@ -111,7 +107,7 @@ class Exchange:
         return [_host.push(*each) for each in zip(self.ports, values, before)]
 
     def open(self):
-        """Make the keys in the store, and set the targets to the values that are there first."""
+        """Make the keys in the store, and set the targets to the store's first values."""
         store, devid = self._store, self._devid
         for port, target in zip(self._of_targets, self._targets):
             weight = np.array(target.get_value(), wide(target))

@@ -16,20 +16,7 @@ from synkhronos._wording import count, shown
 
 
 def gradients(loss_or_grads, params):
-    """Return pairs (parameter, its gradient in the parameter's dtype).
-
-    Parameters
-    ----------
-    loss_or_grads : scalar variable, or list of tensor variables
-    params : list of shared variables of floats
-
-    Raises
-    ------
-    TypeError
-        For parameters that are no shared variables, or not of floats, and a loss that is no scalar.
-    ValueError
-        For no parameters, the same one twice, and too many or too few gradients.
-    """
+    """Return pairs (parameter, its gradient in the parameter's dtype), or raise."""
     params = check_params(params)
     if isinstance(loss_or_grads, (list, tuple)):
         grads = check_variables("loss_or_grads", loss_or_grads)
@@ -183,10 +170,9 @@ def check_rule(update_rule):
 
 
 def rule_updates(update_rule, grads, params, args=(), kwargs=()):
-    """Return what a rule makes of gradients: shared variable -> expression, checked.
+    """Return the updates that a rule makes of gradients, checked: shared variable -> expression.
 
-    Raises ``TypeError`` for a rule that is none, and arguments to an object with settings of its
-    own.
+    Raise TypeError for anything but a rule, and for arguments to an object with its own settings.
     """
     if hasattr(update_rule, "get_updates"):
         if args or kwargs:

@@ -47,13 +47,13 @@ def number(value, variable):
 
 
 def small_number(value, variable):
-    """Return a hyperparameter, raised where the dtype to compute in would round it to zero."""
+    """Return a hyperparameter, or the dtype's smallest number if that would round it to zero."""
     given, tiny = number(value, variable), np.finfo(wide(variable)).tiny
     is_number = not isinstance(value, Variable)
     return number(tiny, variable) if is_number and 0 < value < tiny else given
 
 
 def running_mean(mean, value, rho):
-    """Return the next value of a mean: the last mean has the weight rho, `value` the rest."""
+    """Return rho times the mean plus (1 - rho) times the value."""
     rho = number(rho, mean)
     return rho * mean + (1 - rho) * value

@@ -1,4 +1,4 @@
-"""Training steps that meet other workers in a parameter server, while they compute.
+"""Training steps that exchange gradients with other workers while they compute.
 
     call n      wait for each gradient of call n-1 ──▶ rule ──▶ parameters ──▶ loss of call n
                 push each gradient of call n
@@ -8,8 +8,8 @@ The update of a call is applied in the next one, each parameter just before its 
 over the workers has all the time until then. What the rule reads at the time of the call (learning
 rates, inputs, random states) is kept for it. So the results are those of serial training.
 
-Between two calls the parameters are one step behind. Nothing but this step uses them then: their
-cells hold a `_Behind`, which raises, and ``get_value`` and ``set_value`` call ``finish`` first.
+Between two calls the parameters are one step behind. Only this step may use them then: their cells
+hold a `_Behind`, which raises, and ``get_value`` and ``set_value`` call ``finish`` first.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from synkhronos.extensions._precision import wide
 
 
 class _Behind:
-    """Stands in a shared variable's cell, while its value is one step behind or not to be used."""
+    """Takes the place of a shared variable's value while that is one step behind or unusable."""
 
     def __init__(self, variable, step):
         self._variable, self._step = variable, step
 
     def __repr__(self):
-        return f"<the {self._text()}>"  # Theano's errors show it
+        return f"<the {self._text()}>"  # shown in Theano's errors
 
     def refuse(self, *_, **__):
         raise RuntimeError(f"The {self._text()}.") from self._step.failure
 
     __array__ = refuse
-    _numba_type_ = property(refuse)  # what numba asks a value for
+    _numba_type_ = property(refuse)  # which Numba asks of a value
 
-    def __getattr__(self, name):  # Python code of operations asks for those of an array
+    def __getattr__(self, name):  # operations in Python read an array's attributes
         raise AttributeError(f"The {self._text()}.")
 
     def _text(self):
@@ -166,7 +166,7 @@ class StoredStep:
         Raises
         ------
         TypeError, ValueError
-            For other inputs than the function has, of which nothing was pushed.
+            For inputs that don't fit; nothing was pushed then.
         RuntimeError
             After a call that raised in the middle of a step.
         ParameterServerError
@@ -175,7 +175,7 @@ class StoredStep:
         arguments = self._arguments(inputs, batch)
         self._check_usable()
         with self._busy():
-            for variable in self._used:  # another step may have to finish first
+            for variable in self._used:  # another step may have to finish its update first
                 _host.read(variable)
         if self._written():
             self.finish()
@@ -215,7 +215,7 @@ class StoredStep:
             try:
                 for port in self._exchange.ports:
                     port.complete()
-            except raised_here(Exception) as error:  # an interrupted wait may be made again
+            except raised_here(Exception) as error:  # a Ctrl-C passes: the wait can be repeated
                 self._put_back()
                 self.failure, self.is_pending = error, False
                 raise
@@ -238,7 +238,7 @@ class StoredStep:
                 failures = [port.failure for port in exchange.ports if port.failure is not None]
                 self.failure = failures[0] if failures else error
                 self.is_pending = False
-                if function is not self._begin:  # which changes no parameter
+                if function is not self._begin:  # `_begin` changes no parameter
                     self._take_out()
                 if failures:
                     raise failures[0] from None
@@ -276,13 +276,13 @@ class StoredStep:
         """
         if not self.is_pending:
             return {}
-        found = {v: _host.peek(v) for v in self._stand_ins}
-        found = {v: value for v, value in found.items() if value is not self._stand_ins[v]}
-        if found and self._is_on_server:
-            for variable in found:
+        values = {v: _host.peek(v) for v in self._stand_ins}
+        written = {v: value for v, value in values.items() if value is not self._stand_ins[v]}
+        if written and self._is_on_server:
+            for variable in written:
                 _host.put(variable, self._stand_ins[variable])
-            self._refuse_set(", ".join(map(str, found)))
-        return found
+            self._refuse_set(", ".join(map(str, written)))
+        return written
 
     def _refuse_set(self, names):
         raise RuntimeError(
@@ -414,24 +414,21 @@ def make(
 
 
 def _shares(loss, params, averages, share):
-    """Return what this worker adds to the sums of all: its gradients and averages, times `share`.
-
-    The loss is a mean over the worker's rows.
-    """
+    """Return this worker's gradients and averages, times its `share` of the rows of all workers."""
     check_loss(loss)
     if "float16" in (loss.dtype, *(param.dtype for param in params)):
         # Gradients times the number of rows would overflow.
         factor = T.cast(share, "float32")
         values = [T.cast(grad, "float32") * factor for grad in derive(loss, params)]
-    else:  # it costs nothing here, where it scales a few numbers at the end of a network
+    else:  # scaling the loss costs less than scaling the gradients
         values = derive(loss * T.cast(share, loss.dtype), params)
     return values + [T.cast(value, wide(v)) * T.cast(share, wide(v)) for v, value in averages]
 
 
 def _applied(updates, deferred):
-    """Return updates that read kept copies of all that is not deferred, and these copies.
+    """Return the updates, to be applied in the next call, and copies of what they read in this one.
 
-    The updates are applied in the next call. The second dict is: what is kept -> its copy.
+    Only deferred variables are read when the updates are applied. The copies are: original -> copy.
     """
     values = [T.as_tensor_variable(v) if np.isscalar(v) else v for _, v in updates]
     left = [each for each in _host.leaves(values) if each not in set(deferred)]
@@ -451,7 +448,7 @@ def _compile(exchange, inputs, returned, values, rows, kept, new, options):
     changes += [pair for pair in _host.updates_by_default(read) if pair[0] not in exchange.deferred]
     parts = [returned, values, [v for _, v in changes], [v for _, v in givens], [rows]]
     if new is not None:
-        # In one call: what two parts have in common stays one expression.
+        # In one substitution, so that parts keep the expressions that they share.
         together = iter(_host.substituted([each for part in parts for each in part], new))
         parts = [[next(together) for _ in part] for part in parts]
     returned, values, changed, given, [rows] = parts
@@ -481,7 +478,7 @@ def _check_device(store, devid):
 
 
 def _check_updater(store, update_rule, batch_rows, args, kwargs, max_norm, averages):
-    """Refuse arguments that don't fit to where the updates are made."""
+    """Refuse arguments that don't fit a store with an updater, or one without."""
     if store.type == "dist_async" and not store.has_updater:
         raise ValueError(
             'a store of kind "dist_async" has no sum over all workers: call set_optimizer() and '

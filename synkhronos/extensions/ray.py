@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster: their list, and what stands in for ssh.
+"""The machines of a Ray cluster: list them, and run commands on them in place of ssh.
 
     $ ray="python -m synkhronos.extensions.ray"
     $ synkhronos launch --discover "$ray" --agent "$ray" train.py
@@ -7,8 +7,8 @@ Without arguments this module prints the machines of the cluster, this one first
 a command it runs that there, as ssh does, in a Ray task. The daemon of mpirun, which stays as long
 as the session, takes all CPUs and GPUs of its machine, so that Ray gives them to nobody else.
 
-Ray knows which machines there are, and starts the processes; its dashboard shows the tasks. What
-goes between machines goes as in any session: Ray has no part in a call.
+Ray lists the machines and starts the processes; its dashboard shows the tasks. Calls don't use Ray:
+their messages go between machines as in any session.
 """
 
 from __future__ import annotations

@@ -86,12 +86,12 @@ def make_train_step(
 ) -> functions.Function | StoredStep:
     """Return one function that takes a step of training on all ranks, as serial Theano would.
 
-    The function is made in one process's terms: the loss, its gradients, what the rule makes of
-    them, and default updates, such as running means of a batch normalization. Then it is divided
-    over the ranks, so that each value is that of all rows, to rounding: also masked and weighted
-    means, sums, norms, and what is computed from statistics of the minibatch. If an operation has
-    no rule for this, a PortingWarning names it, its line and what to write, and each rank computes
-    the whole minibatch, which is right but no faster.
+    The step is first built as for one process: the loss, its gradients, the rule's updates, and
+    default updates, such as running means of a batch normalization. Then it is divided over the
+    ranks, so that each value is that of all rows, to rounding: also masked and weighted means,
+    sums, norms, and values that use statistics of the minibatch. If an operation has no rule for
+    this, a PortingWarning names it, its line and what to write, and each rank computes the whole
+    minibatch, which is right but no faster.
 
     With a `store` of :mod:`synkhronos.parameter_server` it is a step of one device, in this process
     or thread alone, without a session: each gradient is pushed as soon as it is computed, and its
@@ -121,7 +121,7 @@ def make_train_step(
         Keywords for :func:`synkhronos.function`, such as ``bcast_inputs`` or ``givens``; with a
         `store` for ``theano.function``, and ``bcast_inputs``.
     store : Store, optional
-        Each device makes the step, in its own process or thread, and calls it equally often. If
+        Each device makes the step, in its own process or thread, and all call it equally often. If
         the store has an updater, `update_rule` is None: pulls return weights.
     devid : int, optional
         The device of the store, if it has several.
@@ -132,7 +132,7 @@ def make_train_step(
         With a `store`: the number of rows that all devices together have in each step. Without
         it each call pushes its number of rows along, so that devices may have unequally many.
     per_rank : {None, "loss", "normalization"}
-        What each rank computes from its own rows, on purpose. ``"loss"``: the ranks average the
+        Which values each rank computes from its own rows. ``"loss"``: the ranks average the
         gradients of their own losses, in one round, as PyTorch's ``DistributedDataParallel`` does.
         ``"normalization"``: batch normalizations use the statistics of each rank's rows, which
         saves four rounds for each, and the rest of the loss must be a mean over rows. Running
@@ -144,9 +144,8 @@ def make_train_step(
         ``step(*inputs, batch=...)`` returns the loss over all rows, or a list of it and `outputs`.
         With ``num_slices``, for a loss that is a mean over rows, the step is taken for each slice,
         and the results are averaged: the same step only for rules that are linear in the gradient,
-        without `max_norm`. With a `store`
-        a step of the same face: `inputs` are the device's own rows, and so is the loss; and
-        ``step.finish()`` applies the update of the last call.
+        without `max_norm`. With a `store` the step takes the device's own rows and returns their
+        loss, and ``step.finish()`` applies the update of the last call.
 
     Raises
     ------
@@ -290,7 +289,7 @@ def _variable(output):
 
 
 def _about_loss(error, is_right=False):
-    """Return the warning for a step that can't be divided; if ranks compute all, it is right."""
+    """Return the warning for a step that can't be divided, whose values are right or not."""
     if is_right:
         so = (
             "each rank computes the whole minibatch: the step is right, but no faster than serially"
@@ -318,8 +317,8 @@ def make_train_function(
 ) -> Callable[..., np.ndarray]:
     """Return a function that trains in two steps, with a collective between them.
 
-    It trains as serial Theano does. If the loss is no mean over rows, the ranks reduce in the first
-    step, in place of the collective: see :func:`make_train_step`, which this is a form of.
+    It trains as serial Theano does, like :func:`make_train_step`. If the loss is no mean over rows,
+    the ranks reduce inside the first step, in place of the collective.
 
     Parameters
     ----------
@@ -561,8 +560,8 @@ def average_gradients(
 def average_updates(updates: UpdatesLike) -> Updates:
     """Return updates with new values that are averaged over all rows on all ranks.
 
-    Use it for running statistics, such as those of a batch normalisation: without it each rank's
-    describe its own rows. In the function that trains they take no round of their own.
+    Use it for running statistics, such as those of a batch normalisation: otherwise each rank has
+    those of its own rows. In the function that trains they take no round of their own.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ nothing of ranks: given gradients that are averaged over the ranks, it trains on
 In the formulas :math:`p` is a parameter, :math:`g` its gradient, :math:`\eta` the learning rate.
 All operations are element by element. The state that a rule keeps for a parameter, such as its
 velocity, starts at zero. It has the parameter's shape and dtype, but single precision where the
-parameter has half, in which 0.999 would be one. Hyperparameters are numbers or scalar variables.
+parameter has half, which rounds 0.999 to 1. Hyperparameters are numbers or scalar variables.
 """
 
 from __future__ import annotations
@@ -511,7 +511,7 @@ def _sped_up(updates, params, momentum, looks_ahead):
 
 
 def _with_velocity(param, add, step, momentum, looks_ahead):
-    """Return a velocity and a parameter with their next values; `add` adds a step, or subtracts."""
+    """Return pairs of a velocity and a parameter with their next values; `add` may subtract."""
     velocity, mu = state_of(param, "velocity"), number(momentum, param)
     new = add(mu * velocity, step)
     moved = add(param + mu * new, step) if looks_ahead else param + new

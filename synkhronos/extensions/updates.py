@@ -15,8 +15,8 @@ Every rule returns ``(grad_updates, param_updates, grad_shared)``::
 
 `loss` must be a mean over rows. Each rank's gradients are weighted with its number of rows, so the
 average over the ranks equals that over all rows, also where rows do not divide evenly. One vector
-takes one round for any number of parameters. It never moves: the gradients are written into it
-where it lies in shared memory.
+takes one round for any number of parameters. The gradients are written into it in place, in shared
+memory.
 
 The mathematics is that of :mod:`synkhronos.extensions.update_rules`; names and results are those of
 the 2017 package.
@@ -244,10 +244,7 @@ def nonflat_grads(
 
 
 def _mark_reduced(shareds):
-    """Mark variables that the script reduces after each call: `check=True` is not to tell of them.
-
-    What is computed with them is compared.
-    """
+    """Mark variables that the script reduces after each call, so that `check=True` skips them."""
     for shared in shareds:
         shared.tag.is_reduced_after_call = True
 
@@ -392,7 +389,7 @@ def _in_two_steps(rule: Callable[..., Updates], after: str) -> TwoStepRule:
         updates = rule(grads, params, *args, **kwargs)
         return [(flat, flat_grad)], list(updates.items()), flat
 
-    made: Any = two_steps  # a callable, as which it has no __signature__ to be set
+    made: Any = two_steps  # a Callable has no __signature__ that could be set
     own = {name: made.__annotations__[name] for name in ("loss", "return")}
     parameters = [first.replace(name="loss", annotation=own["loss"]), *others]
     made.__signature__ = signature.replace(parameters=parameters, return_annotation=own["return"])

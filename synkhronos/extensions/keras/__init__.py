@@ -4,7 +4,7 @@
               ◀── loss, metrics, progress bar ◀── the same step of the optimizer on every rank
 
 Keras 2.3 does all its work in three functions of a model, which it makes when it first needs them.
-:func:`parallelize` makes functions for all ranks of them, with the same results; all else stays.
+:func:`parallelize` replaces them by functions of all ranks with the same results.
 
 This module does not import Keras until a function is called: an import of Keras picks its backend,
 writes its settings to the user's home, and sets Theano's floatX.
@@ -54,11 +54,11 @@ def parallelize(model: Model, sync_batch_norm: bool = True, serial_random: bool 
     """Make a Keras model train, evaluate and predict on all ranks.
 
     Its ``fit``, ``fit_generator``, ``train_on_batch``, ``evaluate``, ``predict`` and so on are
-    called as before, and return the results of one process, up to rounding: whatever the loss, the
-    metrics and the layers compute of a minibatch, they compute of all its rows. Weights and
-    settings that the script changes, in a callback or by ``load_weights``, are sent to the ranks
-    with the next call. A PortingWarning names a loss or a metric for which there is no rule: then
-    each rank computes whole minibatches.
+    called as before, and return the results of one process, up to rounding: the loss, the metrics
+    and the layers are computed from all rows of a minibatch. Weights and settings that the script
+    changes, in a callback or by ``load_weights``, are sent to the ranks with the next call. If the
+    loss or a metric can't be divided, a PortingWarning names it, and each rank computes whole
+    minibatches.
 
     Parameters
     ----------
@@ -212,9 +212,9 @@ def resume(
     Returns
     -------
     RunState
-        For a ``with`` block. ``state.epoch`` is the first epoch that is left, and
-        ``state.callback`` a callback, which comes last: what others change is saved, too, but not
-        what they keep in themselves.
+        For a ``with`` block. ``state.epoch`` is the first epoch that is left. Put
+        ``state.callback`` last among the callbacks: it saves what the others have changed in the
+        model, but not their own attributes.
 
     Raises
     ------
@@ -405,7 +405,7 @@ class _Parallel:
             self._seen[variable] = _reference(peek(variable))
 
     def forget(self):
-        """Make the next call send everything, as ranks may have different values."""
+        """Let the next call send all variables, as ranks may have different values."""
         self._seen.clear()
 
     def send_all(self):

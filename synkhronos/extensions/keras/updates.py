@@ -4,7 +4,7 @@
     optimizer ─────────▶ of_optimizer
     metrics ───────────▶ of_metrics
 
-What ranks compute of them is left to the division of the whole function.
+The division of the whole function decides which part of them each rank computes.
 """
 
 from synkhronos.extensions import train
@@ -22,7 +22,7 @@ def of_layers(model):
 
 
 def of_optimizer(model, is_average):
-    """Return the updates of the optimizer, whose gradients the ranks average if it is asked for."""
+    """Return the updates of the optimizer, with gradients averaged over the ranks if asked for."""
     params, loss = model._collected_trainable_weights, model.total_loss
     if params and is_average:
         return list(train.parallel_updates(loss, params, model.optimizer).items())
