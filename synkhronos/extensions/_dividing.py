@@ -187,12 +187,6 @@ def _equal(source, target, value):
 def _pairs(outputs):
     """Return outputs as pairs (variable, mode), and whether they are a list."""
     is_list = isinstance(outputs, list)
-    return [_asked(each) for each in (outputs if is_list else [outputs])], is_list
-
-
-def _asked(output):
-    """Return an output as a pair (variable, mode)."""
-    if isinstance(output, tuple):
-        variable, mode = output
-        return _host.read_output(variable), mode
-    return _host.read_output(output), _host.AS_SERIAL
+    listed = outputs if is_list else [outputs]
+    pairs = [each if isinstance(each, tuple) else (each, _host.AS_SERIAL) for each in listed]
+    return [(_host.read_output(variable), mode) for variable, mode in pairs], is_list

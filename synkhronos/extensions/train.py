@@ -261,19 +261,13 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
     if max_norm is not None:
         check_max_norm(max_norm)
     if per_rank is None:
-        outputs = [_variable(each) for each in returned[1:]] if isinstance(returned, list) else []
-        others = [*outputs, *(T.as_tensor_variable(each) for _, each in averages)]
+        outputs = returned[1:] if isinstance(returned, list) else []
+        others = [each[0] if isinstance(each, tuple) else each for each in outputs]
+        others += [T.as_tensor_variable(each) for _, each in averages]
         is_average = _dividing.is_average(inputs, loss, options, others=others)
-        try:
-            return _dividing.function_as_serial(inputs, returned, updates(is_average), options)
-        except CannotDivide as error:
-            reason = error
-        try:
-            step = _dividing.undivided(inputs, returned, updates(False), options)
-            advise(_about_loss(reason, is_right=True))
+        step = _as_serial(inputs, returned, updates, is_average, options)
+        if step is not None:
             return step
-        except CannotDivide:
-            advise(_about_loss(reason))
     elif per_rank == "normalization" and not _dividing.is_average(inputs, loss, options, True):
         raise ValueError(
             'per_rank="normalization", but the loss is no mean over rows, so that ranks can\'t '
@@ -284,8 +278,19 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
     return _dividing.function_of_each_rank(inputs, returned, updates(True), options)
 
 
-def _variable(output):
-    return output[0] if isinstance(output, tuple) else output
+def _as_serial(inputs, outputs, updates, is_average, options):
+    """Return a step with serial values, undivided with a warning; or warn, and return None."""
+    try:
+        return _dividing.function_as_serial(inputs, outputs, updates(is_average), options)
+    except CannotDivide as error:
+        reason = error
+    try:
+        step = _dividing.undivided(inputs, outputs, updates(False), options)
+    except CannotDivide:
+        advise(_about_loss(reason))
+        return None
+    advise(_about_loss(reason, is_right=True))
+    return step
 
 
 def _about_loss(error, is_right=False):
@@ -382,19 +387,12 @@ def make_train_function(
 
 def _first_step(inputs, loss, updates):
     """Return the function that computes gradients, and whether the ranks' are to be averaged."""
-    if not _dividing.is_average(inputs, check_loss(loss), {}):
-        try:
-            return _dividing.function_as_serial(inputs, loss, list(updates), {}), False
-        except CannotDivide as error:
-            reason = error
-        try:
-            step = _dividing.undivided(inputs, loss, list(updates), {})
-            advise(_about_loss(reason, is_right=True))
-            return step, False
-        except CannotDivide:
-            advise(_about_loss(reason))
-        return functions.function(inputs, loss, updates=updates), True
-    return functions.function(inputs, loss, updates=updates, check=0), True
+    if _dividing.is_average(inputs, check_loss(loss), {}):
+        return functions.function(inputs, loss, updates=updates, check=0), True
+    step = _as_serial(inputs, loss, lambda _: list(updates), False, {})
+    if step is not None:
+        return step, False
+    return functions.function(inputs, loss, updates=updates), True
 
 
 def make_train_function_theano(

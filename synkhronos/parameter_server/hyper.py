@@ -75,14 +75,10 @@ def _cells_and_globals(function) -> Iterator[tuple[str, Hyperparameter]]:
             yield name, Hyperparameter(known[name], functools.partial(known.__setitem__, name))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
-            yield (
-                name,
-                Hyperparameter(
-                    cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
-                ),
-            )
+            value = cell.cell_contents
         except ValueError:  # it has no value yet
             continue
+        yield name, Hyperparameter(value, functools.partial(setattr, cell, "cell_contents"))
 
 
 @functools.lru_cache(maxsize=256)
@@ -178,14 +174,10 @@ class HyperChanges:
         if len(self._changes) == 1 and self._changes[0][1] is self._used:
             return
         with self._lock:
-            values = next(
-                (
-                    values
-                    for first, values in reversed(self._changes)
-                    if version is None or number is None or first.get(number, 0) <= version
-                ),
-                self._changes[0][1],
-            )
+            values = self._changes[0][1]
+            for first, later in self._changes[1:]:
+                if version is None or number is None or first.get(number, 0) <= version:
+                    values = later
         if values is self._used:
             return
         new = {n: v for n, v in values.items() if not is_same(v, self._used.get(n, HyperChanges))}

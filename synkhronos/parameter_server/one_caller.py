@@ -15,12 +15,7 @@ from typing import Any, Callable
 
 from synkhronos import _wording
 from synkhronos.parameter_server import weight_files
-from synkhronos.parameter_server.argument_checks import (
-    by_key,
-    priority_of,
-    targets_of,
-    values_of,
-)
+from synkhronos.parameter_server.argument_checks import by_key, priority_of, targets_of, values_of
 from synkhronos.parameter_server.backends import Backend, LocalBackend, UpdatingBackend
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.parameter_server.hyper import is_same

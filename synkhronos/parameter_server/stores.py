@@ -213,7 +213,12 @@ class Store(OneCaller):
         array([2., 2.])
         """
         if value is None and key is None:
-            self._init_devices(devices)
+            self._refuse_closed()
+            if self._engine is not None and not isinstance(devices, (str, int)):
+                raise OutOfTurn(
+                    f"init() was called before, with devices {self._devices}: make another store."
+                )
+            self._start(devices_of(devices))
             return
         if (devices is None) == (key is None) or value is None:
             raise TypeError("init() takes devices, or a key and its value.")
@@ -228,14 +233,6 @@ class Store(OneCaller):
         ops = [self._refuse_key(n, dtype_of(each.dtype)) for n, each in zip(names, arrays)]
         for name, op, array in zip(names, ops, arrays):
             self._make_key(name, array.shape, array.dtype, op, array)
-
-    def _init_devices(self, devices):
-        self._refuse_closed()
-        if self._engine is not None and not isinstance(devices, (str, int)):
-            raise OutOfTurn(
-                f"init() was called before, with devices {self._devices}: make another store."
-            )
-        self._start(devices_of(devices))
 
     def _start(self, devices):
         """Make the engine."""
@@ -487,9 +484,8 @@ class Store(OneCaller):
         pull = self._slot(key, devid).pull
         if timeout is not None:
             timeout = _wording.seconds("timeout", timeout)
-        if pull is None:
-            return
-        pull.wait(timeout)
+        if pull is not None:
+            pull.wait(timeout)
 
     def set_weight(self, array: Any, key: int | str, devid: int) -> None:
         """Set the weight that the store updates in parallel with a device (``test_on_server=1``).

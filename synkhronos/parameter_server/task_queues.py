@@ -232,7 +232,7 @@ class TaskQueues:
             queue.heap = []
 
     def stop(self, seconds: Callable[[], float]) -> bool:
-        """End all threads; return whether all tasks end while the time left, `seconds`, is not 0."""
+        """End all threads; return whether all tasks end before `seconds`, the time left, is 0."""
         with self.lock:
             self.is_ended = True
             for queue in self.all:

@@ -211,13 +211,7 @@ class Updater:
 
 
 def as_updater(updater: Updater | Callable) -> Updater:
-    """Return an updater as it is, and one that calls any other callable (key, gradient, weight).
-
-    Raises
-    ------
-    TypeError
-        For anything else.
-    """
+    """Return an updater, or for a callable (key, gradient, weight) an updater that calls it."""
     if isinstance(updater, Updater):
         return updater
     if isinstance(updater, type) and issubclass(updater, Updater):

@@ -32,9 +32,7 @@ from synkhronos._host import (
 )
 from synkhronos._session.current import current
 from synkhronos._wording import advise, sentence, truth
-from synkhronos.extensions import _dividing
-from synkhronos.extensions.keras.checks import check_model, check_parts
-from synkhronos.extensions.keras.updates import metrics_of, of_layers, of_metrics, of_optimizer
+from synkhronos.extensions import _dividing, train
 
 if importlib.util.find_spec("keras") is None:
     raise ImportError(
@@ -108,9 +106,9 @@ def parallelize(model: Model, sync_batch_norm: bool = True, serial_random: bool 
     current("parallelize()")
     sync_batch_norm = truth("sync_batch_norm", sync_batch_norm)
     serial_random = truth("serial_random", serial_random)
-    check_model(model)
+    _check_model(model)
     if model.built:
-        check_parts(model)
+        _check_parts(model)
     parallel = _Parallel(model, sync_batch_norm, serial_random)
     for name in FUNCTIONS:
         setattr(model, f"_make_{name}_function", getattr(parallel, f"make_{name}_function"))
@@ -290,35 +288,28 @@ class _Parallel:
                 f"The model {model.name!r} has a loss that is no mean over rows: it can't be "
                 "trained with sync_batch_norm=False."
             )
-        try:
-            made = self._make("train", [model.total_loss], self._updates(is_average))
-        except CannotDivide as error:
-            self._tell("train", error)
-            updates = self._updates(is_average=False)
-            made = self._make("train", [model.total_loss], updates, _dividing.undivided)
+        step = self._make_with_loss("train", self._updates, is_average)
         self._seen.clear()
-        model.train_function = made
+        model.train_function = step
 
     def _updates(self, is_average):
-        """Return the updates of a step; the optimizer goes on with its state, if it has one."""
-        model = self._model
+        """Return the updates of layers and optimizer, whose gradients are averaged if asked for."""
+        model, optimizer = self._model, self._model.optimizer
         # Keras keeps the optimizer's state until the model is compiled again.
-        state = [] if model.train_function is None else model.optimizer.get_weights()
-        updates = [*of_layers(model), *of_optimizer(model, is_average)]
+        state = [] if model.train_function is None else optimizer.get_weights()
+        params, loss = model._collected_trainable_weights, model.total_loss
+        if params and is_average:
+            updates = train.parallel_updates(loss, params, optimizer).items()
+        else:
+            updates = optimizer.get_updates(loss=loss, params=params)
         if state:
-            model.optimizer.set_weights(state)
-        return updates
+            optimizer.set_weights(state)
+        return [*_first_of_each(model.updates), *updates]
 
     def make_test_function(self):
         """Make the function that evaluates, unless it exists."""
         if self._must_make("test"):
-            loss = [self._model.total_loss]
-            try:
-                made = self._make("test", loss, [])
-            except CannotDivide as error:
-                self._tell("test", error)
-                made = self._make("test", loss, [], _dividing.undivided)
-            self._model.test_function = made
+            self._model.test_function = self._make_with_loss("test", lambda is_average: [], True)
 
     def make_predict_function(self):
         """Make the function that predicts, unless it exists."""
@@ -353,8 +344,17 @@ class _Parallel:
             return False
         if name != "predict" and not hasattr(self._model, f"{name}_function"):
             raise RuntimeError("The model was not compiled: call model.compile() first.")
-        check_parts(self._model)
+        _check_parts(self._model)
         return True
+
+    def _make_with_loss(self, name, updates, is_average):
+        """Return the function that returns the loss; undivided, with a warning, if need be."""
+        loss = [self._model.total_loss]
+        try:
+            return self._make(name, loss, updates(is_average))
+        except CannotDivide as error:
+            self._tell(name, error)
+            return self._make(name, loss, updates(False), _dividing.undivided)
 
     def _make(self, name, outputs, updates, make=_dividing.function_as_serial):
         """Return a function of all ranks with serial results, but for batch normalizations.
@@ -363,10 +363,10 @@ class _Parallel:
         """
         options, metrics = self._options(name), []
         if name != "predict":
-            metrics = metrics_of(self._model)
+            metrics = self._model._get_training_eval_metrics()
         if name == "train" and not self._sync_batch_norm:
             make, options = _dividing.function_of_each_rank, {**options, "check": 0}
-        updates = [*updates, *of_metrics(metrics)]
+        updates = [*updates, *_of_metrics(metrics)]
         compiled = make(self._inputs(name), outputs, updates, options)
         numbers = [m._call_result for m in metrics if hasattr(m, "_call_result")]
         return _KerasFunction(self, compiled, numbers, current("The model"))
@@ -383,9 +383,10 @@ class _Parallel:
 
     def _unruled(self, name):
         """Yield the metrics for which there is no rule."""
-        for metric in metrics_of(self._model):
+        for metric in self._model._get_training_eval_metrics():
             try:
-                _dividing.divided(self._inputs(name), [], of_metrics([metric]), self._options(name))
+                updates = _of_metrics([metric])
+                _dividing.divided(self._inputs(name), [], updates, self._options(name))
             except CannotDivide:
                 yield metric
 
@@ -458,3 +459,68 @@ def _parallel_of(model, caller):
             f"{caller} takes a model that parallelize() was given before, got {model}."
         )
     return parallel
+
+
+def _of_metrics(metrics):
+    return _first_of_each(update for metric in metrics for update in metric.updates)
+
+
+def _first_of_each(updates):
+    """Return pairs (variable, value), the first for each variable, as Keras does.
+
+    A layer that several inputs share has several updates of a variable, and so may a metric.
+    """
+    first = {}
+    for variable, value in updates:
+        first.setdefault(variable, value)
+    return list(first.items())
+
+
+def _check_model(model):
+    """Raise for anything but a compiled model of Keras on Theano."""
+    try:
+        from keras import backend
+        from keras.models import Model
+    except ImportError as error:
+        raise ImportError(
+            f"Keras can't be imported ({error}). Its default backend is TensorFlow: set the "
+            "environment variable KERAS_BACKEND=theano before Keras is imported."
+        ) from error
+    if backend.backend() != "theano":
+        raise RuntimeError(
+            f"Keras has the backend {backend.backend()!r}, and parallelize() needs Theano: set the "
+            "environment variable KERAS_BACKEND=theano before Keras is imported."
+        )
+    if not isinstance(model, Model):
+        raise TypeError(f"parallelize() takes a model of Keras, got {model!r}.")
+    if getattr(model, "optimizer", None) is None:
+        raise RuntimeError(
+            f"The model {model.name!r} is not compiled: call model.compile() before parallelize()."
+        )
+
+
+def _check_parts(model):
+    """Refuse models whose result changes when each rank sees only part of the rows."""
+    name = f"The model {model.name!r}"
+    for layer in _layers(model):
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                f"{name} has a layer {layer.name!r} with stateful=True: it keeps states of "
+                "a minibatch's rows for the next one, which the ranks have parts of."
+            )
+    n_targets = sum(target is not None for target in getattr(model, "targets", []))
+    fed = [("inputs", model.inputs, model._feed_inputs)]
+    if n_targets:
+        fed.append(("targets", range(n_targets), model._feed_targets))
+    for what, every, given in fed:
+        if len(given) < len(every) or not given:
+            raise ValueError(
+                f"{name} has {what} that are tensors of their own. Only arrays that are passed to "
+                "fit() and the like can be scattered over the ranks."
+            )
+
+
+def _layers(model):
+    for layer in model.layers:
+        yield layer
+        yield from _layers(layer) if hasattr(layer, "layers") else ()

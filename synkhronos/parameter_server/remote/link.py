@@ -295,7 +295,7 @@ class MoverLink:
                 self._tell("withdraw", question)
 
     def _ask_servers(self, name, arguments, timeout=None):
-        """Ask servers, each with its own arguments; return each answer, None of servers not asked."""
+        """Ask servers, each with its own arguments; return their answers, None of the others."""
         return self._ask("ask", name, arguments, timeout=timeout)
 
     def _all(self, *arguments):

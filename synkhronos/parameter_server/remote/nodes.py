@@ -110,14 +110,7 @@ def _begin(options, hosts, variables=None):
     given = {**_variables(options), **(variables or {})}
     hosts = _filled(hosts, job)
     return launch.run_of_group(
-        hosts,
-        options,
-        _node(job),
-        given,
-        job.token,
-        options.dry_run,
-        *kinds,
-        grace=options.grace,
+        hosts, options, _node(job), given, job.token, options.dry_run, *kinds, grace=options.grace
     )
 
 
