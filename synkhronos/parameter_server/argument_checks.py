@@ -123,12 +123,12 @@ def by_key(key: Any, **arguments: Any) -> list[Sequence[Any]]:
 def dtype_of(dtype: Any) -> np.dtype:
     """Return an argument `dtype` as a dtype of numbers."""
     try:
-        made = np.dtype(dtype)
+        numbers = np.dtype(dtype)
     except TypeError:
         raise TypeError(f"dtype must be a dtype, got {_wording.shown(dtype)}.") from None
-    if made.kind not in NUMBERS:
-        raise TypeError(f"dtype must be one of numbers, got {made}.")
-    return made
+    if numbers.kind not in NUMBERS:
+        raise TypeError(f"dtype must be one of numbers, got {numbers}.")
+    return numbers
 
 
 def callback_of(callback: Any, array: Any) -> Callable[[], Any]:

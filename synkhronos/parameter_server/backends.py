@@ -272,7 +272,9 @@ class RemoteBackend(Backend):
                     self._take(self._keys[number], version, error)
         except Exception as error:
             if not self._is_shut:
-                self._fail(error)
+                if not isinstance(error, ParameterServerError):
+                    error = ParameterServerError(f"the link to the servers has failed: {error}")
+                self.engine.fail(error, list(self._keys.values()))
 
     def _take(self, key, version, error):
         """Publish a result or an error of the servers; send the next request for its memory."""
@@ -289,11 +291,6 @@ class RemoteBackend(Backend):
             following = asked[0] if asked else None
         if following is not None:
             self._link.request(key.number, *following)
-
-    def _fail(self, error):
-        if not isinstance(error, ParameterServerError):
-            error = ParameterServerError(f"the link to the servers has failed: {error}")
-        self.engine.fail(error, list(self._keys.values()))
 
     def change_hyper(self, keys: Iterable[Key], values: dict[str, Any]) -> None:
         """Tell the servers of hyperparameters for rounds that are not closed."""

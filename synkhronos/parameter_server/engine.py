@@ -137,8 +137,8 @@ class Engine:
             self._refuse_open(key)
             is_free = self._is_free(key, queue, now=True)
             if is_free:
-                made, pull = key.whole_round(self, arrays, priority, into, into_queue)
-                task = self._close(made, queue, is_free)
+                closed, pull = key.whole_round(self, arrays, priority, into, into_queue)
+                task = self._close(closed, queue, is_free)
             else:
                 reduced = key.spare.pop() if key.spare else key.new_buffer()
         if not is_free:
@@ -146,14 +146,14 @@ class Engine:
             parts = reduced.flat.reshape(len(arrays) if key.op == "gather" else 1, -1)
             with self.lock:
                 self._refuse_open(key)
-                made, pull = key.whole_round(self, parts, priority, into, into_queue)
-                made.reduced = reduced
-                task = self._close(made, queue, self._is_free(key, queue, now=False))
+                closed, pull = key.whole_round(self, parts, priority, into, into_queue)
+                closed.reduced = reduced
+                task = self._close(closed, queue, self._is_free(key, queue, now=False))
         if task is not None:
             self._run(task)
-            self.wait(made)  # other threads may still reduce blocks of it
+            self.wait(closed)  # other threads may still reduce blocks of it
         if pull is None:
-            return made
+            return closed
         if self.backend.is_remote and not pull.is_done:
             self.backend.request(key, pull.needed, priority)
         return pull

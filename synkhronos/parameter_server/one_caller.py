@@ -75,9 +75,9 @@ class OneCaller:
                 f"priority. The first was {_wording.shown(first)}."
             )
         priority, rounds = priority_of(priority if rest is None else rest), []
-        for name, given in zip(*by_key(names, value=values)):
+        for name, pushed in zip(*by_key(names, value=values)):
             key = self._known(name)
-            rounds.append((key, values_of(given, key), None))
+            rounds.append((key, values_of(pushed, key), None))
         if self._follow is not None:
             self._follow()
         return _one(names, self._engine.push_rounds(rounds, priority))
@@ -132,10 +132,10 @@ class OneCaller:
         """
         priority, rounds = priority_of(priority), []
         outs = value if out is None else out
-        for name, given, target in zip(*by_key(key, value=value, out=outs)):
+        for name, pushed, target in zip(*by_key(key, value=value, out=outs)):
             known = self._known(name)
             is_target = out is None and known.op != "gather"
-            arrays = values_of(given, known, writes=is_target)
+            arrays = values_of(pushed, known, writes=is_target)
             rounds.append((known, arrays, arrays if is_target else targets_of(target, known)))
         if self._follow is not None:
             self._follow()
@@ -245,27 +245,27 @@ class OneCaller:
             After the first push.
         """
         self._refuse_closed()
-        made = as_updater(updater)
+        updater = as_updater(updater)
         if self._parameters.given.get("update_on_server") in ("0", "False"):
             raise ValueError("update_on_server=0 leaves an updater without effect: leave one out.")
         keys = list(self._keys.values())
         if any(key.n_closed or key.round is not None for key in keys):
             raise OutOfTurn("set_updater() and set_optimizer() must come before the first push.")
         if self._link is not None:
-            pickled = made.pickled()
+            pickled = updater.pickled()
             if self._backend is not None:
-                self._backend.use(made)
+                self._backend.use(updater)
             self._link.set_updater(pickled, dict(self._parameters.given))
-            self._updater = made
-            self._follows(made)
+            self._updater = updater
+            self._follows(updater)
             return
-        if made.is_taken:
+        if updater.is_taken:
             raise ValueError("updater belongs to another store: make a new one for this store.")
         if self._engine is not None:
-            self._hand_over(keys, made)
-        self._updater = made
-        made.is_taken = True
-        self._follows(made)
+            self._hand_over(keys, updater)
+        self._updater = updater
+        updater.is_taken = True
+        self._follows(updater)
 
     def _hand_over(self, keys, updater):
         """Give an updater the keys that exist, with their values."""

@@ -112,18 +112,10 @@ def _shared_variable(variable, name, writes):
 
 
 class _ArrayOperand(Operand):
-    __slots__ = ("_array",)
+    __slots__ = ("_array", "dtype", "shape")
 
     def __init__(self, array):
-        self._array = array
-
-    @property
-    def shape(self):
-        return self._array.shape
-
-    @property
-    def dtype(self):
-        return self._array.dtype
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
 
     def read(self):
         return self._array

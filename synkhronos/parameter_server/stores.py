@@ -293,16 +293,16 @@ class Store(OneCaller):
         self._refuse_closed()
         self._start_alone()
         position = self._position(devid)
-        made = self._keys.get(name)
-        if made is None:
+        known = self._keys.get(name)
+        if known is None:
             op = self._refuse_key(name, dtype)
-            made = self._make_key(name, lengths, dtype, op, weight, is_shared=True)
-        if plane(made.shape) != plane(lengths) or made.dtype != dtype:
+            known = self._make_key(name, lengths, dtype, op, weight, is_shared=True)
+        if plane(known.shape) != plane(lengths) or known.dtype != dtype:
             raise ValueError(
-                f"key {name!r} has shape {made.shape} and {made.dtype}, but device {devid} gives "
+                f"key {name!r} has shape {known.shape} and {known.dtype}, but device {devid} gives "
                 f"shape {lengths} and {dtype}."
             )
-        self._slots[name, self._devices[position]] = made.slots[position]
+        self._slots[name, self._devices[position]] = known.slots[position]
 
     def _make_key(self, name, shape, dtype, op, value, is_shared=False):
         with self._lock:
