@@ -53,7 +53,7 @@ def is_average(inputs, loss, options, own_statistics=False, others=()):
     )
 
 
-def tell_unless_average(with_rows, inputs, loss, options):
+def warn_unless_average(with_rows, inputs, loss, options):
     """Warn if the average of the devices' losses, with a store, is not the loss of all rows."""
     rows, givens = dict.fromkeys(with_rows, 0), options.get("givens") or ()
     [relation] = _host.examine(rows, inputs, [loss], givens=givens).outputs

@@ -181,7 +181,7 @@ class StoredStep:
             self.finish()
         outputs = self._run(self._go_on if self.is_pending else self._begin, arguments)
         self.is_pending = True
-        self._take_out()
+        self._hide_values()
         outputs = outputs[: len(outputs) - len(self._exchange.ports)]
         return outputs if self._has_outputs else outputs[0]
 
@@ -216,7 +216,7 @@ class StoredStep:
                 for port in self._exchange.ports:
                     port.complete()
             except raised_here(Exception) as error:  # a Ctrl-C passes: the wait can be repeated
-                self._put_back()
+                self._show_values()
                 self.failure, self.is_pending = error, False
                 raise
 
@@ -224,7 +224,7 @@ class StoredStep:
         """Call a function with the values in their cells, and leave them there."""
         exchange = self._exchange
         with self._busy():
-            self._put_back()
+            self._show_values()
             for port in exchange.ports:
                 port.is_used = False
             try:
@@ -232,14 +232,14 @@ class StoredStep:
             except BaseException as error:
                 if not any(port.is_used for port in exchange.ports):
                     if self.is_pending:
-                        self._take_out()
+                        self._hide_values()
                     raise
                 # Theano raises another exception in its place, without the attributes of ours.
                 failures = [port.failure for port in exchange.ports if port.failure is not None]
                 self.failure = failures[0] if failures else error
                 self.is_pending = False
                 if function is not self._begin:  # `_begin` changes no parameter
-                    self._take_out()
+                    self._hide_values()
                 if failures:
                     raise failures[0] from None
                 raise
@@ -260,12 +260,12 @@ class StoredStep:
                 "saved parameters."
             ) from self.failure
 
-    def _take_out(self):
+    def _hide_values(self):
         for variable, stand_in in self._stand_ins.items():
             self._held[variable] = _host.peek(variable)
             _host.put(variable, stand_in)
 
-    def _put_back(self):
+    def _show_values(self):
         while self._held:
             _host.put(*self._held.popitem())
 
@@ -378,7 +378,7 @@ def make(
         store, devid, targets, _names(keys, targets, len(params)), batch_rows is None
     )
     if store.num_workers * len(store.devices) > 1:
-        _dividing.tell_unless_average([inputs[i] for i in with_rows], inputs, loss, options)
+        _dividing.warn_unless_average([inputs[i] for i in with_rows], inputs, loss, options)
     rows = inputs[with_rows[0]].shape[0]
     share = rows if batch_rows is None else T.cast(rows, "float64") / batch_rows
     values = _shares(loss, params, averages, share)

@@ -44,7 +44,7 @@ from synkhronos.parameter_server.rounds import (
 from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueues
 
 WARN_AFTER = 10.0  # seconds of a wait
-_AT_ONCE = nullcontext()
+_NOT_HELD = nullcontext()
 _MOST_AHEAD = 2  # rounds of a key that one caller pushes before the first is reduced
 _MAIN = threading.main_thread()
 
@@ -413,7 +413,7 @@ class Engine:
         if os.getpid() != self._process:
             raise StoreClosed("the store belongs to the process that has made it: make another.")
         # Only the main thread gets a KeyboardInterrupt, which would leave a round half closed.
-        held = interrupts_held() if get_ident() == _MAIN.ident else _AT_ONCE
+        held = interrupts_held() if get_ident() == _MAIN.ident else _NOT_HELD
         recording = self.recording
         return held if recording is None or pushed is None else recording.call(held, pushed)
 

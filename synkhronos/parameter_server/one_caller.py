@@ -25,7 +25,7 @@ from synkhronos.parameter_server.rounds import Future, Futures
 from synkhronos.parameter_server.updaters import as_updater, rule_updater
 
 # Calls of KVStore that stores do not have, and what to do instead.
-_OTHERS = {
+_NOT_IN_STORES = {
     "set_gradient_compression": "arrays travel as they are: push arrays of float16 to send half",
     "row_sparse_pull": "there are no sparse arrays: write pull(key)",
     "send_command_to_servers": "servers take no commands: write set_hyper() or set_updater()",
@@ -51,12 +51,12 @@ class OneCaller:
     num_servers: int
     _parameters: Parameters
     _updater: Any
-    _follow: Callable[[], None] | None
+    _before_push: Callable[[], None] | None
     _lock: Any
     _sent_hyper: dict[str, Any]  # hyperparameters, as servers have them
 
     def __getattr__(self, name: str) -> Any:
-        hint = f": {_OTHERS[name]}." if name in _OTHERS else "."
+        hint = f": {_NOT_IN_STORES[name]}." if name in _NOT_IN_STORES else "."
         raise AttributeError(f"a store has no {name}{hint}")
 
     def _push_by_key(self, first, second, third, priority, value):
@@ -78,9 +78,9 @@ class OneCaller:
         for name, pushed in zip(*by_key(names, value=values)):
             key = self._known(name)
             rounds.append((key, values_of(pushed, key), None))
-        if self._follow is not None:
-            self._follow()
-        return _one(names, self._engine.push_rounds(rounds, priority))
+        if self._before_push is not None:
+            self._before_push()
+        return _as_one(names, self._engine.push_rounds(rounds, priority))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -105,7 +105,7 @@ class OneCaller:
         keys = [self._known(name) for name in names]
         targets = [targets_of(each, of) for each, of in zip(outs or [()] * len(keys), keys)]
         pulls = [self._engine.pull(of, None, own, priority) for of, own in zip(keys, targets)]
-        return _one(key, pulls)
+        return _as_one(key, pulls)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> Future:
         """Push arrays of all devices and pull the result; into `value` if `out` is not given.
@@ -137,9 +137,9 @@ class OneCaller:
             is_target = out is None and known.op != "gather"
             arrays = values_of(pushed, known, writes=is_target)
             rounds.append((known, arrays, arrays if is_target else targets_of(target, known)))
-        if self._follow is not None:
-            self._follow()
-        return _one(key, self._engine.push_rounds(rounds, priority))
+        if self._before_push is not None:
+            self._before_push()
+        return _as_one(key, self._engine.push_rounds(rounds, priority))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Make keys with values, and write these into arrays: ``init``, ``pull`` and a wait.
@@ -257,7 +257,7 @@ class OneCaller:
                 self._backend.use(updater)
             self._link.set_updater(pickled, dict(self._parameters.given))
             self._updater = updater
-            self._follows(updater)
+            self._follow(updater)
             return
         if updater.is_taken:
             raise ValueError("updater belongs to another store: make a new one for this store.")
@@ -265,7 +265,7 @@ class OneCaller:
             self._hand_over(keys, updater)
         self._updater = updater
         updater.is_taken = True
-        self._follows(updater)
+        self._follow(updater)
 
     def _hand_over(self, keys, updater):
         """Give an updater the keys that exist, with their values."""
@@ -347,17 +347,17 @@ class OneCaller:
         self._refuse_closed()
         if self._updater is None:
             raise OutOfTurn("there is no updater with hyperparameters: call set_optimizer() first.")
-        if self._follow is None and self._engine is not None:
+        if self._before_push is None and self._engine is not None:
             self._engine.drain(list(self._keys.values()))
         self._updater.set_hyper(values)
-        if self._follow is not None:
-            self._follow()
+        if self._before_push is not None:
+            self._before_push()
 
-    def _follows(self, updater):
+    def _follow(self, updater):
         """Before each push, send changed hyperparameters: from worker 0, or to a local rule."""
         self._sent_hyper = updater.hyper_when_pickled()
         sends = updater.keeps_copies if self._link is None else self._link.rank == 0
-        self._follow = self._send_hyper if sends else None
+        self._before_push = self._send_hyper if sends else None
 
     def _send_hyper(self):
         """Tell the backend of changed hyperparameters, for rounds that are not closed."""
@@ -378,5 +378,5 @@ class OneCaller:
             raise ValueError(f"there is no key {name!r}: call init({name!r}, value).") from None
 
 
-def _one(key, futures):
+def _as_one(key, futures):
     return Futures(futures) if isinstance(key, (list, tuple)) else futures[0]

@@ -136,7 +136,7 @@ class Store(OneCaller):
         self._engine: Any = None  # an Engine, once the devices are known
         self._backend: Backend | None = None
         self._updater: Any = None
-        self._follow: Callable[[], None] | None = None  # sends changed hyperparameters
+        self._before_push: Callable[[], None] | None = None  # sends changed hyperparameters
         self._lock = threading.RLock()  # held while a key is made
         self._is_closed = False
         self._closing = threading.Lock()
@@ -407,8 +407,8 @@ class Store(OneCaller):
         if array.shape != known.shape or array.dtype != known.dtype:
             refuse_array("push", array, known, known.shape, devid)
         priority = priority_of(priority)
-        if self._follow is not None:
-            self._follow()
+        if self._before_push is not None:
+            self._before_push()
         return self._engine.push(slot, array, priority, now)
 
     def pull_req(

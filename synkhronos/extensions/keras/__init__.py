@@ -353,7 +353,7 @@ class _Parallel:
         try:
             return self._make(name, loss, updates(is_average))
         except CannotDivide as error:
-            self._tell(name, error)
+            self._warn(name, error)
             return self._make(name, loss, updates(False), _dividing.undivided)
 
     def _make(self, name, outputs, updates, make=_dividing.function_as_serial):
@@ -371,9 +371,9 @@ class _Parallel:
         numbers = [m._call_result for m in metrics if hasattr(m, "_call_result")]
         return _KerasFunction(self, compiled, numbers, current("The model"))
 
-    def _tell(self, name, error):
+    def _warn(self, name, error):
         """Warn that there is no rule for a model's loss, or for a metric."""
-        what = next((f"metric {each.name!r}" for each in self._unruled(name)), "loss")
+        what = next((f"metric {each.name!r}" for each in self._metrics_without_rule(name)), "loss")
         advise(
             f"The model {self._model.name!r} can't be divided over the ranks: its {what} "
             f"{sentence(error)[:-1]}{place_of(error.variable)}, for which there is no "
@@ -381,7 +381,7 @@ class _Parallel:
             "long as in one process. Perhaps compute it in a callback, from model.predict()?"
         )
 
-    def _unruled(self, name):
+    def _metrics_without_rule(self, name):
         """Yield the metrics for which there is no rule."""
         for metric in self._model._get_training_eval_metrics():
             try:
