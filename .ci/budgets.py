@@ -25,7 +25,7 @@ OTHERS = {
     "synkhronos/extensions": 2_900,
     "synkhronos/extensions/keras": 600,
     "synkhronos/extensions/pymc": 3_800,
-    "synkhronos/parameter_server": 6_800,
+    "synkhronos/parameter_server": 6_700,
     "synkhronos/rules": 12_100,
     "synkhronos/tools/bench": 3_000,
     "tests": 69_500,

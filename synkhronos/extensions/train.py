@@ -294,20 +294,16 @@ def _as_serial(inputs, outputs, updates, is_average, options):
 
 
 def _about_loss(error, is_right=False):
-    """Return the warning for a step that can't be divided, whose values are right or not."""
-    if is_right:
-        so = (
-            "each rank computes the whole minibatch: the step is right, but no faster than serially"
-        )
-    else:
-        so = (
-            "the ranks average the gradients of their own losses, which is another step than that "
-            f"of serial {_host.title} unless the loss is a mean over rows"
-        )
+    """Return the warning for a step that can't be divided; it `is_right` if made undivided."""
+    whole = "each rank computes the whole minibatch: the step is right, but no faster than serially"
+    own = (
+        "the ranks average the gradients of their own losses, which is another step than that "
+        f"of serial {_host.title} unless the loss is a mean over rows"
+    )
     return (
         f"The step of training can't be divided over the ranks: it {sentence(error)[:-1]}"
-        f"{place_of(error.variable)}. So {so}. {error.instead} If an average of the "
-        'ranks\' own losses is what you want, write per_rank="loss".'
+        f"{place_of(error.variable)}. So {whole if is_right else own}. {error.instead} If an "
+        'average of the ranks\' own losses is what you want, write per_rank="loss".'
     )
 
 
@@ -386,7 +382,7 @@ def make_train_function(
 
 
 def _first_step(inputs, loss, updates):
-    """Return the function that computes gradients, and whether the ranks' are to be averaged."""
+    """Return the function that computes gradients, and whether ranks must average them."""
     if _dividing.is_average(inputs, check_loss(loss), {}):
         return functions.function(inputs, loss, updates=updates, check=0), True
     step = _as_serial(inputs, loss, lambda _: list(updates), False, {})

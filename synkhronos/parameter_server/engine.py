@@ -3,8 +3,8 @@
     push ──▶ Round, closed by its last push ──▶ push queue ──▶ reduction ──▶ backend ──▶ publish
     pull ──▶ Pull, ready when published     ──▶ pull queue ──▶ copy ──▶ callback ──▶ done
 
-Each device has a queue for pushes and one for pulls. A round of small arrays skips an empty queue:
-the call that closes the round also reduces it.
+Each device has a queue for pushes and one for pulls. Small arrays skip an empty queue: the call
+that closes their round also reduces and copies them.
 
 A device's array is not copied when it is pushed: it is read when the round is closed. If one caller
 pushes the arrays of all devices, `Engine.push_rounds` has read them when it returns.
