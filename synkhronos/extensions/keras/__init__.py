@@ -470,7 +470,7 @@ def _first_of_each(updates):
 
     A layer that several inputs share has several updates of a variable, and so may a metric.
     """
-    first = {}
+    first: dict = {}
     for variable, value in updates:
         first.setdefault(variable, value)
     return list(first.items())
