@@ -1,4 +1,4 @@
-"""Theano-MPI's rules: training by a process of mpirun for each device.
+"""Theano-MPI's rules: they train a model with one process for each device.
 
     from synkhronos.rules import BSP
 
@@ -6,7 +6,7 @@
     rule.init(devices=["cpu", "cpu"], modelfile="models.cifar10", modelclass="Cifar10_model")
     rule.wait()
 
-A run ends with the script that has called ``init``, so call ``wait``.
+The run ends when the script does, so call ``wait`` before.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, List
 
 __all__ = ["ASGD", "BSP", "EASGD", "GOSGD", "Rule", "RuleFailed", "theanompi"]
 
-# Imported when they are used: `tmlauncher` first lets a Ctrl-C end it without a traceback.
+# Imported on first use: `tmlauncher` must set how it handles a Ctrl-C before slow imports.
 if TYPE_CHECKING:
     from synkhronos.rules.rule_classes import ASGD as ASGD
     from synkhronos.rules.rule_classes import BSP as BSP

@@ -1,4 +1,4 @@
-r"""The arithmetic of the rules: pure functions of arrays and numbers, apart from all messages.
+r"""The arithmetic of the rules: pure functions of arrays and numbers, which send no messages.
 
 References
 ----------
@@ -16,13 +16,13 @@ from typing import Iterator, Sequence
 
 import numpy as np
 
-_BLOCK = 1 << 16  # elements: blocks of a temporary array that stays in the cache
+_BLOCK = 1 << 16  # elements; a temporary array of this length stays in the cache
 
 
 def warmed_up(epoch: int, size: int, epochs: int) -> float:
-    r"""Return by which factor the learning rate has grown when an epoch begins.
+    r"""Return the factor by which the warm-up has raised the learning rate when an epoch begins.
 
-    It grows by :math:`k^{1/epochs}` at each of the epochs 1 to `epochs`, to `k`, the number of
+    It grows by :math:`k^{1/epochs}` at each of the epochs 1 to `epochs`, up to `k`, the number of
     ranks.
 
     >>> [round(warmed_up(epoch, 8, 3), 6) for epoch in range(5)]
@@ -32,11 +32,11 @@ def warmed_up(epoch: int, size: int, epochs: int) -> float:
 
 
 def elastic_step(own: np.ndarray, other: np.ndarray, alpha: float) -> None:
-    r"""Move an array towards another one, in place: the elastic step of either side.
+    r"""Move an array towards another one, in place.
 
     .. math:: own \leftarrow own + \alpha (other - own)
 
-    The worker's and the server's step are the same function, each with the old value of the other.
+    A worker and the server both take this step, each with the other's old value.
 
     >>> worker, center = np.array([0.0, 8.0]), np.array([4.0, 4.0])
     >>> before = worker.copy()
@@ -49,7 +49,7 @@ def elastic_step(own: np.ndarray, other: np.ndarray, alpha: float) -> None:
 
 
 def gossip_merge(own: np.ndarray, weight: float, other: np.ndarray, other_weight: float) -> float:
-    r"""Merge the parameters that a peer has pushed into one's own, in place; return the new weight.
+    r"""Merge a peer's parameters into this worker's `own`, in place; return the new weight.
 
     .. math:: x \leftarrow (\alpha x + \alpha_s x_s) / (\alpha + \alpha_s), \quad
               \alpha \leftarrow \alpha + \alpha_s
@@ -64,9 +64,9 @@ def gossip_merge(own: np.ndarray, weight: float, other: np.ndarray, other_weight
 
 
 def pairs_of(order: Sequence[int]) -> dict[int, int]:
-    """Return the partner of each rank, when neighbours in a random order are paired.
+    """Return the partner of each rank: neighbours in `order` are paired.
 
-    Of an odd number of ranks the last one stays alone.
+    With an odd number of ranks the last one has no partner.
 
     >>> pairs_of([2, 0, 1, 3])
     {2: 0, 0: 2, 1: 3, 3: 1}
@@ -80,7 +80,7 @@ def pairs_of(order: Sequence[int]) -> dict[int, int]:
 
 
 def blocks(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
-    """Yield the same elements of arrays of one size: views, if the arrays are contiguous."""
+    """Yield one block of each array, at equal places: views, if the arrays are contiguous."""
     flat = [array.reshape(-1) for array in arrays]
     for begin in range(0, arrays[0].size, _BLOCK):
         yield [array[begin : begin + _BLOCK] for array in flat]

@@ -1,7 +1,7 @@
-"""Files of one array: hickle's (HDF5), and NumPy's ``.npy`` and ``.npz``. None runs code.
+"""Files of one array: hickle's (HDF5), ``.npy`` and ``.npz``. Reading one never runs its code.
 
-A file of hickle holds a group for each object. Of an array it has one data set, and beside it only
-attributes; versions differ in the names of the groups, so the one data set is looked for.
+hickle stores an array as one data set with attributes. Its versions name the groups above it
+differently, so `read` takes the only data set with numbers, wherever it is.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _read_hickle(path):
         found = {}
 
         def visit(name, each):
-            # Hickle 1 has the kind of the object in a data set of its own.
+            # hickle 1 stores the kind of the object in a second data set, "type".
             if hasattr(each, "shape") and each.dtype.kind in "biuf" and name != "type":
                 found[name] = each
 

@@ -1,9 +1,8 @@
 """ASGD, asynchronous SGD with a server, as Downpour SGD: workers push updates and take parameters.
 
-A worker takes `tau` steps from the parameters that it took from the server, and sends by how much
-they have changed. The server applies it at once, and the worker goes on from the server's
-parameters, which hold the updates of all other workers too. `synkhronos.rules.ASGD` has the
-formulas.
+A worker takes `tau` steps, and sends the change of its parameters. The server applies the change
+at once and answers with its parameters, which include the updates of all other workers; the worker
+continues from these. `synkhronos.rules.ASGD` has the formulas.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from synkhronos.rules.job import Interrupt, Job
 
 
 class Downpour(Updater):
-    r"""An updater that applies by how much a worker has moved in some steps, :math:`\Delta`.
+    r"""An updater that applies :math:`\Delta`, the change of a worker's parameters in some steps.
 
     .. math:: s \leftarrow s + \Delta^2, \quad p \leftarrow p + \gamma \Delta / \sqrt{s}
 
-    Each element has a learning rate of its own, which falls with what it has received (Adagrad).
+    Each element has its own learning rate, which falls with the updates of that element (Adagrad).
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ class Downpour(Updater):
         self._squares: dict[int | str, np.ndarray] = {}
 
     def init_model(self, key: int | str, weight: np.ndarray) -> None:
-        """Remember the memory of a key's weight."""
+        """Keep the array of a key's weight."""
         super().init_model(key, weight)
         if self.gamma is not None:
             self._squares[key] = np.zeros_like(weight)
@@ -69,7 +68,7 @@ class Downpour(Updater):
         smallest = np.finfo(weight.dtype).tiny
         for part, change, square in blocks(weight, gradient, self._squares[key]):
             square += change * change
-            # An element without any update is 0 / 0.
+            # An element that has had no update would be 0 / 0.
             part += part.dtype.type(self.gamma) * change / np.sqrt(np.maximum(square, smallest))
 
     def states(self) -> dict[int | str, dict[str, np.ndarray]]:
@@ -79,17 +78,15 @@ class Downpour(Updater):
     def set_states(self, states: Mapping[int | str, Mapping[str, Any]]) -> None:
         """Set what `states` has returned; raise ValueError, with nothing set, if it doesn't fit."""
         shapes = {key: {"squares": each.shape} for key, each in self._squares.items()}
-        given = {
-            key: {name: np.shape(v) for name, v in each.items()} for key, each in states.items()
-        }
-        if given != shapes:
-            raise ValueError(f"the states must be of the shapes {shapes}, got {given}.")
+        new = {key: {name: np.shape(v) for name, v in each.items()} for key, each in states.items()}
+        if new != shapes:
+            raise ValueError(f"the states must be of the shapes {shapes}, got {new}.")
         for key, square in self._squares.items():
             square[...] = states[key]["squares"]
 
 
 def run(job: Job, group: Group, interrupt: Interrupt) -> int:
-    """Serve or train, as the rank says; return the exit status."""
+    """Serve on rank 0, train on all others; return the exit status."""
     if group.rank:
         return _ASGDWorker(job, group, interrupt).work()
     rule = job.options["learning_rate_rule"]
@@ -99,15 +96,15 @@ def run(job: Job, group: Group, interrupt: Interrupt) -> int:
 
 
 class _ASGDWorker(served.ServedWorker):
-    """A worker that goes on from the server's parameters."""
+    """A worker that continues from the server's parameters after each exchange."""
 
     def begin(self, kept: dict[str, Any]) -> None:
-        """Take the server's parameters, from which the next update counts."""
+        """Take the server's parameters, and keep a copy by which the next change is computed."""
         super().begin(kept)
         self._before = [array.copy() for array in self.flat.read()]
 
     def meet(self) -> None:
-        """Send by how much the parameters have changed; take the server's."""
+        """Send the change of the parameters; take the server's parameters."""
         moved = [own - before for own, before in zip(self.flat.read(), self._before)]
         self.flat.set(self.push(moved))
         for own, before in zip(self.flat.arrays, self._before):

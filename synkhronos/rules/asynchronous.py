@@ -1,4 +1,4 @@
-"""The loop of a worker that trains on its own, and exchanges now and then: EASGD, ASGD and GOSGD.
+"""The training loop of asynchronous workers, which exchange at times: EASGD, ASGD and GOSGD.
 
 register ──▶ build ──▶ begin ──▶ batch, exchange; batch, exchange; ... ──▶ end
 """
@@ -19,7 +19,7 @@ from synkhronos.rules.run import Interrupted, Run, build
 
 
 class AsynchronousWorker(ABC):
-    """One rank's part of a run; a rule says with whom it exchanges what.
+    """One worker of a run; the subclass of each rule says what it exchanges, and with whom.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ class AsynchronousWorker(ABC):
     flat : Flat
         The parameters, or all that `exchanged` returns.
     epoch : int
-        The last one for which the model has adjusted its hyper-parameters.
+        The last epoch for which the model has adjusted its hyper-parameters.
     has_lost_others : bool
-        Whether other workers have died or failed, which the exit status tells.
+        Whether other workers have died or failed: then the exit status is 1.
     """
 
     run: Run
@@ -74,11 +74,11 @@ class AsynchronousWorker(ABC):
 
     @abstractmethod
     def begin(self, kept: dict[str, Any]) -> None:
-        """Set the first parameters; `kept` are the numbers of the run that is resumed."""
+        """Set the first parameters; `kept` has the rule's numbers, if the run was resumed."""
 
     @abstractmethod
     def is_over(self) -> bool:
-        """Return whether no more batch is to be trained with."""
+        """Return whether the training is over."""
 
     @abstractmethod
     def count_batch(self) -> int:
@@ -101,7 +101,7 @@ class AsynchronousWorker(ABC):
         return list(self.run.model.params)
 
     def _alike(self):
-        """Return what all workers must have alike; each of them counts epochs by its batches."""
+        """Return what must be equal on all workers; each counts epochs by its number of batches."""
         model = self.run.model
         n_batches = int(model.data.n_batch_train)
         if n_batches < 1:
@@ -127,9 +127,9 @@ class AsynchronousWorker(ABC):
             self.exchange()
 
     def enter_epochs(self, now: int, before: Callable[[int], None] = lambda epoch: None) -> None:
-        """Adjust the learning rate once for each epoch, also for those before this worker came.
+        """Adjust the learning rate once for each epoch up to `now`, also for missed ones.
 
-        ``before(epoch)`` is called before that.
+        ``before(epoch)`` is called first.
         """
         model = self.run.model
         for epoch in range(self.epoch + 1, now + 1):

@@ -11,10 +11,10 @@ random pairs of ranks, as in Im et al., "Generative Adversarial Parallelization"
     on CUDA devices of one machine ──▶ NCCL (comm.nccl)                       nccl32, nccl16
 
 All strategies leave the same bits on all ranks. Sums of float16 are computed in float32, except by
-NCCL, and rounded once. `ar` and `asa32` are one exchange here: each rank sums its share in the
-order of ranks, and all get all shares; so is `asa16`, with contributions that were rounded to 16
-bits before. `nccl32` and `nccl16` are NCCL's where every rank has a CUDA device of its own on one
-machine; elsewhere they are `ar` and `asa16`.
+NCCL, and rounded once. `ar` and `asa32` name the same exchange: each rank sums one share of the
+elements, in the order of ranks, then all ranks gather all shares. `asa16` does the same with values
+that are first rounded to 16 bits. `nccl32` and `nccl16` use NCCL if all ranks are on one machine,
+each with its own CUDA device; otherwise they become `ar` and `asa16`.
 
 References
 ----------
@@ -51,20 +51,20 @@ def run(job: Job, group: Group, interrupt: Interrupt) -> int:
             "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
             "'asa32'."
         )
-    made = build(job, group, group.rank == 0, interrupt)
+    rank_run = build(job, group, group.rank == 0, interrupt)
     if note and group.size > 1:
-        made.say(note)
+        rank_run.say(note)
     try:
-        SynchronousWorker(made, strategy).train()
+        SynchronousWorker(rank_run, strategy).train()
     except Interrupted:
-        made.model.cleanup()
+        rank_run.model.cleanup()
         raise
-    made.model.cleanup()
+    rank_run.model.cleanup()
     return 0
 
 
 class SynchronousWorker:
-    """One rank's part of a run."""
+    """The training loop of one rank."""
 
     def __init__(self, run: Run, strategy: str) -> None:
         self._run, self._model, self._group = run, run.model, run.group
@@ -79,7 +79,7 @@ class SynchronousWorker:
         self._steps = kept.get("steps", 0)
         self._warm_up_epochs = self._options["warm_up_epochs"] if self._options["scale_lr"] else 0
         n_before = kept.get("n_ranks", 1)
-        # Older snapshots have no factor: their rate includes that of their last epoch.
+        # Older snapshots don't store the factor, but their rate includes that of their last epoch.
         last_epoch = run.first_epoch - (0 if run.first_batch else 1)
         factor = kept.get("factor", self._factor(last_epoch, n_before))
         self._rate: Any = None
@@ -106,7 +106,7 @@ class SynchronousWorker:
             sums = Sums(group, strategy, model.vels, model.vels2)
 
             def exchange(weight, stepped):
-                if not stepped:  # what the last batch has left would count a second time
+                if not stepped:  # else the velocities of its last batch would count twice
                     for variable in model.vels:
                         variable.set_value(np.zeros_like(variable.get_value()))
                 sums.compute(weight)
@@ -122,7 +122,7 @@ class SynchronousWorker:
             flat = Flat(model.params)
 
             def exchange(weight, stepped):
-                # The same pairs on all ranks, and in a run that was resumed.
+                # All ranks draw the same pairs, also in a resumed run.
                 draw = np.random.RandomState([self._options["seed"], *self._next])
                 partners = pairs_of(draw.permutation(group.size).tolist())
                 swap(group, flat, partners.get(group.rank))
@@ -130,7 +130,7 @@ class SynchronousWorker:
         return exchange
 
     def train(self) -> None:
-        """Train all epochs that are left, or until a rank asks to stop."""
+        """Train all remaining epochs, or until the model of a rank asks to stop."""
         run, model = self._run, self._model
         for epoch in range(run.first_epoch, int(model.n_epochs)):
             model.epoch = epoch
@@ -197,10 +197,9 @@ class SynchronousWorker:
             self._run.recorder.end("comm")
 
     def _agree(self, has_batch):
-        """Return the ranks' rows, and whether any has a batch, and any was interrupted.
+        """Return the ranks' rows since the last exchange; whether any has a batch, or an interrupt.
 
-        The rows are those since the last exchange. All ranks meet here, so the time is that of
-        waiting for the slowest.
+        All ranks meet here, so this time, "sync", is spent waiting for the slowest.
         """
         run = self._run
         own = np.array([run.own.get("rows", 0), has_batch, run.interrupt.is_set], float)
@@ -212,7 +211,7 @@ class SynchronousWorker:
         return everyone[:, 0], everyone[:, 1].any(), everyone[:, 2].any()
 
     def _average_statistics(self):
-        """Average the running statistics of all ranks, which each rank has of its own rows."""
+        """Average the running statistics over all ranks: each has computed them from its rows."""
         rows = self._run.own.pop("rows_of_epoch", 0)
         if self._size > 1 and self._run.statistics:
             everyone = self._group.all_gather(rows)
@@ -221,7 +220,7 @@ class SynchronousWorker:
 
 
 def strategy_for(name: str, devices: Sequence[str], hosts: Sequence[str]) -> tuple[str, str]:
-    """Return the strategy to take for a name, and a note if it is another one.
+    """Return the strategy for a name, and a note if another one takes its place.
 
     >>> strategy_for("asa32", ["cpu", "cpu"], ["a", "a"])
     ('asa32', '')
@@ -297,10 +296,7 @@ class Sums:
 
 
 def finish_step(model: Any, has_stepped: bool) -> None:
-    """Take the step for which the velocities of all ranks have been summed.
-
-    A rank that had no batch, and has not stepped, takes the step of the others.
-    """
+    """Take the step with the summed velocities, also on a rank that had no batch."""
     iteration = getattr(model, "train_iter_fn", None)
     finish = getattr(iteration, "finish", None)
     if has_stepped and finish is not None:
@@ -310,7 +306,7 @@ def finish_step(model: Any, has_stepped: bool) -> None:
 
 
 def agree(group: Group, has: Mapping[str, Any]) -> None:
-    """Raise ValueError, on all ranks, if one has anything else than the first one."""
+    """Raise ValueError on all ranks if a value of one rank differs from that of rank 0."""
     first, *others = group.all_gather(dict(has))
     for rank, other in enumerate(others, 1):
         if said := difference(first, other, f"rank {rank}", "rank 0"):

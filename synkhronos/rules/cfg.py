@@ -29,7 +29,7 @@ _ENDS = " \t\n;"
 # Blanks, comments, and newlines behind a backslash: between assignments, and inside a list.
 _BETWEEN = re.compile(r"(?:[ \t\n;]|#[^\n]*|\\\n)*")
 _INSIDE = re.compile(r"(?:[ \t\n]|#[^\n]*|\\\n)*")
-# Of a word: letters as they are, an escaped one, or text between quotes.
+# Parts of a word: plain characters, an escaped character, text between quotes.
 _PLAIN = re.compile(r"""([^'"\\$`&|<>() \t\n;]+)|'([^']*)'""")
 _ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
 _QUOTED = re.compile(r'"((?:[^"\\$`]|\\.)*)("?)', re.DOTALL)
@@ -99,7 +99,7 @@ def parse(text: str, name: str = "the file") -> dict[str, Entry]:
 
 
 class _CfgParser:
-    """Reads a text from its begin to its end."""
+    """Parses a text of assignments, from left to right."""
 
     def __init__(self, text, name):
         self._text, self._name, self._at = text.replace("\r\n", "\n"), name, 0

@@ -106,13 +106,13 @@ def _add_arguments_of(parser, rule):
         action="store_true",
         help="print the command line of mpirun, or of each rank of this machine, and don't run it",
     )
-    # For `synkhronos.rules`: where the end is written, and a run that ends with its script.
+    # `synkhronos.rules` reads the exit status from a file, and its runs end with the script.
     parser.add_argument("--report", help=argparse.SUPPRESS)
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
 
 
 def _typed(parse):
-    """Return a type for argparse that shows the sentences of errors."""
+    """Wrap `parse` so that argparse shows the messages of its errors."""
 
     def typed(text):
         try:
@@ -189,7 +189,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _attempts(options, limits, make, begin):
-    """Run attempts; each after the first goes on from the newest snapshot of the run."""
+    """Run attempts; each one after the first resumes from the newest snapshot of the run."""
     before: dict[Path, tuple] | None = None
 
     def begin_on(hosts, variables):
@@ -224,9 +224,9 @@ def start(
 ) -> int:
     """Run a request to its end; return the exit status, `refused` if it can't be started.
 
-    `resume_line` is the command that goes on from the newest snapshot, for messages. The status and
-    what was wrong go to the file `report`. The run ends with its standard input if it
-    `ends_with_stdin`. `attempts` takes what begins a request, and runs one after another.
+    Messages name `resume_line`, the command that resumes the run. The exit status and the problem
+    are written to the file `report`. With `ends_with_stdin` the run ends when its standard input
+    does. If the run may be repeated, ``attempts(begin)`` runs one attempt after another.
     """
 
     def begin(asked, variables=None):
@@ -275,7 +275,7 @@ def start(
 
 
 def _hold_folders(asked, stack):
-    """Hold what this run writes into; raise BlockingIOError if another run does."""
+    """Lock the folders that this run writes into; raise BlockingIOError if another run has one."""
     names = ["snapshot_path", "inforec_path"]
     if len({os.path.realpath(asked.options[name]) for name in names}) == 1:
         names.pop()
@@ -290,7 +290,7 @@ def _hold_folders(asked, stack):
                 f"{name}: another run writes into {path!r}, and each would replace the other's "
                 f"files. Give this one a folder of its own, {_options.flag(name)} FOLDER."
             ) from None
-        except OSError:  # ranks look: it may be there on other machines only
+        except OSError:  # the ranks check it: it may exist on other machines only
             continue
 
 
@@ -307,7 +307,7 @@ def _hosts(asked):
 
 
 def _variables(asked):
-    """Return the environment variables of the ranks that are not those of this process."""
+    """Return the environment variables that differ between the ranks and this process."""
     variables, flags = launch.lost_after(asked.lost_after), os.environ.get("THEANO_FLAGS")
     if flags is not None:
         variables["THEANO_FLAGS"] = without_devices(flags)
@@ -315,7 +315,7 @@ def _variables(asked):
 
 
 def without_devices(flags: str) -> str:
-    """Return THEANO_FLAGS without a device: each rank has its own. Tell what is left out.
+    """Return THEANO_FLAGS without a device, as each rank has its own; print what is left out.
 
     >>> without_devices("floatX=float32")
     'floatX=float32'
@@ -332,7 +332,7 @@ def without_devices(flags: str) -> str:
 
 
 def _new_folder(parent):
-    """Return the folder for the log files of this run, which no other run has."""
+    """Make a new folder for the log files of this run; return it."""
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
     for number in itertools.count(1):
         folder = parent / (now if number == 1 else f"{now}_{number}")
@@ -342,7 +342,7 @@ def _new_folder(parent):
 
 
 def banner(asked: Request, folder: Path) -> str:
-    """Return the line that tells what has been started."""
+    """Return the line that is printed when a run starts."""
     kinds = [asked.options["sync_type"]] if "sync_type" in asked.options else []
     kinds.append(asked.options["exch_strategy"])
     n_workers = len(asked.ranks) - asked.is_served
@@ -355,7 +355,7 @@ def banner(asked: Request, folder: Path) -> str:
 
 
 def _ending(asked, run, status, before, resume_line):
-    """Return what to say at the end of a run."""
+    """Return the sentences that are printed at the end of a run."""
     if status == 0:
         return []
     said = run.failure_summary()
@@ -373,14 +373,14 @@ def _ending(asked, run, status, before, resume_line):
 
 
 def _snapshots(folder):
-    """Return what tells the snapshots of a folder from those that are written later."""
+    """Return the time and the inode of each snapshot, by which later ones are told from them."""
     files = {path: path.stat() for path in Path(folder).glob("snapshot_*.npz")}
     return {path: (stat.st_mtime_ns, stat.st_ino) for path, stat in files.items()}
 
 
 def _newest(folder, before):
     """Return the newest snapshot that was not there before, or None."""
-    # No clock is asked: that of a file server is another one than this machine's.
+    # Not by the time of this machine: the clock of a file server may differ.
     files = [
         (found, path) for path, found in _snapshots(folder).items() if before.get(path) != found
     ]

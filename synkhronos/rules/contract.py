@@ -1,7 +1,7 @@
 """The contract of model files: the attributes and methods that rules use, checked in one place.
 
-A model is an instance of a class of the user's. Model files differ in small things, such as the
-keywords of their methods; the functions here call them in the way that each one takes.
+A model is an instance of the user's class. The keywords of its methods differ between model files;
+the functions here call each method with the keywords that it takes.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _takes_config(modelclass):
 def check(model: Any, is_compiled: bool = False) -> None:
     """Check all that rules use of a model.
 
-    Data with a method ``batch_data`` may be divided into batches when the model is compiled.
+    Data with a method ``batch_data`` need a number of batches only once the model `is_compiled`.
 
     Raises
     ------
@@ -254,15 +254,15 @@ def check_exchanged_velocities(model: Any) -> None:
 
 
 def lengths_of(model: Any) -> dict[str, int]:
-    """Return what says how long a model trains, and is to be alike on all ranks."""
+    """Return the numbers of epochs and sub-batches, which must be equal on all ranks."""
     return {name: int(getattr(model, name)) for name in ("n_epochs", "n_subb")}
 
 
 def statistics_of(model: Any) -> list:
-    """Return the running statistics of a model, which are no parameters: shared variables.
+    """Return the shared variables of a model's running statistics: those of batch normalization.
 
-    A model may list them in ``statistics``. Else they are found by the names that batch
-    normalizations of Lasagne and Keras give them.
+    A model may list them in ``statistics``. Otherwise they are found by the names that Lasagne and
+    Keras give them.
 
     Raises
     ------
@@ -347,7 +347,7 @@ class ScaledRate:
 
     @contextlib.contextmanager
     def taken_out(self) -> Iterator[None]:
-        """Let the model see its rate without the factor in the block, and set it."""
+        """Take the factor out of the rate inside a with block, where the model may set its rate."""
         factor = self.factor
         self.set_factor(1.0)
         yield

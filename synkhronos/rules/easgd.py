@@ -1,4 +1,4 @@
-"""EASGD, elastic averaging SGD: workers train on their own, tied to a center by a spring.
+"""EASGD, elastic averaging SGD: workers train on their own, and are pulled towards a center.
 
 Every `tau` batches a worker and the server, which keeps the center, exchange their parameters, and
 each moves towards the other's old value. The first worker validates the center whenever all workers
@@ -57,7 +57,7 @@ class Center(Updater):
 
 
 def run(job: Job, group: Group, interrupt: Interrupt) -> int:
-    """Serve or train, as the rank says; return the exit status."""
+    """Serve on rank 0, train on all others; return the exit status."""
     if group.rank:
         return _EASGDWorker(job, group, interrupt).work()
     center = Center(job.options["alpha"])
@@ -65,7 +65,7 @@ def run(job: Job, group: Group, interrupt: Interrupt) -> int:
 
 
 class _EASGDWorker(served.ServedWorker):
-    """A worker whose parameters stay its own."""
+    """A worker that keeps its own parameters."""
 
     def meet(self) -> None:
         """Move towards the center."""

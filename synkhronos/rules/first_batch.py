@@ -1,11 +1,11 @@
-"""A look at the first batch of a model, before minutes are spent on compiling it.
+"""Check a model's first batch, before minutes are spent on compiling the model.
 
     this process ── fork ──▶ a copy: train_iter(0), with a function that does nothing
                  ◀── shapes ──  ends; what it has read is read again here
 
-The copy has files of its own, so nothing here moves: no cursor, generator or random state. What a
-model shares with a copy of its process is not asked: where it has started threads, opened pipes or
-sockets, or files to write to, or mapped memory that others see.
+The copy opens its files anew, so in this process no file position, generator or random state
+changes. Nothing is checked if the model has started threads, opened pipes, sockets or files to
+write to, or mapped shared memory: a forked copy would lack the threads, and share the rest.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ import numpy as np
 from synkhronos import _host
 from synkhronos.rules.recorder import Recorder
 
-_SECONDS = 60.0  # for a copy, which may hang: only this thread of a process goes on in it
+_SECONDS = 60.0  # for the copy, which may hang: it has this thread alone
 
 
 class FirstBatch:
-    """A look at the first batch: made before the model is imported, and asked when it is made."""
+    """A check of the first batch. Make it before the model is imported: see `_not_copied`."""
 
     def __init__(self) -> None:
-        self._shared = _shared_with_a_copy()
+        self._before = _not_copied()
 
     def check(self, model: Any) -> None:
         """Check that the first batch fits the network.
 
-        A model whose ``train_iter_fn`` is None before it is compiled loads a batch here, as it will
-        in training, and its ``shared_x`` is compared with the input of the network: of its first
-        layer of layers2 or Lasagne, as far as the model has that in ``layers`` or ``output_layer``.
+        A model whose ``train_iter_fn`` is None before it is compiled loads a batch as in training.
+        The shape of its ``shared_x`` must then fit the input of the network, if the model has
+        ``layers`` of layers2, or an ``output_layer`` of Lasagne.
 
         Raises
         ------
@@ -81,12 +81,12 @@ class FirstBatch:
             and not getattr(model.data, "para_load", False)
             and not (isinstance(n_batches, numbers.Real) and n_batches < 1)
             and isinstance(getattr(model, "shared_x", None), _host.SharedVariable)
-            and self._shared >= _shared_with_a_copy()
+            and self._before >= _not_copied()
         )
 
 
-def _shared_with_a_copy():
-    """Return what a copy of this process would share with it."""
+def _not_copied():
+    """Return the threads, channels, writable files and shared memory, which a fork can't copy."""
     found = {*threading.enumerate(), *_descriptors(_is_channel)}
     for fd, inode in _descriptors(stat.S_ISREG):
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
@@ -96,7 +96,7 @@ def _shared_with_a_copy():
 
 
 def _descriptors(is_wanted):
-    """Yield the descriptors of this process, each with its inode."""
+    """Yield the file descriptors of this process with a wanted mode, each with its inode."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one of listdir itself
             found = os.fstat(int(name))
@@ -109,7 +109,7 @@ def _is_channel(mode):
 
 
 def _in_a_copy(function: Callable[[], Any], seconds: float) -> Any:
-    """Return what a function returns in a copy of this process, as JSON has it; None without it."""
+    """Return a function's result in a copy of this process, sent as JSON; None if it sends none."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python's, about other threads
@@ -123,7 +123,7 @@ def _in_a_copy(function: Callable[[], Any], seconds: float) -> Any:
     os.close(writer)
     answer, end = b"", time.monotonic() + seconds
     try:
-        # What the copy has started may keep the pipe open when it has ended.
+        # Processes that the copy has started may keep the pipe open after it has ended.
         while not answer.endswith(b"\n") and time.monotonic() < end:
             if select.select([reader], [], [], 0.1)[0]:
                 part = os.read(reader, 1 << 16)
@@ -134,7 +134,7 @@ def _in_a_copy(function: Callable[[], Any], seconds: float) -> Any:
                 break
     finally:
         os.close(reader)
-        for kill in (os.killpg, os.kill):  # it may not have its group yet
+        for kill in (os.killpg, os.kill):  # the copy may not have its own group yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -142,7 +142,7 @@ def _in_a_copy(function: Callable[[], Any], seconds: float) -> Any:
 
 
 def _use_own_files():
-    """Open all files anew, at the same places: a copy shares the position in a file."""
+    """Open all regular files anew, at the same positions, which a forked process would share."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd, _ in list(_descriptors(stat.S_ISREG)):
         mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
@@ -157,7 +157,7 @@ def _use_own_files():
 
 
 class _Stop(BaseException):
-    """Ends a look where the batch is loaded."""
+    """Ends ``train_iter`` where it would train: the batch is loaded."""
 
 
 def _stop(*_, **__):
@@ -165,7 +165,7 @@ def _stop(*_, **__):
 
 
 def _look(model):
-    """Load the first batch as ``train_iter`` does, with no function; return what came of it."""
+    """Let ``train_iter`` load the first batch, but not train; return the shapes, or an error."""
     for name, value in vars(model).items():
         if isinstance(value, _host.SharedVariable) and _host.lives_on_device(value):
             zeros = np.zeros((1,) * value.ndim, value.dtype)
@@ -176,7 +176,7 @@ def _look(model):
     except _Stop:
         pass
     except (AttributeError, TypeError, NameError):
-        return None  # it calls what will be compiled; if that is not why, training tells
+        return None  # it may need functions that are not compiled yet; else training will fail
     except Exception as error:
         if isinstance(error, KeyError) and _is_of(model.train_iter, error):
             return None

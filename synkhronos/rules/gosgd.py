@@ -2,8 +2,8 @@
 
 After each batch a worker pushes with probability `p`: it halves its weight, and sends the other
 half with its parameters to a random worker, which merges them into its own. The sum of all weights
-stays 1. No send waits for its receiver, so no circle of pushes can block. At the end all workers
-take what is still on its way, and the first one merges the parameters of all.
+stays 1. A send never waits for its receiver, so workers can't block one another. At the end all
+workers receive the pushes that are still on their way, and the first one merges all parameters.
 `synkhronos.rules.GOSGD` has the formula.
 """
 
@@ -39,7 +39,7 @@ class Gossip:
     arrays : list of ndarray
         The parameters, which pushes of others change in place.
     alike : dict
-        What all workers must have alike.
+        Values that must be equal on all workers.
     on_death : callable
         Called with the rank of a worker that has died or failed.
     """
@@ -56,9 +56,9 @@ class Gossip:
         self.weight = 1.0 / group.size
         self.counts = np.zeros(group.size)  # batches of each worker, as far as this one knows
         self.dead: set[int] = set()
-        self.lost: set[int] = set()  # those of them that had not ended as they should
+        self.lost: set[int] = set()  # dead workers whose last parameters are missing
         self._ended: set[int] = set()  # workers that push no more
-        self._merged: set[int] = set()  # workers of which this one has the last parameters
+        self._merged: set[int] = set()  # workers whose last parameters are merged here
         self._is_ending = self._has_begun = self._has_spread = False
         self._handlers = Handlers(
             counts=self._on_counts,
@@ -88,14 +88,14 @@ class Gossip:
         return self._group.rank == min([self._group.rank, *self.others])
 
     def _spread(self):
-        """Send the first parameters, if this worker is the first one, and has not sent them."""
+        """Send the first parameters, once, if this worker is the first one."""
         if self._has_begun and self._is_first and not self._has_spread:
             self._has_spread = True
             for rank in self.others:
                 self._group.send(rank, "first", self.counts, self._alike, self._arrays)
 
     def push(self, receiver: int) -> bool:
-        """Send half of the weight and the parameters; return False if too much is under way."""
+        """Send half of the weight and the parameters; return False if too many are under way."""
         if self._group.under_way(receiver) >= _MOST_UNDER_WAY:
             return False
         self.weight /= 2
@@ -108,7 +108,7 @@ class Gossip:
             self._group.send(rank, "counts", self.counts)
 
     def take(self, seconds: float = 0.0) -> None:
-        """Merge all that has come; wait for the first message at most so long."""
+        """Handle all messages that have come; wait at most `seconds` for the first one."""
         came = self._group.receive(seconds)
         while came is not None:
             rank, message = came
@@ -134,7 +134,7 @@ class Gossip:
         if said := difference(self._alike, alike, f"rank {rank}", f"rank {self._group.rank}"):
             raise ValueError(said)
         self._on_counts(rank, counts)
-        if not self._has_begun:  # a second one comes after the death of a first worker
+        if not self._has_begun:  # after a death the next first worker sends its parameters, too
             self._has_begun = True
             for array, other in zip(self._arrays, arrays):
                 array[...] = other
@@ -151,7 +151,7 @@ class Gossip:
         self._merged.add(rank)
 
     def end(self) -> int:
-        """Take all that is under way to this worker; return the worker with the merged parameters.
+        """Handle all messages to this worker; return the rank that has merged all parameters.
 
         Every worker that is alive must call it.
         """
@@ -160,8 +160,7 @@ class Gossip:
         self._take_until(
             lambda: self._ended.issuperset(self.others), "the last pushes of other workers"
         )
-        # From now on a worker ends as soon as the first one has its parameters.
-        self._is_ending = True
+        self._is_ending = True  # others end as soon as the first one has their parameters
         others = self.others
         root = min([self._group.rank, *others])
         if self._is_first:
@@ -181,7 +180,7 @@ class Gossip:
     def _leave_out(self, rank):
         if rank not in self.dead:
             self.dead.add(rank)
-            # One that pushes no more may leave as soon as the first one has its parameters.
+            # Others end as soon as the first worker has their parameters.
             has_left = rank in self._ended and rank not in self._group.losses
             if not self._is_ending and not has_left:
                 self._lose(rank)
@@ -193,7 +192,7 @@ class Gossip:
 
 
 class _GOSGDWorker(asynchronous.AsynchronousWorker):
-    """One rank's part of a run."""
+    """One worker of GOSGD."""
 
     _own = 0  # batches of this worker
 
@@ -202,7 +201,7 @@ class _GOSGDWorker(asynchronous.AsynchronousWorker):
         return self.group.rank == 0
 
     def exchanged(self) -> list[Any]:
-        """Return the parameters, and running statistics: those of merged parameters are merged."""
+        """Return the parameters and the running statistics, which are merged like them."""
         return [*self.run.model.params, *self.run.statistics]
 
     def begin(self, kept: dict[str, Any]) -> None:

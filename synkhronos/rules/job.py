@@ -1,4 +1,4 @@
-"""What a rank is told: the job of the run, and that it is asked to end."""
+"""The job that the launcher gives all ranks, and the signal that asks a rank to end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Job:
-    """A run of one rule, as the launcher tells all ranks.
+    """The description of a run, which the launcher gives all ranks.
 
     >>> job = Job("BSP", "models.cifar10", "Cifar10_model", ["cpu", "cpu"])
     >>> Job.from_json(job.as_json()) == job

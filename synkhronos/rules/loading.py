@@ -10,11 +10,11 @@
                               ◀─ ready 1 ─
     close(), or its death     ── end ────▶  ends
 
-Both halves lie in one piece of memory without a name, which both processes map. Messages go through
-a `Channel`. Each `begin` has a number, so that what an earlier one has asked for is dropped.
+Both halves lie in one memfd, which both processes map. Messages go through a `Channel`. Each
+`begin` has a number, by which answers to earlier ones are known and dropped.
 
-A batch is a function of its file and of (seed, position) alone: a run that is resumed at any
-position sees what it would have seen.
+A batch depends on its file and on (seed, position) alone, so a resumed run gets the batches that
+the first run would have had.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Loader:
     dtype : str, optional
         Of the batches.
     preprocess : Preprocess, optional
-        What is done with the array of a file; nothing by default.
+        Makes a batch from the array of a file; by default the array is the batch.
     timeout : float, optional
         Seconds after which `next` raises TimeoutError.
 
@@ -104,7 +104,7 @@ class Loader:
         finally:
             os.close(fd)
         self._end = weakref.finalize(self, _end, self._process, self._channel)
-        self._answers: collections.deque[dict] = collections.deque()  # that have come
+        self._answers: collections.deque[dict] = collections.deque()
         self._send(
             "open",
             names=self.names,
@@ -192,7 +192,7 @@ class Loader:
         self._ready[answer["position"]] = answer["half"]
 
     def _answer(self, deadline):
-        """Return the next answer of the loader; raise if it has died, or is late."""
+        """Return the next answer of the loader; raise if the loader has died, or is late."""
         while not self._answers:
             if not self._channel.wait(max(deadline - time.monotonic(), 0)):
                 raise TimeoutError(
@@ -225,7 +225,7 @@ def _new_memory(shape, dtype) -> tuple[int, list[np.ndarray]]:
     nbytes = max(int(np.prod(shape)) * dtype.itemsize, 1)
     fd = os.memfd_create("synkhronos-batches", os.MFD_CLOEXEC)
     try:
-        # All pages now: the system would otherwise send SIGBUS where none is left.
+        # Allocate all pages now: a later write to a page that can't be had would raise SIGBUS.
         os.posix_fallocate(fd, 0, HALVES * nbytes)
         return fd, _halves(fd, shape, dtype)
     except BaseException:
@@ -240,7 +240,7 @@ def _halves(fd, shape, dtype):
 
 
 def _started(memory):
-    """Start the process; return it, and the channel to it."""
+    """Start the loader's process; return it, and the channel to it."""
     own, its = pair()
     with its:
         kept = [memory, its.fileno()]
@@ -254,7 +254,7 @@ def _started(memory):
 
 
 def _end(process, channel):
-    """End the process: it ends when its channel does."""
+    """Close the channel, which ends the process; kill it if that takes too long."""
     channel.close()
     try:
         process.wait(SECONDS_TO_END)
@@ -264,7 +264,7 @@ def _end(process, channel):
 
 
 class _Work:
-    """The loader's side: what it still has to read, and the halves that it may write to."""
+    """The loader's side: the batches that it still has to read, and the halves that are free."""
 
     def __init__(self, memory: int, channel: Channel):
         self._memory, self._channel = memory, channel
@@ -274,7 +274,7 @@ class _Work:
         self.handlers = Handlers(open=self.open, begin=self.begin, free=self.free)
 
     def open(self, names, shape, dtype, preprocess):
-        """Map the memory, and take note of the files."""
+        """Map the memory, and keep the names of the files."""
         self._names = names
         self._halves = _halves(self._memory, tuple(shape), np.dtype(dtype))
         os.close(self._memory)
@@ -319,7 +319,7 @@ class _Work:
 
 
 def _serve(work: _Work, channel: Channel) -> None:
-    """Do what commands say until they end; read batches between them."""
+    """Handle messages until the channel is closed; read batches between them."""
     is_busy = False
     while True:
         while is_busy and not channel.wait(0):
@@ -331,7 +331,7 @@ def _serve(work: _Work, channel: Channel) -> None:
 
 
 def main() -> None:
-    """Be a loader: the arguments are descriptors of its memory and of its channel."""
+    """Run a loader; the arguments are the file descriptors of its memory and its channel."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the rank ends it
     memory, number = (int(text) for text in sys.argv[1:])

@@ -13,7 +13,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic.operations import wide
 
-_OBJECTS = 200_000  # of a model that are looked at
+_OBJECTS = 200_000  # the most objects of a model that are searched
 
 
 def variables_of(model: Any) -> list:
@@ -75,10 +75,9 @@ def _is_empty(cell):
 
 
 def described(variables: Sequence[Any]) -> list[tuple]:
-    """Return of each variable what it must have alike on all ranks.
+    """Return (name, dtype, shape, place) of each variable, which must be equal on all ranks.
 
-    It is the name, the dtype, and the shape; and where a name is missing or not unique, the place
-    in the order in which the variables were made.
+    The place in the order in which the variables were made is None if the name is unique.
 
     >>> from synkhronos._host import library
     >>> one, other = library.shared(np.zeros(2), "one"), library.shared(np.zeros(2))
@@ -145,9 +144,9 @@ def _shown(each):
 class Flat:
     """The values of several shared variables in one array for each dtype.
 
-    On the host the variables are set to views of these arrays, so what is written into an array is
-    the variable's value, and a variable that its function updates in place needs no copy. Of
-    variables whose arrays are to be summed in a wider dtype, `write` makes rounded copies.
+    On the host `write` makes each variable a view of an array: what is written into the array then
+    is the variable's value, and a function that updates the variable in place needs no copy. If
+    `sums` have a wider dtype than the variables, `write` makes rounded copies instead.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ def find(modelfile: str, modelclass: str) -> Path:
     Raises
     ------
     TypeError, ValueError
-        For what is no name.
+        If one of the arguments is no name, or the file has no such class.
     FileNotFoundError
         If there is no such file.
     """
@@ -55,14 +55,14 @@ def _by_path(modelfile):
 
 
 def _folders():
-    """Return the folders in which ranks look for a module: the working folder is the last.
+    """Return the folders in which ranks look for a module, the working folder last.
 
-    That of the script is none of them.
+    The script's folder is left out, unless it is on ``PYTHONPATH``.
     """
     here, script = os.getcwd(), getattr(sys.modules.get("__main__"), "__file__", None)
     own = {"", here, os.path.dirname(os.path.abspath(script)) if script else ""}
-    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [*(each for each in sys.path if each not in own or each in told), here]
+    on_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [*(each for each in sys.path if each not in own or each in on_path), here]
 
 
 def _by_name(modelfile):
@@ -111,7 +111,7 @@ def _check_class(path, modelfile, modelclass):
 
 
 def _bound(node):
-    """Return the names that a statement may give to something."""
+    """Return the names that a node of the syntax tree binds."""
     if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
         return [node.name]
     if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -18,7 +18,7 @@ from typing import Any, Collection
 from synkhronos import _wording
 from synkhronos._machine.files import PlantedLink, followed
 
-# Of each rule a sentence. Its ranks run the module of its name in small letters.
+# One sentence for each rule. Its ranks run the module that has its name in lower case.
 SUMMARIES = {
     "BSP": "all ranks step together: Valiant 1990, arXiv:1605.08325",
     "EASGD": "workers and a center attract one another: arXiv:1412.6651",
@@ -56,7 +56,7 @@ class Option:
     choices : tuple of str
         All values of a text, if they are few.
     others : tuple
-        Values beside those of its kind, such as None.
+        Further values that it takes, such as None.
     is_of_launcher : bool
         Whether the launcher alone needs it, and the ranks are not told.
     """
@@ -297,7 +297,7 @@ def _plain(name, value):
 
 
 def check_folder(name: str, path: str) -> None:
-    """Raise PermissionError if another user's link says where files of this folder would be."""
+    """Raise PermissionError if the path follows a link that another user may have planted."""
     try:
         followed(path)
     except PlantedLink as error:

@@ -4,8 +4,8 @@ Recorder files and CIFAR-10's batches are pickles of dicts, lists, strings, numb
 NumPy, many of them written by Python 2. Those are read; a pickle that names anything else is
 refused. Scalars of NumPy become numbers of Python.
 
-What is read takes memory in proportion to the pickle: what occurs twice in it is converted once,
-and stays one object.
+Reading takes memory in proportion to the pickle: an object to which it refers twice is converted
+once, and stays one object.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _GETS = {"GET", "BINGET", "LONG_BINGET"}
 _MOST_TUPLES = 100_000
 _MOST_OF_A_DTYPE = 64  # characters
 _AN_OBJECT = 64  # bytes
-_MOST_TIMES, _ALWAYS_MADE = 16, 1 << 26  # of the bytes of a pickle, and bytes
-_INSIDE = object()  # what becomes of an object while its items are converted
+_MOST_TIMES, _ALWAYS_MADE = 16, 1 << 26  # a pickle may make 16 times its bytes, and 64 MiB
+_INSIDE = object()  # marks an object whose items are being converted
 
 
 def load(data: bytes, name: str, lists: bool = False) -> Any:
@@ -40,8 +40,7 @@ def load(data: bytes, name: str, lists: bool = False) -> Any:
     name : str
         The file, for messages.
     lists : bool
-        Whether to read arrays of objects too, as lists of what is read elsewhere: Keras' data sets
-        have such.
+        Whether to read arrays of objects, too, as lists: Keras' data sets have some.
 
     Raises
     ------
@@ -69,9 +68,9 @@ def load(data: bytes, name: str, lists: bool = False) -> Any:
 def _check(data):
     """Raise ValueError for a pickle that would exhaust the memory or the stack of the unpickler.
 
-    It makes room at once for the largest number by which a pickle refers to an object, and computes
-    the hash of a tuple in a tuple in a tuple, and so on, in as many calls of a function. Tuples of
-    arguments, which each number of NumPy has, don't count.
+    The unpickler allocates memory for the largest number by which a pickle refers to an object, and
+    hashes nested tuples by one recursive call for each level. Tuples of arguments, which each
+    number of NumPy has, don't count.
     """
     n_tuples, numbers, of_arguments, new = 0, set(), set(), None
     for count, (operation, argument, _) in enumerate(pickletools.genops(data), 1):
@@ -94,7 +93,7 @@ def _check(data):
 
 
 class _Refused(Exception):
-    """A pickle names something else; the message has its name."""
+    """A pickle names an object that is not allowed; the message is its name."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -112,9 +111,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Maker:
-    """Calls a function that makes an object. A pickle can't set its attributes.
+    """Calls a function that makes an object. A pickle can't set attributes of the function.
 
-    `left` has the bytes that all of them may still make: the arguments may be the same each time.
+    `left` has the bytes that all makers together may still make: a small pickle may pass the same
+    large argument many times.
     """
 
     __slots__ = ("_left", "_make")
@@ -161,7 +161,7 @@ def _scalar(kind, item):
 
 
 def _size(argument):
-    """Return about how many bytes are made of an argument."""
+    """Return about how many bytes an argument has."""
     if isinstance(argument, (str, bytes, bytearray)):
         return len(argument)
     return _AN_OBJECT * len(argument) if isinstance(argument, (dict, list, tuple)) else 0
@@ -193,22 +193,21 @@ _MAKERS = {
 
 
 class _Converter:
-    """Puts arrays in place of what stands for them, and converts each object once."""
+    """Replaces `_UnreadArray` and `_Dtype` by arrays and dtypes; converts each object once."""
 
     def __init__(self):
         self._known = {}  # id of an object, which the pickle's value keeps alive -> what it became
 
     def converted(self, value):
-        """Return what becomes of a value."""
+        """Return the converted value."""
         if not isinstance(value, (_UnreadArray, _Dtype, dict, list, tuple)):
             return value
         if id(value) not in self._known:
             self._known[id(value)] = _INSIDE
             self._known[id(value)] = self._new(value)
-        found = self._known[id(value)]
-        if found is _INSIDE:
+        if self._known[id(value)] is _INSIDE:
             raise ValueError("an object contains itself")
-        return found
+        return self._known[id(value)]
 
     def _new(self, value):
         if isinstance(value, _UnreadArray):
@@ -223,8 +222,8 @@ class _Converter:
     def _array(self, shape, dtype, is_fortran, items):
         if dtype.kind == "O":
             return self.converted(items)
-        # Arrays that share their items in the pickle share them here. A single byte is no item that
-        # is shared: Python has one object for each.
+        # Arrays that share their bytes in the pickle share them here. A single byte is not shared:
+        # Python has only one object for equal ones.
         known = self._known if len(items) > 1 else {}
         if id(items) not in known:
             known[id(items)] = bytearray(_bytes(items))

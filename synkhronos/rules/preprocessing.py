@@ -1,7 +1,7 @@
 """From a file's images to a batch: mean and deviation, crops and mirror images.
 
 Images are (channels, rows, columns, batch), "c01b", as preprocessed ImageNet files have them, or
-"bc01". All that is random comes from a random state that is given, so a batch can be made again.
+"bc01". All random numbers come from the caller's random state, so a batch can be made again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Preprocess:
         )
 
     def _of_images(self, values):
-        """Return a mean image, or values of channels, so that they broadcast to images."""
+        """Return a mean image, or values of channels, in a shape that broadcasts to images."""
         if values.ndim == 1:
             values = values[:, None, None]
         if values.ndim == 3 and self.order == "c01b":
@@ -85,11 +85,11 @@ class Preprocess:
 
     def as_plain(self) -> dict[str, Any]:
         """Return the parameters as lists and numbers, for another process."""
-        found = asdict(self)
+        plain = asdict(self)
         for name in ("mean", "std"):
-            if found[name] is not None:
-                found[name] = np.asarray(found[name], "float64").tolist()
-        return found
+            if plain[name] is not None:
+                plain[name] = np.asarray(plain[name], "float64").tolist()
+        return plain
 
 
 def crop_and_mirror(
@@ -101,7 +101,7 @@ def crop_and_mirror(
     random: Any = None,
     order: str = "c01b",
 ) -> np.ndarray:
-    """Return a part of each image: in training at random and mirrored by chance, else the center.
+    """Return a part of each image: at random and mirrored by chance in training, else the center.
 
     Parameters
     ----------
@@ -146,19 +146,19 @@ def crop_and_mirror(
             f"cropsize must be inside the images' {images.shape[2:]}, got {shown(cropsize)}."
         )
     if mode == "val" or not rand_crop:
-        made = _part(images, room[0] // 2, room[1] // 2, wanted, False)
+        parts = _part(images, room[0] // 2, room[1] // 2, wanted, False)
     else:
         random = np.random if random is None else random
         number = 1 if flag_batch else len(images)
         starts = [random.randint(0, each + 1, number) for each in room]
         mirrored = random.randint(0, 2, number)
         if flag_batch:
-            made = _part(images, starts[0][0], starts[1][0], wanted, mirrored[0])
+            parts = _part(images, starts[0][0], starts[1][0], wanted, mirrored[0])
         else:
-            made = np.empty((*images.shape[:2], *wanted), images.dtype)
+            parts = np.empty((*images.shape[:2], *wanted), images.dtype)
             for i, image in enumerate(images):
-                made[i] = _part(image, starts[0][i], starts[1][i], wanted, mirrored[i])
-    return np.ascontiguousarray(made.transpose(1, 2, 3, 0) if order == "c01b" else made)
+                parts[i] = _part(image, starts[0][i], starts[1][i], wanted, mirrored[i])
+    return np.ascontiguousarray(parts.transpose(1, 2, 3, 0) if order == "c01b" else parts)
 
 
 def _part(images, row, column, wanted, is_mirrored):

@@ -104,11 +104,11 @@ class Recorder:
         self._train: list[list[float]] = []  # cost, error since the last row
         self._val: list[list[float]] = []
         self._spans: list[Span] = []  # since the last row
-        self._starts: list[float] = []  # of the timers that run
+        self._starts: list[float] = []  # of running timers
         self._last_end = self._since = self._epoch_began = time.perf_counter()
-        self._has_told = False  # that a cost is not finite
+        self._has_told = False  # whether it has warned of a cost that is not finite
         self._printed_at = self._seen = 0  # counts of the last row, and of the last batch
-        self._is_new = True  # an epoch, whose counts may go on or begin again
+        self._is_new = True  # whether an epoch begins, in which counts may begin again
         self._saved_in: Any = None
         self._line = _Line()
         self._figure: Any = None  # of `plot`
@@ -137,7 +137,7 @@ class Recorder:
         self.clear_train_info()
 
     def end_epoch(self, count: int, epoch: float) -> None:
-        """Keep and print the time of an epoch; bring it into the file, if there is one."""
+        """Keep and print the time of an epoch; write it into the file, if there is one."""
         seconds = time.perf_counter() - self._epoch_began
         self.epoch_time.append([_number(count), seconds])
         self._say(f"global epoch {epoch} took {seconds / HOUR:.4f} h")
@@ -145,7 +145,7 @@ class Recorder:
             self._write(self._saved_in)
 
     def train_error(self, count: int, cost: Any, error: Any) -> None:
-        """Keep cost and error of one training step; tell once if the cost is no finite number."""
+        """Keep cost and error of one training step; warn once if the cost is no finite number."""
         self._train.append([_mean(cost), _mean(error)])
         cost = self._train[-1][0]
         if not (np.isfinite(cost) or self._has_told):
@@ -164,7 +164,7 @@ class Recorder:
         count : int
             Batches of all ranks, of the run or of this epoch.
         """
-        self._starts.clear()  # of steps that have failed to end them
+        self._starts.clear()  # timers that a failed step has left running
         if count < self._printed_at or (self._is_new and count <= self._seen):
             self._printed_at = 0  # the counts have begun again
         self._seen, self._is_new = count, False
@@ -287,7 +287,7 @@ class Recorder:
         self._train, self._val = _copied(since["train"]), _copied(since["val"])
         self._starts.clear()
         self._spans, end = [], 0.0
-        for mode in MODES:  # one after another, before this process
+        for mode in MODES:  # spans one after another, which end before this process begins
             begin = end - since["times"][mode]
             self._spans.append(Span(None, mode, None, begin, end))
             end = begin
@@ -388,7 +388,7 @@ class _Line:
         self._shown = 0
 
     def is_due(self):
-        """Return whether the line may change: a while has passed, and lines of ranks don't mix."""
+        """Return whether the line may change: some time has passed, and no other rank prints."""
         return (
             sys.stdout.isatty()
             and "OMPI_COMM_WORLD_RANK" not in os.environ
@@ -502,7 +502,7 @@ def _draw_curve(axes, name, rows, label, color):
 
 
 def _points(rows, name):
-    """Return the epochs and values of a curve: means of so many rows that few are left."""
+    """Return the epochs and values of a curve, in training at most POINTS means of rows."""
     own, column = CURVES[name]
     values = np.array([row[column] for row in rows[own]], float)
     if own not in ("train_info", "all_time"):  # a row for each epoch
@@ -515,7 +515,7 @@ def _points(rows, name):
 
 
 def _of_first(rows, val_info, epochs):
-    """Return the rows of the first epochs: counts begin anew with each, or go on."""
+    """Return the rows of the first epochs, whether counts begin anew in each epoch or go on."""
     counts = [row[0] for row in val_info]
     if len(counts) > 1 and all(a < b for a, b in zip(counts, counts[1:])):
         last = counts[epochs - 1] if 0 < epochs <= len(counts) else (counts[-1] if epochs else -1)

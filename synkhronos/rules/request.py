@@ -16,9 +16,9 @@ DEVICES = "SYNKHRONOS_RULE_DEVICES"
 
 
 def devices_in_place(named: Any, environment: Mapping[str, str] = os.environ) -> Any:
-    """Return the devices to take for those that a script or a file names.
+    """Return the devices in ``$SYNKHRONOS_RULE_DEVICES``, or those that a script or file names.
 
-    They are others if ``$SYNKHRONOS_RULE_DEVICES`` says so, for a script that stays as it is.
+    With the variable set, an unchanged script runs on other devices.
 
     >>> devices_in_place(["cuda0", "cuda1"], {DEVICES: "cpu,cpu"})
     'cpu,cpu'
@@ -28,10 +28,10 @@ def devices_in_place(named: Any, environment: Mapping[str, str] = os.environ) ->
 
 @dataclass(frozen=True)
 class Request:
-    """All that the launcher needs; scripts, commands and files ask for it by `of`."""
+    """All that the launcher needs. Scripts, commands and files make it by `of`."""
 
     rule: str
-    places: list[RankPlace]  # of the devices that were named: not of the extra process of a server
+    places: list[RankPlace]  # of the named devices, without an extra process for the server
     modelfile: str
     modelclass: str
     options: dict[str, Any] = field(default_factory=dict)  # all options of the rule
@@ -58,7 +58,7 @@ class Request:
         mpirun_args: str = "",
         lost_after: str | None = None,
     ) -> Request:
-        """Check all that a run is asked with, before anything is started; return the request.
+        """Check all arguments of a run, before anything is started; return the request.
 
         `devices`, `hosts` and `hostfile` are as `find_places` takes them, `given` has options of
         the rule and the launcher.
@@ -66,7 +66,7 @@ class Request:
         Raises
         ------
         TypeError, ValueError, FileNotFoundError
-            For what is wrong. The model's file is looked for, and the class in it.
+            For a wrong argument, or if there is no such model file or class.
 
         Examples
         --------
@@ -114,7 +114,7 @@ class Request:
         return self.rule not in _options.TOGETHER
 
     def job(self, cores: list[list[int] | None]) -> Job:
-        """Return what the ranks are told."""
+        """Return the job for the ranks."""
         devices = [place.device for place in self.ranks]
         names = (self.rule, self.modelfile, self.modelclass)
         return Job(*names, devices, cores, self.options, self.settings)

@@ -1,7 +1,7 @@
 """The rules as a script starts them: ``BSP().init(...)`` starts a run, ``wait`` waits for its end.
 
-A run is a process of ``synkhronos rule``, which starts mpirun. It ends with the script: the other
-end of its standard input is the script's, so that it notices the script's end, however it comes.
+A run is a process of ``synkhronos rule``, which starts mpirun. It ends with the script: its
+standard input is a pipe from the script, which closes however the script ends.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RuleFailed(RuntimeError):
     Attributes
     ----------
     code : int
-        The exit status: that of the rank that has failed first, 128 and the number of the signal if
-        one was killed, 130 after a Ctrl-C.
+        The exit status of the rank that failed first; 128 plus the signal's number if a rank was
+        killed, 130 after a Ctrl-C.
     last_lines : list of str
         The last lines of output of that rank.
     """
@@ -160,8 +160,8 @@ class Rule:
     def wait(self, check: bool = False, timeout: float | None = None) -> int | None:
         """Wait until the run has ended; return its exit status. Return None before :meth:`init`.
 
-        A Ctrl-C asks all ranks to write a snapshot and end, a second one ends them at once. It is
-        raised when they have ended.
+        A Ctrl-C asks all ranks to write a snapshot and end, a second one ends them at once.
+        KeyboardInterrupt is raised when they have ended.
 
         Parameters
         ----------

@@ -46,8 +46,8 @@ class Run:
         self._history = snapshots.History(model)
         self.first_epoch = self.first_batch = 0
         self.count_before = 0  # batches of all ranks before the present epoch
-        self._has_told = False  # that the error does not fall
-        self._left_out: list[str] = []  # of snapshots, as far as it was told
+        self._has_told = False  # whether it has warned that the error does not fall
+        self._left_out: list[str] = []  # what snapshots lack, as the log has said
         self.own: dict[str, Any] = {}  # numbers of this rank that snapshots keep
         self.kept_arrays: list[np.ndarray] = []  # of the rule, from the run that is resumed
 
@@ -92,8 +92,8 @@ class Run:
 
     def _tell_that_it_does_not_fall(self):
         errors = [row[2] for row in self.recorder.val_info]
-        told = {**self.job.options, "learning_rate": contract.learning_rate(self.model)}
-        named = ", ".join(f"{name} {told[name]:g}" for name in _TUNED if name in told)
+        values = {**self.job.options, "learning_rate": contract.learning_rate(self.model)}
+        named = ", ".join(f"{name} {values[name]:g}" for name in _TUNED if name in values)
         log.warning(
             f"the validation error does not fall: {errors[0]:.3f} after the first epoch, "
             f"{errors[-1]:.3f} after {len(errors)}. Is the learning rate too large, or too small, "
@@ -107,9 +107,9 @@ class Run:
             self.recorder.save(count, rate, self.job.options["inforec_path"])
 
     def save(self, epoch: int, batch: int, arrays: Sequence[np.ndarray] = (), **more: Any) -> None:
-        """Write a snapshot from which a run goes on with a batch of an epoch.
+        """Write a snapshot, from which a run goes on with a batch of an epoch.
 
-        With arrays and numbers that the rule keeps.
+        `arrays` and `more` are what the rule itself keeps.
         """
         state = self._history.capture(self.recorder)
         state.plain["rule"] = dict(self.own)
@@ -162,7 +162,7 @@ class Run:
             if same:
                 before = snapshot.more.get("settings", {})
                 new = {k: v for k, v in self.job.settings.items() if before.get(k, _NONE) != v}
-                # Of asynchronous workers one has written the file: others draw other numbers.
+                # One asynchronous worker has written the file: only that gets its random numbers.
                 is_own = self.verbose if group.size == 1 else group.rank < n_states
                 self._history.restore(state, self.recorder, new, is_own)
             else:
@@ -187,7 +187,7 @@ class Run:
         return {"total": snapshot.count, **kept}
 
     def report(self) -> None:
-        """Print from now on: the rank that has done so is gone."""
+        """Print from now on, in place of a rank that is gone."""
         self.verbose = self.recorder.verbose = True
 
     def say(self, text: str) -> None:
@@ -202,9 +202,9 @@ def _and(names):
 
 
 def does_not_fall(val_info: Sequence[Sequence[float]]) -> bool:
-    """Return whether three epochs in a row have not brought the error below that of the first.
+    """Return whether the error of the last three epochs is about that of the first, or larger.
 
-    Not for errors that were low after the first epoch, nor for numbers that are no fractions.
+    False if the first error was low, or if the errors are no fractions.
 
     >>> rows = [[0, 2.3, error] for error in (0.9, 0.5, 0.9, 0.91)]
     >>> does_not_fall(rows), does_not_fall([*rows, [0, 2.3, 0.88]])
@@ -221,7 +221,7 @@ def build(
 ) -> Run:
     """Import the model, construct, check and compile it; return the run.
 
-    To a model that is alone it is the only rank: it sees all data, in an order of its own.
+    A model that `is_alone` takes itself for the only rank: it sees all data, in its own order.
     """
     own = SingleGroup() if is_alone else group
     for name in ("snapshot_path", "inforec_path"):
@@ -248,13 +248,9 @@ def build(
             _host.spread_random_state(variable, group.rank)
     np.random.seed((job.options["seed"] + 1 + group.rank) % 2**32)
     random.seed(job.options["seed"] + 1 + group.rank)
-    # With a method of mpi4py's communicators, as model files know it.
+    # Named as in mpi4py, whose communicators model files know.
     comm = SimpleNamespace(rank=group.rank, size=group.size, allgather=group.all_gather)
-    recorder = Recorder(
-        None if is_alone else comm,
-        job.options["print_freq"],
-        job.modelclass,
-        verbose,
-    )
+    print_freq = job.options["print_freq"]
+    recorder = Recorder(None if is_alone else comm, print_freq, job.modelclass, verbose)
     recorder.batch_size = getattr(model, "file_batch_size", getattr(model, "batch_size", None))
     return Run(job, own, model, recorder, interrupt)

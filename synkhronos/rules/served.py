@@ -11,9 +11,9 @@
     leave ────────────────────────────────────▶ ends when all workers have left
 
 The server keeps the parameters on the host, trains nothing, and sleeps while no message comes.
-Workers may begin at any time. One that dies is left out: the server tells, and goes on. An exchange
-is one message and its answer, so that a worker and the center meet in it, and updates where the
-message lies: a push and a pull of `synkhronos.parameter_server` would copy all parameters twice.
+Workers may begin at any time. If one dies, the server says so, and goes on without it. An exchange
+is one message and its answer, and the updater reads the arrays where the message lies: a push and a
+pull of `synkhronos.parameter_server` would copy all parameters twice.
 
 References
 ----------
@@ -38,7 +38,7 @@ from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, difference
 
 _REPORT_EVERY = 40  # batches of all workers
-_DIED, _FAILED = "death", "error"  # why a worker is there no more
+_DIED, _FAILED = "death", "error"  # why a worker is gone
 
 
 @dataclass
@@ -81,9 +81,9 @@ class Server:
         self._job, self._group, self._interrupt = job, group, interrupt
         self._updater, self._answers_first = updater, answers_first
         self._divides_stale = divides_stale
-        self._n_updates, self._taken = 0, {}  # in all, and when each worker took the weights
+        self._n_updates, self._taken = 0, {}  # now, and when each worker took the weights
         self._weights: list[np.ndarray] = []  # none before a worker has sent them
-        self._alike: Any = None  # what all workers have
+        self._alike: Any = None  # values that must be equal on all workers
         self._registered: set[int] = set()
         self._waiting: set[int] = set()  # workers that wait for the end of all others
         self._statistics: dict[int, list[np.ndarray]] = {}  # running ones, of each worker
@@ -93,7 +93,7 @@ class Server:
         self._epoch = 0
         self._first: int | None = None
         self._validated = 0  # the last epoch that the first worker was told to validate
-        self._is_saved = False  # by the first worker, at the end
+        self._is_saved = False  # whether the first worker has saved the weights, at the end
         self._handlers = Handlers(
             register=self._on_register,
             begin=self._on_begin,
@@ -122,10 +122,10 @@ class Server:
     def _next_message(self):
         # Before workers train they compile, which may take long.
         patience = self._group.patience * (1 if self._weights else 10)
-        came = self._group.receive(patience)
-        if came is None:
+        message = self._group.receive(patience)
+        if message is None:
             raise WaitedTooLong(patience, "a message of a worker")
-        return came
+        return message
 
     def _on_register(self, rank):
         self._registered.add(rank)
@@ -147,7 +147,7 @@ class Server:
             self._group.send(rank, "differs", self._alike)
 
     def _on_first(self, rank, alike, arrays, states, total):
-        """Take the first parameters, unless those of another worker were faster."""
+        """Take the first parameters, unless another worker's have come before."""
         if not self._weights:
             self._weights = [array.copy() for array in arrays]
             self._alike = alike
@@ -166,9 +166,9 @@ class Server:
         self._n_batches = n_batches
         self._statistics[rank] = [each.copy() for each in statistics]
         self._done += done
-        # Workers that do not know yet that it is over may do some batches more.
+        # Workers may do more batches before they hear that the training is over.
         self._epoch = int(min(self._done // self._n_batches, self._n_epochs))
-        if self._answers_first:  # what is sent is copied at once
+        if self._answers_first:  # a send copies the weights, so the update can't change them
             self._answer(rank)
         if self._divides_stale:
             staleness = self._n_updates - self._taken[rank]
@@ -200,7 +200,7 @@ class Server:
         self._release()
 
     def _on_leave(self, rank, why):
-        """Leave a worker out that has ended, or has died and could not say so."""
+        """Leave out a worker that has ended, failed or died."""
         self._gone[rank] = why
         if why == _DIED:
             host = f" on {self._group.hosts[rank]}" if rank in self._registered else ""
@@ -217,9 +217,9 @@ class Server:
         self._release()
 
     def _release(self):
-        """Answer the first worker when all others wait or are away: the center is complete.
+        """Answer the first worker once all others wait or are gone: the center is complete.
 
-        The others leave when it has saved the center: until then one of them may take its place.
+        Others are answered once it has saved the center: until then one may have to replace it.
         """
         waiting = self._waiting.difference(self._gone)
         answered: set[int] = set()
@@ -256,7 +256,7 @@ def _in_order(states):
 
 
 class ServedWorker(asynchronous.AsynchronousWorker):
-    """A worker that meets the server after each `tau` batches; `meet` is the rule's own."""
+    """A worker that exchanges with the server after each `tau` batches, in the rule's `meet`."""
 
     orders: Orders
     _done = 0  # batches since the last exchange
@@ -301,11 +301,11 @@ class ServedWorker(asynchronous.AsynchronousWorker):
         self._enter_epochs()
 
     def is_over(self) -> bool:
-        """Return whether the server has said so; after a Ctrl-C all batches have to be sent."""
+        """Return whether the server ends the training; after a Ctrl-C, if no batch is unsent."""
         return self.orders.stop or (self.run.interrupt.is_set and not self._done)
 
     def count_batch(self) -> int:
-        """Count a batch of this worker, and those of all workers as far as it knows."""
+        """Count a batch of this worker; return the batches of all workers, as far as it knows."""
         self._done += 1
         return self.orders.total + self._done
 
@@ -323,11 +323,11 @@ class ServedWorker(asynchronous.AsynchronousWorker):
 
     def _enter_epochs(self):
         if self.orders.is_first:
-            self.run.report()  # the first worker may have died
+            self.run.report()  # this worker may have taken the place of a dead one
         self.enter_epochs(self.orders.epoch)
 
     def _validate(self, is_last):
-        """Validate the center; then go on with the own parameters and statistics."""
+        """Validate the center; then restore this worker's parameters and statistics."""
         kept = [(flat, [each.copy() for each in flat.read()]) for flat in self._both]
         states = self._take_center()
         self.validate(self.orders.total, self.orders.epoch - 1, is_last, states)

@@ -36,10 +36,10 @@ from synkhronos.rules.model_variables import described, updated_variables, varia
 from synkhronos.rules.recorder import Recorder
 
 _WHAT = "a snapshot"
-_LARGE = 1 << 20  # bytes: of larger arrays only a sample tells whether they have changed
-_SMALL_SHARED = 1 << 16  # bytes of a shared variable that no function updates: a rate, not data
+_LARGE = 1 << 20  # bytes: of larger arrays only a sample is compared
+_SMALL_SHARED = 1 << 16  # bytes: larger shared variables that no function updates are data
 _KINDS = {"rule": str, "epoch": int, "batch": int, "count": (int, float), "more": dict}
-_OBJECTS = 10_000  # of a model whose attributes are looked at
+_OBJECTS = 10_000  # the most objects of a model whose attributes are kept
 _OF_PYTHON = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of libraries
 _CONTAINERS = (list, tuple, dict, set, collections.deque, bytearray)
@@ -49,7 +49,7 @@ _OF_RUN = {"rank", "size", "verbose", "n_epochs", "sync_type"}
 
 @dataclass
 class RankState:
-    """One rank's state: arrays by name, and the rest as JSON has it."""
+    """One rank's state: arrays by name, and the rest as values of JSON."""
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)
@@ -80,13 +80,13 @@ class Snapshot:
 class History:
     """The state of a model that changes while it trains.
 
-    The model comes as it is before the first batch: only attributes that differ later are state.
+    It is made before the first batch: attributes that change later are state.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._variables = _kept_variables(model)
-        self.lost: list[str] = []  # attributes of a state that has been restored, without a place
+        self.lost: list[str] = []  # attributes of a restored state whose object does not exist
         self._first, self._others = {}, {}
         for name, value in _attributes(model):
             # A file holds data, and replaces data only: no function, shared variable or property.
@@ -124,7 +124,7 @@ class History:
             else:
                 changed[name] = encode(value, state.arrays, f"attribute/{name}")
         state.plain["left_out"] = [name.replace("model.", "", 1) for name in left_out]
-        # The model goes on while others still take this state.
+        # Copies: the model trains on while other ranks still receive this state.
         state.arrays = {name: np.array(array) for name, array in state.arrays.items()}
         state.plain["attributes"] = changed
         version, _, gauss = random.getstate()
@@ -139,8 +139,8 @@ class History:
     ) -> None:
         """Give the model and this process a state; raise ValueError for that of another model.
 
-        The `settings` of this run that the other one did not have stay. `is_own` says whether the
-        state is that of this rank, with its random numbers.
+        Attributes that new `settings` of this run have set stay. `is_own` says whether this rank
+        has written the state: only then it gets the random numbers, too.
         """
         self._refuse_order(state)
         described = [[each.name, _describe(each)] for each in self._variables]
@@ -176,7 +176,7 @@ class History:
         found = []
         for number, variable in enumerate(self._variables):
             if is_own or not _host.is_random_state(variable):
-                name = f"variable/{number}"  # without a line in older files
+                name = f"variable/{number}"  # older files have arrays only
                 value = decode(state.plain.get(name, {"array": name}), state.arrays)
                 if not _fits(variable, value):
                     raise ValueError(f"{variable} would get another kind of value")
@@ -184,7 +184,7 @@ class History:
         return found
 
     def _attributes(self, state, settings):
-        """Return the attributes to set, but for those that the run itself says."""
+        """Return the attributes to set, without those that settings of this run have set."""
         found = []
         owners = {"model": self._model, "data": self._model.data}
         self.lost = []
@@ -242,7 +242,7 @@ class History:
 
 
 def _names_and_places(variables):
-    """Return of each variable its name, and its place in the order in which they were made."""
+    """Return each variable's name, and its place in the order in which they were made."""
     return [[name, place] for name, _, _, place in described(variables)]
 
 
@@ -259,7 +259,7 @@ def _fits(variable, value):
 
 
 def _set(owner, name, value, is_own):
-    """Set an attribute; in place what others may hold too. Random states are of the own rank."""
+    """Set an attribute, in place if others may hold its value; no random state of another rank."""
     present = getattr(owner, name, None)
     inner = [each for _, each in _items("", value)]
     if not is_own and any(isinstance(each, _RANDOM) for each in [value, *inner]):
@@ -287,7 +287,7 @@ def _set(owner, name, value, is_own):
 
 
 def _kept_variables(model):
-    """Return the shared variables that training changes: not those that only hold data."""
+    """Return the shared variables that training changes, without those that only hold data."""
     updated = {id(variable) for variable in [*model.params, *updated_variables(model)]}
     kept = []
     for variable in variables_of(model):
@@ -343,13 +343,12 @@ def _items(path, value):
 
 
 def _is_owner(value):
-    """Return whether a value is of a class of the user's, whose attributes are kept.
-
-    So it is if the file of the class is none of Python's or of an installed library.
-    """
-    if isinstance(value, type) or not _fields_of_class(type(value)):
+    """Return whether a value's class is the user's: not Python's, nor of an installed library."""
+    kind = type(value)
+    has_slots = any("__slots__" in vars(each) for each in kind.__mro__)
+    if isinstance(value, type) or not (has_slots or getattr(kind, "__dictoffset__", 0)):
         return False
-    name = type(value).__module__
+    name = kind.__module__
     if name.partition(".")[0] == "synkhronos":
         return name.startswith("synkhronos.rules.compatible.")
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -358,12 +357,8 @@ def _is_owner(value):
     return not file.startswith(_OF_PYTHON) and _INSTALLED.isdisjoint(Path(file).parts)
 
 
-def _fields_of_class(kind):
-    return getattr(kind, "__dictoffset__", 0) or any("__slots__" in vars(k) for k in kind.__mro__)
-
-
 def _leaves(value):
-    """Yield what is in a container, at any depth, and keys of dicts; another value itself."""
+    """Yield all values in a container, at any depth, and keys of dicts; or the value itself."""
     stack, seen = [value], set()
     while stack:
         each = stack.pop()
@@ -375,10 +370,7 @@ def _leaves(value):
 
 
 def _has_position(value):
-    """Return whether a value moves when it is used, such as an iterator, a file or random numbers.
-
-    Of a container the values in it count.
-    """
+    """Return whether a value, or one in it, moves with use: an iterator, a file, random numbers."""
     kinds = (collections.abc.Iterator, *_RANDOM)
     return any(isinstance(each, kinds) and not _is_owner(each) for each in _leaves(value))
 
@@ -392,7 +384,7 @@ def _rough_fingerprint(value):
 
 
 def _is_plain(value):
-    """Return whether the containers in a value are of exactly the kinds that come back."""
+    """Return whether all containers in a value are exactly dicts, lists and tuples."""
     if isinstance(value, dict):
         return type(value) is dict and all(map(_is_plain, value.values()))
     if isinstance(value, (list, tuple)):
@@ -425,7 +417,7 @@ def _digest(array, n_samples=None):
 
 
 def collect(group: Group, state: RankState) -> list[RankState] | None:
-    """Return the states of all ranks in rank 0, which gets only arrays that differ from its own."""
+    """Return all ranks' states on rank 0, to which others send only arrays that differ."""
     digests = {name: _digest(array) for name, array in state.arrays.items()}
     everyone = group.all_gather(digests)
     wanted = [name for name in digests if digests[name] != everyone[0].get(name)]
@@ -439,7 +431,7 @@ def collect(group: Group, state: RankState) -> list[RankState] | None:
 
 
 def distribute(group: Group, path: Path | None) -> Snapshot:
-    """Return the snapshot of a file on all ranks; all raise what rank 0 raises, which reads it."""
+    """Return the snapshot of a file on all ranks. Rank 0 reads it; all raise its errors."""
     read: Snapshot | Exception | None = None
     if group.rank == 0:
         try:

@@ -20,9 +20,9 @@ from synkhronos.rules.model_variables import updated_variables, variables_of
 
 
 class StepRows:
-    """Knows the rows of the last step of a model, which has been compiled.
+    """Finds the number of rows in the last step of a compiled model.
 
-    Without `looks` only of a model that counts them.
+    Without `looks` it is known only if the model counts them.
     """
 
     def __init__(self, model: Any, tells: bool = True, looks: bool = True) -> None:
@@ -37,17 +37,14 @@ class StepRows:
         trained = {id(each) for each in [*model.params, *updated_variables(model)]}
         for each in variables_of(model):
             if id(each) not in trained and _host.is_array_variable(each):
-                _host.watch(each, lambda each=each: self._note(each))
-
-    def _note(self, variable):
-        _note(self._lengths, variable, _host.peek(variable))
+                _host.watch(each, lambda each=each: _note(self._lengths, each, _host.peek(each)))
 
     def begin(self) -> None:
-        """Forget what was given for a validation."""
+        """Forget the lengths of a validation."""
         self._lengths.clear()
 
     def of_last_step(self) -> float:
-        """Return the number of rows, or 1 if it is not known, which is told once."""
+        """Return the number of rows; 1 if it is not known, with one warning."""
         counted = getattr(self._model, "step_rows", None)
         if counted is not None:
             if not 0 < float(counted) < np.inf:
@@ -57,7 +54,7 @@ class StepRows:
             return float(counted)
         counted = getattr(getattr(self._model, "train_iter_fn", None), "rows", None)
         found = set(self._lengths.values()) if counted is None else {counted}
-        self._lengths.clear()  # what is set once is not the rows of each step
+        self._lengths.clear()  # a variable that is set once must not count for later steps
         if len(found) == 1:
             return float(found.pop())
         if self._tells:

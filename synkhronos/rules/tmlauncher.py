@@ -79,7 +79,7 @@ class _Told:
 
 @dataclass
 class _Answers:
-    """All that was given, by this package's names."""
+    """All values that were given, by this package's names."""
 
     told: dict[str, _Told] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -90,9 +90,9 @@ class _Answers:
 
     @property
     def hosts(self):
-        """What names the machines, for `where.find_places`."""
-        given = {name: self.get(name) for name in ("hosts", "hostfile")}
-        return {name: value for name, value in given.items() if value is not None}
+        """The arguments of `where.find_places` that name machines."""
+        named = {name: self.get(name) for name in ("hosts", "hostfile")}
+        return {name: value for name, value in named.items() if value is not None}
 
     def take(self, name, value, source, key):
         """Take a value in place of an earlier one; settings are added to earlier ones."""
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(line):
-    """Return what the command line, the file and the environment say."""
+    """Return the values of the command line, the file and the environment."""
     answers = _Answers()
     for word in line:
         _take_word(answers, word)
@@ -218,7 +218,7 @@ def _asked(answers):
 
 
 def _truth(text):
-    """Return whether a value of BIND binds: any text did, but an empty one."""
+    """Return whether a value of BIND binds: in Theano-MPI any text does, but an empty one."""
     return text.strip().lower() not in ("", "0", "no", "off", "false")
 
 

@@ -112,7 +112,7 @@ def _has_floatx_in_files():
     try:
         parser.read([os.path.expanduser(name) for name in names])
     except configparser.Error:
-        return False  # Theano says it better
+        return False  # Theano's own error is better
     return parser.has_option("global", "floatX")
 
 
@@ -148,7 +148,7 @@ def _report(error, job, group):
     from synkhronos.comm.group import RankLost
 
     rank, follows = group.rank, isinstance(error, (RankLost, Aborted))
-    if isinstance(error, RankLost):  # its own process has more to say
+    if isinstance(error, RankLost):  # the lost rank writes its own traceback
         text = f"{error}, so this rank ends too\n"
     elif isinstance(error, Aborted):
         text = "another rank has failed, so this rank ends too\n"

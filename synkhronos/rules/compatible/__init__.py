@@ -1,4 +1,4 @@
-"""Serve to model files of Theano-MPI what they import from it, under its names.
+"""Let model files of Theano-MPI run here: serve the modules that they import, under their names.
 
     import theanompi.lib.opt
         │  sys.meta_path: `finder.AliasFinder`
@@ -27,7 +27,7 @@ RULES = ("BSP", "EASGD", "GOSGD", "ASGD")
 def install() -> ModuleType:
     """Serve ``theanompi`` and its modules in this process; return the package.
 
-    A Theano-MPI that is installed is hidden by it. Calling it again changes nothing.
+    It hides an installed Theano-MPI. A second call changes nothing.
 
     Raises
     ------

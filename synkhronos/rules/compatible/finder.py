@@ -62,7 +62,7 @@ class AliasLoader:
         return module
 
     def exec_module(self, module) -> None:
-        """Keep the module as it is: the import system has put its spec in place of ours."""
+        """Give the module its own spec again, which the import system has replaced."""
         module.__spec__ = self._spec
 
 

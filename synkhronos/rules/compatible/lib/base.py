@@ -1,4 +1,4 @@
-"""``theanompi.lib.base``: a process with its device, and what it reaches the others by."""
+"""``theanompi.lib.base``: a process with its device, and its communicator."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class MPI_GPU_Process:
         self.gpucomm: Any = None
 
     def get_intranode_pair_comm(self, pair: Any) -> Any:
-        """Return what two ranks exchange by: the group."""
+        """Return the group, by which two ranks exchange."""
         return self.group
 
     def get_intranode_pair_comm_dict(self) -> dict[str, Any]:
-        """Return for each pair of ranks that has this one, as two digits, what they exchange by."""
+        """Return the group for each pair of this rank and another: their digits -> the group."""
         pairs = (sorted((self.rank, other)) for other in range(self.size) if other != self.rank)
         return {f"{one}{other}": self.group for one, other in pairs}
 

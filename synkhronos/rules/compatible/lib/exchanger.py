@@ -77,7 +77,7 @@ class BSP_Exchanger:
             self.param_list = list(model.params)
 
     def exchange(self, recorder: Any) -> None:
-        """Exchange, and tell the recorder of the time."""
+        """Exchange; record the time as "comm"."""
         recorder.start()
         if self.size > 1:
             self.exch()

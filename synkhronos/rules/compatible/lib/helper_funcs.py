@@ -30,7 +30,7 @@ def dtype_to_mpi(t: Any) -> Any:
 
 
 def _weights(layers, l_range=None) -> Iterator[tuple[str, Any]]:
-    """Yield a name without its epoch, and the weight, for each weight of some layers."""
+    """Yield (name without the epoch, weight) for each weight of some layers."""
     for number, layer in enumerate(layers):
         if l_range is None or number in l_range:
             for name in _NAMES:

@@ -43,8 +43,7 @@ class TrainIteration:
     Attributes
     ----------
     rows : int
-        The rows of the last call, or its labels, if a row has several, in whatever order their
-        axes are; 0 before the first call.
+        The rows of the last call; or its labels, if a row has several. 0 before the first call.
     is_pending : bool
         Whether gradients have been computed that no `finish` has applied yet.
     """
@@ -218,7 +217,7 @@ def BSP_MSGD(
     return _updates(model, k, model.mu, use_nesterov_momentum)
 
 
-_BSP_MSGD = BSP_MSGD  # their other order of the same steps, which is the order here
+_BSP_MSGD = BSP_MSGD  # Theano-MPI's name for the order of steps that both have here
 
 
 def BSP_SGD(model: Any, k: int = 1) -> tuple[Updates, Updates]:
@@ -302,7 +301,7 @@ def fix_update_bcasts(updates: Any) -> Updates:
 
 
 def _as_type_of(variable, expression):
-    """Return an expression cast to a variable's dtype, with the axes broadcast that are there."""
+    """Return an expression with the dtype and the broadcastable axes of a variable."""
     expression = T.as_tensor_variable(expression)
     if expression.dtype != variable.dtype:
         expression = T.cast(expression, variable.dtype)
@@ -312,7 +311,7 @@ def _as_type_of(variable, expression):
 
 
 def _compile(model, pre, post):
-    """Compile one or two functions by the model's `compile_train`, or as it would."""
+    """Compile one or two functions, by the model's `compile_train` if it has one."""
     model._synkhronos_rows = theano.shared(np.int64(0), "rows")
     # Labels may be of shape (time, batch).
     counted = model.y.size if getattr(model.y, "ndim", 0) else model.x.shape[0]

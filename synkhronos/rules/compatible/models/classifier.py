@@ -51,11 +51,11 @@ class Classifier(Model):
     input_size = 0  # of data whose images are cropped when they are loaded
     batch_crop_mirror = False  # crop all images of a batch alike
     rand_crop = True
-    # Whether a process beside this one loads them: "auto" for files, but not for made-up data.
+    # Whether another process loads them: "auto" for files, but not for made-up data.
     para_load: Any = "auto"
     no_paraload = False  # for servers, which load nothing
 
-    extra_cost: Any = 0  # added to that of training
+    extra_cost: Any = 0  # added to the cost of training
 
     layers: Any = None  # of layers2; snapshots of Theano-MPI have a file for each
     _is_training = True
@@ -140,7 +140,7 @@ class Classifier(Model):
     def load(self, mode: str, number: int) -> None:
         """Put a batch of this rank into the shared variables."""
         images, labels = self.read_batch(mode, number)
-        # A copy: the loader writes into its images again.
+        # A copy: the loader will write its next images into the same memory.
         self.shared_x.set_value(np.array(images, theano.config.floatX, order="C"), borrow=True)
         self.shared_y.set_value(labels)
 

@@ -53,7 +53,7 @@ def dnn_conv(
 ) -> Any:
     """Return the convolution of images (b, c, 0, 1) with filters (out, in, 0, 1).
 
-    What says by which algorithm cuDNN computes is accepted and changes nothing.
+    Arguments that choose cuDNN's algorithm are accepted, and change nothing.
     """
     return _convolved(conv2d, img, kerns, border_mode, subsample, dilation, conv_mode, num_groups)
 

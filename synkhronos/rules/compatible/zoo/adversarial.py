@@ -49,7 +49,7 @@ class Adversarial(Model):
         self.params = self.critic_params + others
 
     def compile_sampling(self):
-        """Compile the function that makes images; return what stands in for real ones in it."""
+        """Compile the function that makes images; return its input, and zeros for real images."""
         rows = T.iscalar("rows")
         # Only the number of rows of the images is used.
         images = T.zeros((rows, *self.shape), self.images.dtype)

@@ -47,7 +47,7 @@ class AlexNet(Classifier):
 
 
 def convolution(layer, shape, group=1, **others):
-    """Return a layer whose weights, of each group, are small ones."""
+    """Return a convolution whose groups have small random weights."""
     halves = [Normal((shape[0] // group, shape[1] // group, *shape[2:])) for _ in range(group)]
     weights = halves if group > 1 else halves[0]
     return ConvPoolLRN_bc01(layer, W=weights, filter_shape=shape, group=group, **others)

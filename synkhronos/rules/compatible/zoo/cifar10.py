@@ -22,7 +22,7 @@ class Cifar10_model(Classifier):
     n_epochs = 70
     batch_size = 16
     learning_rate = 0.01
-    lr_step = (50, 60, 65)  # of 70 epochs; of fewer as large a part
+    lr_step = (50, 60, 65)  # of 70 epochs; with fewer epochs in proportion
     crop_size = 28  # pixels, of parts at random, which are mirrored at random too
     filters = (64, 128, 64)
     units = 256
@@ -38,7 +38,7 @@ class Cifar10_model(Classifier):
     def network(self, images):
         size, (first, second, third) = self.crop_size, self.filters
         shape = self.batch_size, 3, 32, 32
-        # Bytes, made numbers of about 1.
+        # Scales bytes to numbers of about 1.
         scale = np.float32(1 / 128)
         layer = Subtract(scale * images, scale * self.data.rawdata[4], input_shape=shape)
         layer = Crop(layer, (size, size))

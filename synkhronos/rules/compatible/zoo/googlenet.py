@@ -69,7 +69,7 @@ class GoogLeNet(Classifier):
         layer = Pool(layer, poolsize=layer.output_shape[2:], mode="average_exc_pad")
         layer = Dropout(Flatten(layer), prob_drop=0.4)
         last = Softmax(layer, n_out=self.data.n_class)
-        # Those beside it are in the list too, so their weights are parameters.
+        # As an attribute of the last layer they are found by `get_layers`, and trained.
         last.sides = sides
         costs = [self.cost_of(each.p_y_given_x) for each in sides]
         self.extra_cost = self.side_weight * sum(costs)
@@ -118,5 +118,5 @@ class Inception(Layer):
 
 
 def halved(layer):
-    """Take the largest of 3 x 3 pixels, every second one."""
+    """Pool the largest of 3 x 3 pixels, with stride 2."""
     return Pool(layer, poolsize=3, poolstride=2, poolpad=1)

@@ -62,7 +62,7 @@ class Wide_ResNet(Model):
         loss = "sparse_categorical_crossentropy"
         self.model.compile(optimizer, loss, metrics=["accuracy", top5])
         self.shared_lr = optimizer.lr
-        # Rules average the velocities of no optimizer: each rank keeps its own.
+        # Rules don't average an optimizer's state: each rank keeps its own.
         self.model._make_train_function()
         self.model._make_test_function()
 

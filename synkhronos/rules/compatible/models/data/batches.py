@@ -39,7 +39,7 @@ class Picked(Sequence):
 
 
 def _data(name: str) -> Any:
-    """Return a property that is no state of the training: snapshots don't look at it."""
+    """Return a property for data, which snapshots leave out."""
 
     def get(self):
         return getattr(self._data, name)

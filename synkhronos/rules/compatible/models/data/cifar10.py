@@ -17,8 +17,8 @@ FILES = [f"data_batch_{number}" for number in range(1, 6)]
 class Cifar10_data(ImagesInMemory):
     """Colour images of 32 x 32 pixels, of bytes, in 10 classes.
 
-    Of the five files for training, a fifth of the rows is for validation: the same rows on all
-    ranks, in all runs. They are read from ``$SYNKHRONOS_DATA/cifar-10-batches-py``.
+    A fifth of the rows of the five training files is for validation: the same rows on all ranks, in
+    all runs. Files are read from ``$SYNKHRONOS_DATA/cifar-10-batches-py``.
 
     See `Batches` for the attributes. The mean image is of shape (3, 32, 32, 1).
 

@@ -189,7 +189,7 @@ class ImageNet_data(Batches):
         )
 
     def spawn_load(self) -> None:
-        """Ask for a loader, a process beside that of this rank; `para_load_init` starts it."""
+        """Note that a loader, another process, is wanted; `para_load_init` starts it."""
         self.para_load = True
 
     def para_load_init(

@@ -62,7 +62,7 @@ class ImagesInMemory(Batches):
         self._data.made = list(self.rawdata)
 
     def _kind_of(self, images: np.ndarray) -> np.ndarray:
-        """Return images from 0 to 1 in the kind of numbers of this data set."""
+        """Return images from 0 to 1 in the dtype and range of this data set."""
         return np.rint(images * 255).astype("uint8") if self.are_bytes else images
 
     def _take(self, train_img, train_labels, val_img, val_labels) -> None:

@@ -143,7 +143,7 @@ def read_sentences(file):
 
 
 def _read_array(archive, name):
-    """Return an array of an npz file; one of lists is a pickle, which must have plain data only."""
+    """Return an array of an npz file; arrays of lists are read from pickles of plain data only."""
     with archive.open(f"{name}.npy") as stream:
         shape, dtype = read_header(stream)
         if dtype.hasobject:

@@ -1,6 +1,6 @@
 """Keras' CIFAR-10 and MNIST made up, or made of digits, where ``$SYNKHRONOS_DATA`` says so.
 
-Keras downloads them else. Images are bytes, in Keras' own shapes.
+Otherwise Keras downloads them. Images are bytes, in Keras' own shapes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 MADE, DIGITS = "made", "digits"
-SPLIT_SEED = 23455  # of what never changes from run to run: validation rows, and made-up data
+SPLIT_SEED = 23455  # of validation rows and made-up data, which are the same in all runs
 
 
 def source() -> str:

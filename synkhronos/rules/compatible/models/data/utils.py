@@ -69,7 +69,7 @@ def extend_data(
 
 
 def get_bad_list(n_batches: int, commsize: int) -> list[int]:
-    """Return the numbers of the last batches, which do not come out even among ranks.
+    """Return the numbers of the last batches, which are too few for all ranks.
 
     >>> get_bad_list(8, 3)
     [7, 6]

@@ -46,8 +46,8 @@ from synkhronos.rules.compatible.models.layers2.weights import (
     own,
 )
 
-# A script may assign others to these three: of weights, of streams of numbers, and of the streams
-# by which `Crop` cuts.
+# A script may replace these three: the random state of weights, the seed of random streams, and the
+# streams by which `Crop` cuts.
 rng = own
 seed_this = _first
 MRG = _own_streams
