@@ -17,12 +17,7 @@ __all__ = ["ASGD", "BSP", "EASGD", "GOSGD", "Rule", "RuleFailed", "theanompi"]
 
 # Imported on first use: `tmlauncher` must set how it handles a Ctrl-C before slow imports.
 if TYPE_CHECKING:
-    from synkhronos.rules.rule_classes import ASGD as ASGD
-    from synkhronos.rules.rule_classes import BSP as BSP
-    from synkhronos.rules.rule_classes import EASGD as EASGD
-    from synkhronos.rules.rule_classes import GOSGD as GOSGD
-    from synkhronos.rules.rule_classes import Rule as Rule
-    from synkhronos.rules.rule_classes import RuleFailed as RuleFailed
+    from synkhronos.rules.rule_classes import ASGD, BSP, EASGD, GOSGD, Rule, RuleFailed
 else:
 
     def __getattr__(name: str) -> Any:

@@ -16,19 +16,10 @@ HICKLE = (".hkl", ".hickle", ".h5", ".hdf5")
 
 
 def read(path: Any) -> np.ndarray:
-    """Return the array of a file.
+    """Return the array of a file; raise ValueError if it has no array of numbers, or several.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If the file has no array of numbers, or several arrays.
-    ImportError
-        For a file of hickle, if h5py isn't installed.
+    Files of hickle need h5py, else ImportError is raised.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(folder + "/rows.npy", [1, 2])

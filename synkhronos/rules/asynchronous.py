@@ -19,29 +19,12 @@ from synkhronos.rules.run import Interrupted, Run, build
 
 
 class AsynchronousWorker(ABC):
-    """One worker of a run; the subclass of each rule says what it exchanges, and with whom.
-
-    Parameters
-    ----------
-    job : Job
-    group : Group
-    interrupt : Interrupt
-
-    Attributes
-    ----------
-    run : Run
-    flat : Flat
-        The parameters, or all that `exchanged` returns.
-    epoch : int
-        The last epoch for which the model has adjusted its hyper-parameters.
-    has_lost_others : bool
-        Whether other workers have died or failed: then the exit status is 1.
-    """
+    """One worker of a run; the subclass of each rule says what it exchanges, and with whom."""
 
     run: Run
-    flat: Flat
-    epoch: int
-    has_lost_others = False
+    flat: Flat  # the values of the variables that `exchanged` returns
+    epoch: int  # the last one for which the model has adjusted its hyper-parameters
+    has_lost_others = False  # by death or failure: then the exit status is 1
 
     def __init__(self, job: Job, group: Group, interrupt: Interrupt) -> None:
         self.job, self.group, self._interrupt = job, group, interrupt

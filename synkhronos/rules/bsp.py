@@ -259,15 +259,9 @@ def row_weight(rows: Sequence[float], rank: int) -> float:
 
 
 class Sums:
-    """Sums over all ranks, in place, of the values of some shared variables.
+    """Sums over all ranks of the values of shared variables, by one of the strategies.
 
-    Parameters
-    ----------
-    group : Group
-    strategy : str
-        ``ar``, ``asa32``, ``asa16``, ``nccl32`` or ``nccl16``.
-    sources, targets : list of shared variables
-        Values of `sources` are summed into `targets`; both may be the same variables.
+    Values of `sources` are summed into `targets`; both may be the same variables.
     """
 
     def __init__(
@@ -316,10 +310,7 @@ def agree(group: Group, has: Mapping[str, Any]) -> None:
 def broadcast(group: Group, variables: Sequence[Any], root: int = 0) -> None:
     """Give all ranks the values of one rank.
 
-    Raises
-    ------
-    ValueError
-        On all ranks, if the variables differ between ranks in number, name, shape, dtype or order.
+    All ranks raise ValueError if the variables differ in number, name, shape, dtype or order.
     """
     agree(group, {"params": described(variables)})
     if variables:

@@ -58,12 +58,7 @@ class Entry:
 def read(path: str) -> dict[str, Entry]:
     """Return the assignments of a file by their keys; the last one of a key counts.
 
-    Raises
-    ------
-    OSError
-        If the file can't be read.
-    ValueError
-        For anything but assignments of known keys, with the number of the line.
+    ValueError, for anything but assignments of known keys, names the line.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"the file must be a path, got {_wording.shown(path)}.")

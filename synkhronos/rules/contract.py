@@ -66,14 +66,11 @@ class Config(dict):
 def load_class(modelfile: str, modelclass: str) -> type:
     """Import a model's file, a dotted name or a path; return the class of the model.
 
-    Raises
-    ------
-    ImportError, FileNotFoundError
-        If there is no such file, or no such class in it.
+    Raise ImportError or FileNotFoundError if there is no such file, or no such class in it.
     """
     module = import_model(modelfile)
-    found = getattr(module, modelclass, None)
-    if not isinstance(found, type):
+    model_type = getattr(module, modelclass, None)
+    if not isinstance(model_type, type):
         classes = [
             name
             for name, value in vars(module).items()
@@ -83,7 +80,7 @@ def load_class(modelfile: str, modelclass: str) -> type:
             f"{modelfile} has no class {modelclass!r}"
             + (f"; it has {', '.join(classes)}." if classes else ", nor any other.")
         )
-    return found
+    return model_type
 
 
 def make_model(
@@ -93,16 +90,11 @@ def make_model(
 
     A setting is an entry of the config. If the model has an attribute of this name, that gets the
     value too, unless it is a symbolic variable; ``data.n_batch_train`` is an attribute of the
-    model's data.
-
-    Raises
-    ------
-    ValueError
-        For a setting that the model neither looks up in its config nor has as an attribute.
+    model's data. Raise ValueError for a setting that is neither looked up nor an attribute.
     """
-    given = Config({**config, **settings})
+    own_config = Config({**config, **settings})
     try:
-        model = modelclass(given)
+        model = modelclass(own_config)
     except TypeError as error:
         if not _takes_config(modelclass):
             raise TypeError(
@@ -119,12 +111,12 @@ def make_model(
             present.set_value(np.asarray(value, present.dtype))
         elif hasattr(owner, last) and not isinstance(present, _host.Variable):
             setattr(owner, last, value)
-        elif name not in given.read:
+        elif name not in own_config.read:
             raise ValueError(
                 f"{name}={value!r}: {modelclass.__name__} has no attribute {name!r}, and does not "
                 "look it up in its config."
             )
-    return model, given
+    return model, own_config
 
 
 def _takes_config(modelclass):
@@ -138,14 +130,9 @@ def _takes_config(modelclass):
 
 
 def check(model: Any, is_compiled: bool = False) -> None:
-    """Check all that rules use of a model.
+    """Check all that rules use of a model; raise TypeError with a line for each missing thing.
 
     Data with a method ``batch_data`` need a number of batches only once the model `is_compiled`.
-
-    Raises
-    ------
-    TypeError
-        With a sentence for each thing that is missing.
     """
     problems = []
     for name, meaning in ATTRIBUTES.items():
@@ -225,13 +212,7 @@ def _accepts(function, keyword):
 
 
 def check_exchanged_velocities(model: Any) -> None:
-    """Check the two lists that ``cdd`` exchanges.
-
-    Raises
-    ------
-    TypeError
-        With what to write instead.
-    """
+    """Check the two lists that ``cdd`` exchanges; raise TypeError with what to write instead."""
     sent, received = getattr(model, "vels", None), getattr(model, "vels2", None)
     if not sent or not received:
         raise TypeError(
@@ -262,12 +243,7 @@ def statistics_of(model: Any) -> list:
     """Return the shared variables of a model's running statistics: those of batch normalization.
 
     A model may list them in ``statistics``. Otherwise they are found by the names that Lasagne and
-    Keras give them.
-
-    Raises
-    ------
-    TypeError
-        If the model lists integers, which have no average.
+    Keras give them. Raise TypeError if the model lists integers, which have no average.
     """
     listed = getattr(model, "statistics", None)
     if listed is not None:
@@ -306,15 +282,8 @@ def scale_learning_rate(model: Any, factor: float) -> None:
 class ScaledRate:
     """The learning rate of a model, times a factor that the model does not know of.
 
-    Parameters
-    ----------
-    model : object
-        Has ``shared_lr``, a shared variable.
-    factor : float, optional
-        The factor that is in the rate already.
+    The rate is the model's shared variable ``shared_lr``, which may have a `factor` already.
 
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> from synkhronos._host import library
     >>> model = SimpleNamespace(shared_lr=library.shared(0.1))

@@ -45,12 +45,8 @@ class FirstBatch:
         The shape of its ``shared_x`` must then fit the input of the network, if the model has
         ``layers`` of layers2, or an ``output_layer`` of Lasagne.
 
-        Raises
-        ------
-        ValueError
-            If the shapes of the images, or the numbers of images and labels, do not fit.
-        RuntimeError
-            If the batch can't be loaded.
+        Raise ValueError if the shapes, or the numbers of images and labels, do not fit;
+        RuntimeError if the batch can't be loaded.
         """
         if not self._can_look(model):
             return

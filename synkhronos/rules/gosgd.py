@@ -33,15 +33,8 @@ def run(job: Job, group: Group, interrupt: Interrupt) -> int:
 class Gossip:
     """One worker's parameters and weight, and the messages between workers.
 
-    Parameters
-    ----------
-    group : Group
-    arrays : list of ndarray
-        The parameters, which pushes of others change in place.
-    alike : dict
-        Values that must be equal on all workers.
-    on_death : callable
-        Called with the rank of a worker that has died or failed.
+    Pushes of others change `arrays`, the parameters, in place. `alike` has values that must be
+    equal on all workers. ``on_death(rank)`` is called for a worker that has died or failed.
     """
 
     def __init__(
@@ -51,8 +44,7 @@ class Gossip:
         alike: Mapping[str, Any],
         on_death: Callable[[int], None] = lambda rank: None,
     ) -> None:
-        self._group, self._arrays, self._on_death = group, arrays, on_death
-        self._alike = alike
+        self._group, self._arrays, self._alike, self._on_death = group, arrays, alike, on_death
         self.weight = 1.0 / group.size
         self.counts = np.zeros(group.size)  # batches of each worker, as far as this one knows
         self.dead: set[int] = set()

@@ -148,16 +148,9 @@ class Flat:
     is the variable's value, and a function that updates the variable in place needs no copy. If
     `sums` have a wider dtype than the variables, `write` makes rounded copies instead.
 
-    Parameters
-    ----------
-    variables : list of shared variables
-        Of numbers.
-    sources : list of shared variables, optional
-        Others of the same shapes, whose values `read` copies.
-    allocate : callable, optional
-        ``allocate(size, dtype)`` returns the memory of an array.
-    sums : bool
-        Whether the arrays have the dtypes in which sums are computed.
+    `read` copies the values of `sources`, other variables of the same shapes, if they are given.
+    ``allocate(size, dtype)`` returns the memory of an array. With `sums` the arrays have the dtypes
+    in which sums are computed.
     """
 
     def __init__(

@@ -27,13 +27,6 @@ def find(modelfile: str, modelclass: str) -> Path:
     """Return the file of a model; raise if it isn't there, or has no such class.
 
     `modelfile` is a dotted name, as in an import, or the path of a file.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If one of the arguments is no name, or the file has no such class.
-    FileNotFoundError
-        If there is no such file.
     """
     for name, value in (("modelfile", modelfile), ("modelclass", modelclass)):
         if not isinstance(value, str):

@@ -37,41 +37,19 @@ _SHOWN = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option of one or more rules."""
 
-    Attributes
-    ----------
-    name : str
-        As a keyword; ``name.upper()`` is the key in a file, ``--name-with-dashes`` the option of
-        the command.
-    rules : tuple of str
-        The rules that have it.
-    kind : type
-        int, float, bool or str.
-    default : object
-    sentence : str
-        Says what it does.
-    least, most : float
-        The limits of a number; `above` says that `least` itself is refused.
-    choices : tuple of str
-        All values of a text, if they are few.
-    others : tuple
-        Further values that it takes, such as None.
-    is_of_launcher : bool
-        Whether the launcher alone needs it, and the ranks are not told.
-    """
-
-    name: str
-    rules: tuple[str, ...]
-    kind: type
+    name: str  # a keyword; in files ``name.upper()``, in commands ``--name-with-dashes``
+    rules: tuple[str, ...]  # that have it
+    kind: type  # int, float, bool or str
     default: Any
-    sentence: str
-    least: float = -math.inf
+    sentence: str  # says what it does
+    least: float = -math.inf  # of a number
     most: float = math.inf
-    above: bool = False
-    choices: tuple[str, ...] = ()
-    others: tuple[Any, ...] = ()
-    is_of_launcher: bool = False
+    above: bool = False  # whether `least` itself is refused
+    choices: tuple[str, ...] = ()  # all values of a text, if they are few
+    others: tuple[Any, ...] = ()  # further values that it takes, such as None
+    is_of_launcher: bool = False  # whether the launcher alone needs it, and not the ranks
 
     @property
     def expected(self) -> str:

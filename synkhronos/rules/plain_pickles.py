@@ -31,24 +31,11 @@ _INSIDE = object()  # marks an object whose items are being converted
 
 
 def load(data: bytes, name: str, lists: bool = False) -> Any:
-    """Return what a pickle holds.
+    """Return the object in a pickle; `name` is its file, for messages.
 
-    Parameters
-    ----------
-    data : bytes
-        The pickle.
-    name : str
-        The file, for messages.
-    lists : bool
-        Whether to read arrays of objects, too, as lists: Keras' data sets have some.
+    Raise ValueError if it is no pickle, or holds more than containers, text, numbers and arrays of
+    them. With `lists` arrays of objects are read, too, as lists: Keras' data sets have some.
 
-    Raises
-    ------
-    ValueError
-        If it is no pickle, or holds more than containers, text, numbers and arrays of them.
-
-    Examples
-    --------
     >>> load(pickle.dumps({"lr": [[1, np.float32(0.5)]]}), "inforec.pkl")
     {'lr': [[1, 0.5]]}
     """
@@ -178,17 +165,13 @@ def _encoded(text, encoding="latin1"):
     return text.encode("latin1")
 
 
-def _ordered(pairs=()):
-    return dict(pairs)
-
-
 _MAKERS = {
     ("numpy", "dtype"): _Dtype,
     ("numpy", "ndarray"): _UnreadArray,
     ("numpy.core.multiarray", "_reconstruct"): _UnreadArray,
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("_codecs", "encode"): _encoded,
-    ("collections", "OrderedDict"): _ordered,
+    ("collections", "OrderedDict"): dict,
 }
 
 

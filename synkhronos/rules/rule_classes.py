@@ -6,6 +6,7 @@ standard input is a pipe from the script, which closes however the script ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -202,11 +203,9 @@ class Rule:
         assert process.stdin is not None
         process.stdin.close()
         problem, lines = "", []
-        try:
-            told = json.loads(self._report.read_text())
-            problem, lines = told["problem"], told["last_lines"]
-        except (OSError, ValueError):  # the launcher was killed
-            pass
+        with contextlib.suppress(OSError, ValueError):  # of a launcher that was killed
+            report = json.loads(self._report.read_text())
+            problem, lines = report["problem"], report["last_lines"]
         self._kept.cleanup()
         code = shell_status(code)
         _write(f"Rule session {self.pid} terminated with return code: {code}.")

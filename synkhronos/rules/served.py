@@ -55,18 +55,10 @@ class Orders:
 class Server:
     """Keeps the weights, which an updater changes by what workers send.
 
-    Parameters
-    ----------
-    job : Job
-    group : Group
-    updater : Updater
-        Its keys are 0, 1, ...: the parameters lie in one flat array for each dtype.
-    interrupt : Interrupt
-    answers_first : bool
-        Whether a worker gets the weights as they were before its own update.
-    divides_stale : bool
-        Whether an update is divided by 1 + its staleness: by how many updates of others the weights
-        have changed since its worker took them.
+    The updater's keys are 0, 1, ...: the parameters lie in one flat array for each dtype. If it
+    `answers_first`, a worker gets the weights as they were before its own update. If it
+    `divides_stale`, an update is divided by 1 + its staleness, the number of updates of others
+    since its worker took the weights.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     job = Job.from_json(argv[1])
     interrupt = Interrupt()
     signal.signal(signal.SIGUSR1, interrupt.set)
-    rank, n_here = _place()
+    rank, n_here = membership.place_of(os.environ) or (0, 1)  # ranks of this machine
     _set_environment(job, rank, n_here)
     group = membership.join()
     if group.size != len(job.devices):
@@ -58,11 +58,6 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
-def _place():
-    """Return this process's rank, and the number of ranks on its machine."""
-    return membership.place_of(os.environ) or (0, 1)
-
-
 def _set_environment(job, rank, n_here):
     """Set what must be set before NumPy and Theano are imported."""
     os.environ["SYNKHRONOS_RANK"], os.environ["SYNKHRONOS_SIZE"] = str(rank), str(len(job.devices))
@@ -85,13 +80,8 @@ def _set_environment(job, rank, n_here):
 
 def _device_of(job, rank):
     device = job.devices[rank] if rank < len(job.devices) else "cpu"
-    # A server computes on the host.
-    return "cpu" if device == "none" or is_server(job, rank) else device
-
-
-def is_server(job: Job, rank: int) -> bool:
-    """Return whether a rank is a server, which keeps parameters and does not train."""
-    return rank == 0 and job.rule in SERVED
+    is_server = rank == 0 and job.rule in SERVED  # which computes on the host
+    return "cpu" if device == "none" or is_server else device
 
 
 def flags(given: str, device: str) -> str:

@@ -85,18 +85,15 @@ class BSP_Exchanger:
 
     def exch(self) -> None:
         """Exchange."""
-        sources, targets = (
-            (self.vels, self.vels2)
-            if self.sync_type == "cdd"
-            else (self.param_list, self.param_list)
-        )
+        is_cdd = self.sync_type == "cdd"
+        sources, targets = (self.vels, self.vels2) if is_cdd else (self.param_list, self.param_list)
         everyone = self.comm.allgather([each.get_value() for each in sources])
         if self.sync_type == "swap":
             order = np.random.RandomState([23455, self._step]).permutation(self.size)
             partner = pairs_of(order.tolist()).get(self.comm.rank, self.comm.rank)
             values, self._step = everyone[partner], self._step + 1
         else:
-            factor = 1 if self.sync_type == "cdd" else 1 / self.size
+            factor = 1 if is_cdd else 1 / self.size
             values = [sum(each) * each[0].dtype.type(factor) for each in zip(*everyone)]
         for variable, value in zip(targets, values):
             variable.set_value(value)
