@@ -56,7 +56,7 @@ _PAYS = 2e-5  # below, two ranks gain little, or are slower
 _PAYS_ON_MACHINES = 1e-3  # below, so are two machines
 _SURE = 1e-3  # from there on ranks of one machine pay
 _CALL = 4e-6  # seconds from PyTensor's code into an evaluator, and back
-_LEAST = 0.85  # of the time of plain PyMC: what is measured differs from what follows
+_LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as times vary
 _SLOW = 2.0  # seconds until the log says what takes so long
 
 
@@ -71,7 +71,7 @@ class ParallelLikelihood:
         Names of the observed variables and potentials whose rows are divided over the ranks. Empty
         where plain PyMC is faster: the model is as before, then.
     left : dict of str
-        Names of those with rows that the master computes nevertheless, each with the reason.
+        Names of those that the master computes although they have rows, each with the reason.
     """
 
     def __init__(self, model, evaluator, left):
@@ -96,7 +96,7 @@ class ParallelLikelihood:
 
     @property
     def evaluators(self) -> list[Evaluator]:
-        """That of all that is divided, and that of observed variables alone if one is needed."""
+        """The evaluator of all divided terms and, if needed, that of observed variables alone."""
         return [each for each in (self._evaluator, self._of_observed) if each is not None]
 
     def _terms_of(self, wanted):
@@ -143,7 +143,7 @@ class ParallelLikelihood:
 
 
 class _Logp:
-    """Stands for the method ``logp`` of a model; a copy of the model gets the plain method."""
+    """Replaces the method ``logp`` of a model; a copy of the model gets the plain method."""
 
     def __init__(self, parallel, model):
         self._parallel, self._model = parallel, model
@@ -170,7 +170,7 @@ def likelihood(
     A potential that is a sum over rows of data, such as one of weighted likelihoods, is divided,
     too. Priors, transforms and deterministics stay in this process. ``pm.sample`` with any of its
     samplers, ``pm.find_MAP``, ``pm.fit``, ``pm.sample_smc`` and ``pm.find_hessian`` use the ranks;
-    what they return is that of the plain model, up to rounding. ``pm.set_data`` may give data of
+    they return the results of the plain model, up to rounding. ``pm.set_data`` may give data of
     other lengths.
 
     Parameters
@@ -199,22 +199,22 @@ def likelihood(
 
     Notes
     -----
-    A likelihood is divided if it is a sum over rows. The graph shows that, and a test with numbers
-    at two points: the whole is what PyMC computes, and the parts add up to it, as do all their
-    gradients. Any other likelihood is left in the master, with a warning in the log.
+    A likelihood is divided if it is a sum over rows. Its graph must show that, and numbers at two
+    points must confirm it: the whole is what PyMC computes, and the parts add up to the whole, with
+    all gradients. Any other likelihood is left in the master, with a warning in the log.
 
     Workers start with the first evaluation, from the process that evaluates: with
     ``pm.sample(cores=2)`` each chain's process has ranks of its own, so ``ranks * cores`` should be
     at most the number of cores of the machine. As many chains as cores use all cores already with
-    plain ``pm.sample(cores=...)``; ranks are for chains that should be finished earlier, and for
-    more cores than chains. :func:`advise` says what is fastest.
+    plain ``pm.sample(cores=...)``; ranks pay if each chain should end earlier, or if there are more
+    cores than chains. :func:`advise` says what is fastest.
 
     In a script under ``synkhronos launch`` on several machines the rows are divided over the ranks
-    of all. Chains use them in turn, as with ``pm.sample(cores=1)``, or as threads.
+    of all. Chains take turns on them: one after another with ``pm.sample(cores=1)``, or as threads.
 
-    A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. nutpie goes on with
-    evaluations that fail, and JAX raises errors of its own; the block raises it at its end. After a
-    Ctrl-C the block is as before.
+    A worker that dies ends the sampling with :class:`~synkhronos.WorkerDied`. As nutpie continues
+    after failed evaluations, and JAX raises its own errors, the block then raises it at its end.
+    After a Ctrl-C the block can be used as before.
 
     Examples
     --------
@@ -289,7 +289,7 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
 
 def _root(model):
     model = pm.modelcontext(model)
-    return getattr(model, "root", model)  # of nested models, as pm.sample takes it
+    return getattr(model, "root", model)  # the outermost of nested models, as in pm.sample
 
 
 @contextlib.contextmanager
@@ -308,7 +308,7 @@ def _divided(model, layout, is_given=True):
         except Exception as error:
             if not any(each.unheard not in (None, error) for each in parallel.evaluators):
                 raise
-            # They hold the sampler of nutpie: chains that have not failed would go on without end.
+            # The frames hold nutpie's sampler, whose other chains would go on without end.
             traceback.clear_frames(error.__traceback__)
         finally:
             vars(model).pop("logp", None)
@@ -348,7 +348,7 @@ def _number_of_ranks(ranks, devices):
 def _layout(n_ranks):
     """Yield the layout of the ranks, and whether the user or a command has given their number.
 
-    On several machines there is a session of their leaders.
+    On several machines a session of their leaders is open in the block.
     """
     if Current.link is None:
         given = {} if n_ranks else Current.of_run or {}
@@ -428,11 +428,11 @@ def _told_of(name):
         yield
     finally:
         timer.cancel()
-        timer.join()  # before a fork
+        timer.join()  # so that no later fork meets its thread
 
 
 def _fastest(model, terms, found, most):
-    """Return how many ranks take the least time: 1, or the most; 0 if plain PyMC does."""
+    """Return the fastest number of ranks, 1 or `most`; 0 if plain PyMC is faster."""
     with _told_of(terms[0].name):
         call = plain_call(model, [model[term.name] for term in terms], found[0].point)
     before = seconds_of(call)
@@ -441,7 +441,7 @@ def _fastest(model, terms, found, most):
     given = terms, model.check_bounds, functions, values
     times = {n: seconds_on(n, *given) + _CALL for n in {1, most}}
     fastest = min(times, key=times.get)
-    plain = min(before, seconds_of(call))  # other processes may have slowed down one of them
+    plain = min(before, seconds_of(call))  # other processes may have slowed down one of the two
     pays = times[fastest] < _LEAST * plain
     if not pays or fastest < most:
         told = [f"{1e3 * times[n]:.3f} with {count(n, 'rank')}" for n in sorted(times)]

@@ -1,12 +1,12 @@
-"""How many ranks and chains at the same time are fastest: predicted from a few measured times.
+"""Predict from a few measured times how many ranks, and chains at once, are fastest.
 
     seconds of an evaluation, of each of the chains that run at the same time
         = all but the likelihood + round of the ranks
           + the larger of   likelihood / ranks
                             chains * reading / how much faster all processes read than one
 
-A round is the start and the finish of all ranks. Reading is that of the data, by one process: the
-memory of a machine is what its cores can't divide.
+A round is the start and the finish of all ranks. Reading is the time in which one process reads the
+data: all cores share the machine's memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from synkhronos._wording import count
 from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine
 from synkhronos.extensions.pymc.terms import Term
 
-QUANTILE = 20  # percent of measurements that are faster than the time that is taken
-_WORTH = 1.1  # times as fast as plain PyMC: less is within what such a prediction misses
+QUANTILE = 20  # percent of the measurements are faster than the time that is taken
+_WORTH = 1.1  # times as fast as plain PyMC: a smaller gain may be an error of the prediction
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Advice:
         Seconds: ``plain``, ``likelihood`` (on one rank), ``rest``, ``round`` (of ranks on all
         ``cores``), ``reading`` (of the data); and ``gain_of_reading`` of all cores.
     predicted : dict
-        (ranks, chains at the same time) -> seconds for an evaluation of every chain, one of each;
-        0 ranks are plain PyMC.
+        (ranks, chains at the same time) -> seconds for one evaluation of each chain; 0 ranks are
+        plain PyMC.
     ranks : int
         Of each chain, in the fastest way; 0 for plain PyMC.
     cores : int
@@ -122,7 +122,7 @@ def predict(found: Measured, chains: int) -> Advice:
                 divided = max(found.likelihood / ranks, memory)
                 seconds = found.rest + divided + (found.round if ranks > 1 else 0.0)
             times[ranks, at_once] = -(-chains // at_once) * seconds
-    if found.ranks_of_machines > found.cores:  # else this machine has room for as many
+    if found.ranks_of_machines > found.cores:  # else this machine has cores for as many
         times[found.ranks_of_machines, 1] = chains * found.on_machines
     plain = min((each for each in times if not each[0]), key=times.__getitem__)
     best = min(times, key=times.__getitem__)
@@ -134,7 +134,7 @@ def compiled(model):
     """Return a function without arguments that evaluates value and gradient."""
     function = model.logp_dlogp_function(ravel_inputs=True)
     start = model.initial_point(random_seed=0)
-    function.set_extra_values(start)  # PyMC 6.1 wants to be told, also where there are none
+    function.set_extra_values(start)  # PyMC 6.1 needs this call, even if there are none
     names = [each.name for each in function._grad_vars]
     point = DictToArrayBijection.map({name: start[name] + 0.01 for name in names}).data
     function([point])  # compiles
@@ -142,7 +142,7 @@ def compiled(model):
 
 
 def seconds_of(call: Callable[[], object], seconds: float = 0.2) -> float:
-    """Return the time of a call where little disturbs it: a fifth of many are faster."""
+    """Return the time of a call that little has disturbed: a fifth of many calls are faster."""
     times, end = [], time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < end:
         begin = time.perf_counter()
@@ -154,7 +154,7 @@ def seconds_of(call: Callable[[], object], seconds: float = 0.2) -> float:
 def seconds_on(
     n_ranks: int, terms: Sequence[Term], check_bounds: bool, functions: list, values: list
 ) -> float:
-    """Return the time of an evaluation with gradients on so many ranks of this machine."""
+    """Return the time of an evaluation with gradients on `n_ranks` of this machine."""
     on_them = Evaluator(terms, on_this_machine(n_ranks), check_bounds, functions)
     with contextlib.closing(on_them):
         flat = on_them.flat(values)

@@ -1,7 +1,7 @@
-"""A test with numbers that a likelihood is a sum over rows.
+"""Test with numbers that a likelihood is a sum over rows.
 
-The whole must be what PyMC computes for the model, and the sum of the parts must be the whole, with
-all gradients, at two points. The parts are uneven, and of rows in random order.
+At two points the likelihood of all rows must be what PyMC computes, and uneven parts of the rows,
+in random order, must add up to it, with all gradients.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Checked(NamedTuple):
 
 @recurses_deep
 def checked(model: pm.Model, observed, term: Term) -> Checked:
-    """Return the compiled function of a term, and what a test of it has shown.
+    """Test a term; return its compiled function, and its time and values in the test.
 
     Raises NotByRows unless its parts add up to the model's likelihood.
     """
@@ -51,7 +51,7 @@ def checked(model: pm.Model, observed, term: Term) -> Checked:
 
     @functools.lru_cache(maxsize=None)
     def precise():
-        # It takes seconds to compile, but some operations round to 32 bits where Python runs them.
+        # Only if needed: this compiles for seconds, but in Python some operations round to 32 bits.
         return pytensor.function(model.value_vars, logp, on_unused_input="ignore")
 
     frontier = model.replace_rvs_by_values(list(term.frontier))
@@ -128,7 +128,7 @@ class _Parts:
         return self._of_all_rows(np.array(result), values, chosen)
 
     def _of_all_rows(self, result, values, chosen):
-        """Return the gradients with zeros for all other rows of parameters."""
+        """Return the vector for all rows: zeros are the gradients for rows that aren't chosen."""
         found, begin = [result[:1]], 1
         for value, axis, parameter in zip(values, self._term.axes, self._term.parameters):
             if is_float(parameter):
@@ -141,7 +141,7 @@ class _Parts:
 
 
 def _compare(term, parts, values, plains, order):
-    # Not one row: numba compiles anew for a matrix that lies row by row and column by column.
+    # No part of one row: it would be C and Fortran contiguous, for which numba compiles anew.
     bounds = sorted({0, min(2, len(order) - 1), len(order) // 3 + 1, len(order)})
     whole = parts(values, np.arange(len(order)))
     found = [parts(values, order[begin:end]) for begin, end in zip(bounds, bounds[1:])]

@@ -3,8 +3,8 @@
     evaluate(values)  ── values ──▶ shared memory ──▶ every rank: its rows
     logp, gradients   ◀── sum ───── shared memory ◀── log-likelihood and gradients of its rows
 
-A session of its own serves an `Evaluator`: workers that are forked after the functions are compiled
-and have run once. They inherit machine code and data, so nothing is sent. New data, or the first
+Each `Evaluator` has its own session. Its workers are forked after the functions have been compiled
+and have run once: they inherit machine code and data, so nothing is sent. New data, or the first
 evaluation of another kind, start new workers in place of the old ones. The kinds:
 
     value       the log-likelihood
@@ -14,9 +14,9 @@ evaluation of another kind, start new workers in place of the old ones. The kind
 A process that the script forks, such as that of a chain, starts workers of its own at its first
 evaluation. So does one that gets the evaluator in a pickle.
 
-On several machines the leader of each has an evaluator, with the terms and the data of the rows of
-its ranks. The leaders are the ranks of a session, in which each gives one vector; these are added
-up in the order of the machines:
+On several machines the leader of each has an evaluator, with the terms and its ranks' rows of the
+data. The leaders are the ranks of a session. Each gives one vector, and these are added up in the
+order of the machines:
 
     evaluate(values)  ── values ──▶ each leader: evaluate_here(values)
     logp, gradients   ◀── sum ───── a vector from each
@@ -74,12 +74,12 @@ _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has faile
 
 
 def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
-    """Return what ranks compute in an evaluation of a kind, in one vector."""
+    """Evaluate by the evaluator of this number: see `Evaluator.evaluate`."""
     return _evaluators[number].evaluate(kind, values)
 
 
 def on_this_machine(n_ranks: int) -> MachineLayout:
-    """Return the layout of so many ranks on one machine."""
+    """Return the layout of `n_ranks` on one machine."""
     return MachineLayout((n_ranks,), ("",), 0)
 
 
@@ -157,15 +157,9 @@ class EvaluateOnMachines:
 class Evaluator:
     """Terms, and the ranks that compute them.
 
-    Parameters
-    ----------
-    terms : sequence of Term
-    layout : Layout
-        The ranks of each machine. Of several machines the session has one rank on each.
-    check_bounds : bool
-        As that of the model: whether parameters out of bounds give minus infinity.
-    functions : list, optional
-        The compiled functions of the terms, with gradients, which nothing else calls.
+    On several machines of the `layout` the session has one rank on each. `check_bounds` is the
+    model's: whether parameters out of bounds give minus infinity. `functions`, if given, are the
+    compiled functions of the terms with gradients, which nothing else calls.
     """
 
     def __init__(
@@ -187,7 +181,7 @@ class Evaluator:
         self.number_in_graphs = pytensor.shared(np.array(number), f"likelihood {number}")
         self.is_closed = False
         self.is_used = False  # whether this process has evaluated it, or another one may have
-        self.unheard: BaseException | None = None  # raised where no code in Python could hear it
+        self.unheard: BaseException | None = None  # an error that no code in Python could catch
         self.parameters = [each for term in self.terms for each in term.parameters]
         self.unknown = [
             (i, axis)
@@ -196,9 +190,9 @@ class Evaluator:
             if length is None
         ]
         self._functions: dict[str, list] = {}
-        self._products: list | None = None  # the terms along directions, and these, once needed
+        self._products: list | None = None  # derivatives of terms along directions, and these
         self._received: list | None = None  # the data, on other machines than the script's
-        self._sent: list | None = None  # to other machines: as `_sources`
+        self._sent: list | None = None  # `_sources` whose data other machines have
         self.given = np.empty(0)  # the values of an evaluation on several machines
         self._make_locks()
         self._forget()
@@ -211,11 +205,11 @@ class Evaluator:
     def _forget(self):
         self._session = None
         self._commands: dict[str, Evaluate] = {}
-        self._runs: dict[str, list] = {}  # of each rank, those of all terms
-        self._prepared = None  # the runs of this process's rank that have their arguments
+        self._runs: dict[str, list] = {}  # kind -> for each rank a list of `TermEvaluation`
+        self._prepared = None  # those of this process's rank whose functions have arguments
         self._sources: list = []  # the cells of shared variables, and the data that were in them
         self._values, self._parts = np.empty(0), []  # in shared memory; a part of each rank
-        self._whole: list[slice] = []  # of the parts, what is summed; ranks share the rest
+        self._whole: list[slice] = []  # places of the parts that are summed; ranks share the rest
         self._lengths = b""
 
     def __reduce__(self):
@@ -225,7 +219,7 @@ class Evaluator:
         return _restored, content
 
     def _check_machines(self, link):
-        """Raise in, or for, another process than the script's, if ranks are on several machines."""
+        """Refuse to evaluate in another process than the script's on several machines."""
         if link is None and len(self.layout.counts) > 1:
             raise SessionError(
                 "Chains in processes of their own can't use the ranks of several machines. Write "
@@ -243,7 +237,7 @@ class Evaluator:
         return np.concatenate([lengths, *(np.ravel(each) for each in values)]).astype("float64")
 
     def evaluate(self, kind: str, values: np.ndarray) -> np.ndarray:
-        """Return what ranks compute in an evaluation of a kind, in one vector.
+        """Return the result of all ranks for an evaluation of a kind, in one vector.
 
         Parameters
         ----------
@@ -279,7 +273,7 @@ class Evaluator:
                     _failed_threads.add(threading.get_native_id())
                 raise death from None
             finally:
-                if self.is_closed:  # in the middle of it
+                if self.is_closed:  # by `close` in the middle of this evaluation
                     self._end()
         if len(self._begins) == 1:
             return total[:1] if kind == "value" else total
@@ -292,7 +286,7 @@ class Evaluator:
         self._check_machines(Current.link)
         with self._of_machines.call("likelihood") as session:
             self._send(session)
-            self._command_for(kind, values)  # what it raises needs no other machine
+            self._command_for(kind, values)  # its errors come before other machines are asked
             self.given = values
             total, *others = session.ask(EvaluateOnMachines(self.number, kind))
         for each in others:
@@ -320,10 +314,10 @@ class Evaluator:
         """Send each machine the data of its rows, unless it has them."""
         if self._sent is not None and all(cell[0] is data for cell, data in self._sent):
             return
-        self._commands.clear()  # before `_sources` change, by which old data are known
+        self._commands.clear()  # before `_sources` changes, by which `_is_current` knows old data
         self._sent = None  # some machines may have other data after an error
         found, layout = self._read_data(), self.layout
-        # Neither the data nor the model: of each a machine needs the part for its rows at most.
+        # Leave out the model and all data: a machine gets its own rows only.
         terms = [
             replace(
                 term,
@@ -401,7 +395,7 @@ class Evaluator:
             for each in function.input_storage:
                 each.storage[0] = None
         self._functions.clear()
-        # PyTensor keeps graphs that numba has compiled, and with the operation this evaluator.
+        # PyTensor keeps the graphs that numba has compiled, and these hold this evaluator.
         self.terms, self._products, self._received = (), None, None
         self._of_machines = self._sent = None
 
@@ -530,7 +524,7 @@ class Evaluator:
         return list(zip(parameters, directions))
 
     def _runs_of(self, rank, kind, functions, given, data, arranged):
-        """Yield the runs of a rank; `arranged` keeps its rows for those of other kinds."""
+        """Yield the evaluations of a rank's rows; `arranged` keeps arrays for other kinds."""
         for term, function, (parameters, directions), (length, arrays), begin in zip(
             self.terms, functions, given, data, self._begins
         ):
@@ -561,7 +555,7 @@ class Evaluator:
                 yield TermEvaluation(function, arguments, copies, outs, n_blocks == 1)
 
     def _outs_of(self, rank, start, parameters, axes_of, chosen, adds):
-        """Return the places of a result for a `TermEvaluation`: what is summed, in few pieces."""
+        """Return the places for the result of a `TermEvaluation`, in as few pieces as possible."""
         outs, begin, at = [], start, start + 1
         for parameter, value in parameters:
             if not is_float(parameter):
@@ -569,7 +563,7 @@ class Evaluator:
             end, axis = at + value.size, axes_of[parameter]
             if axis is not None:
                 outs.append((self._parts[rank][begin:at], adds))
-                # No other rank writes where the gradients for rows of this rank are.
+                # These are gradients for this rank's rows, to which no other rank writes.
                 of_all = self._parts[0][at:end].reshape(value.shape)
                 outs.append((along(of_all, axis, chosen), False))
                 begin = end
@@ -603,16 +597,16 @@ class Evaluator:
 
 
 def _advised(death):
-    """Return the error of a worker's death with what the user can do."""
-    cause, found, _ = str(death).partition(" The session has ended: ")
-    if not found:  # it is the end of the job, on several machines
+    """Return the error of a worker's death with advice for the user."""
+    cause, separator, _ = str(death).partition(" The session has ended: ")
+    if not separator:  # on several machines the whole job ends
         return death
     advice = "Leave the likelihood() block, and enter it again."
     return WorkerDied(f"{cause} {advice}", death.rank, death.exitcode)
 
 
 def _rows_before(layout, machine, length):
-    """Return the number of rows, of so many, of all machines before one."""
+    """Return how many of `length` rows the machines before one have."""
     return share(length, layout.n_ranks, layout.first(machine))[0]
 
 
@@ -630,14 +624,14 @@ def _check_rows(term, parameter, value, axis, length):
 
 def _restored(number, terms, layout, check_bounds, is_closed=False):
     """Return the evaluator of that number, made anew in a process that lacks it."""
-    found = _evaluators.get(number)
-    if found is None:
-        found = Evaluator.__new__(Evaluator)
-        found.terms, found.layout, found.check_bounds = terms, layout, check_bounds
-        found._of_machines = None
-        found._open(number)
-        found.is_closed = is_closed
-    return found
+    evaluator = _evaluators.get(number)
+    if evaluator is None:
+        evaluator = Evaluator.__new__(Evaluator)
+        evaluator.terms, evaluator.layout, evaluator.check_bounds = terms, layout, check_bounds
+        evaluator._of_machines = None
+        evaluator._open(number)
+        evaluator.is_closed = is_closed
+    return evaluator
 
 
 @recurses_deep
@@ -663,7 +657,7 @@ def _mark_as_used():
 def _close_all():
     for each in list(_evaluators.values()):
         each.close()
-    # They end some milliseconds after their sampler, and crash where Python has ended before.
+    # nutpie's threads end some milliseconds after their sampler, and crash if Python ends before.
     end = time.monotonic() + 1
     while any(os.path.exists(f"/proc/self/task/{each}") for each in _failed_threads):
         if time.monotonic() > end:

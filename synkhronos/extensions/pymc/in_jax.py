@@ -17,7 +17,7 @@ from synkhronos.extensions.pymc.terms import is_float
 
 
 def likelihood(evaluator, kind, values):
-    """Return what ranks compute in one evaluation of a kind: one vector, or a scalar for values.
+    """Return the result of an evaluation of a kind: one vector, or a scalar for "value".
 
     Chains that JAX samples at once, on devices or in batches, take turns on the ranks.
     """
@@ -37,10 +37,10 @@ def likelihood(evaluator, kind, values):
                     for point in points.reshape(-1, points.shape[-1])
                 ]
             except BaseException as error:
-                # JAX raises another one, in which this is text. The first has caused the others.
+                # JAX raises its own error with the text of this one. The first has caused the others.
                 evaluator.unheard = evaluator.unheard or error
                 raise
-            evaluator.unheard = None  # whoever goes on has handled it
+            evaluator.unheard = None  # a caller that goes on has handled the error
             return np.reshape(found, (*points.shape[:-1], 1 + len(moving))).astype(own)
 
         out = jax.ShapeDtypeStruct((1 + len(moving),), own)

@@ -8,8 +8,8 @@ takes them apart. Where nothing uses them, a rewrite asks for the value alone. T
 gradients is the same operation of another kind, which takes a direction, too, and returns the
 Hessian times this direction.
 
-The evaluator's number is an input, in a shared variable: numba's cache on disk keeps the machine
-code that calls `evaluate` for all blocks and processes. It finds it by the graph, with constants.
+The evaluator's number is an input, in a shared variable, and no constant: numba's cache on disk
+finds machine code by the graph and its constants, so all blocks and processes share the code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from synkhronos.extensions.pymc.evaluator import Evaluator, evaluate
 from synkhronos.extensions.pymc.terms import is_float
 
 
-class Likelihood(JAXOp):  # of which PyTensor knows a function of JAX; it imports no JAX
+class Likelihood(JAXOp):  # in JAX PyTensor calls `perform_jax`; the class imports no JAX
     """The log-likelihood of terms, and its gradients; or another kind of evaluation."""
 
     __props__ = ("evaluator", "kind")
@@ -111,7 +111,7 @@ def leave_out_gradients(fgraph, node):
     return {node.outputs[0]: value.out}
 
 
-# Late, when a gradient that is used by nothing has been removed.
+# Late: other rewrites first remove variables that nothing uses, with their gradients.
 optdb.register(
     "synkhronos_leave_out_gradients",
     dfs_rewriter(leave_out_gradients),
@@ -123,7 +123,7 @@ optdb.register(
 
 @register_funcify_and_cache_key(Likelihood)
 def _likelihood_in_numba(op, node, **kwargs):
-    # Python gets one array and returns one: each takes a microsecond to cross.
+    # Python gets one array and returns one: each array that is passed takes a microsecond.
     unknown, count = op.evaluator.unknown, len(node.inputs) - 1
     names = [f"value_{i}" for i in range(count)]
     sizes = " + ".join([str(len(unknown)), *(f"{name}.size" for name in names)])

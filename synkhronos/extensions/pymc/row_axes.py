@@ -1,11 +1,11 @@
-"""A look at the graph of a log-likelihood: whether each row is computed by itself, up to one sum.
+"""Check by the graph that a log-likelihood computes each row by itself, up to one sum.
 
     data, rows along an axis ──▶ operations row by row ──▶ Sum over the rows ──▶ log-likelihood
 
 Each variable that depends on rows has a state: the axis of its rows, or that it is a sum over them.
 An operation that would compute something from several rows is refused, such as a mean over rows, a
 cumulative sum or a number of rows; and so is any operation without a rule here or in `row_states`.
-Numbers can't show that: two rows may come together for some parameters only, or for other data.
+Numbers can't show that: rows may be combined for some parameters only, or for other data.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def row_wise(op: type[Op] | Op) -> type[Op] | Op:
     Returns
     -------
     pytensor.graph.op.Op or type
-        The same: ``@row_wise`` may stand above a class.
+        `op` itself, so ``@row_wise`` may stand above a class.
     """
     if not (isinstance(op, Op) or (isinstance(op, type) and issubclass(op, Op))):
         raise TypeError(f"op must be an operation of PyTensor, or a class of them, got {op!r}.")
@@ -76,14 +76,8 @@ def _first_axis(op, node, states):
 def check(logp: Variable, rows: dict[Variable, int]) -> dict[Variable, int]:
     """Raise Mixed unless a log-likelihood is a sum over rows, each computed by itself.
 
-    Returns the variables that have a row for each observation, and the axes of their rows.
-
-    Parameters
-    ----------
-    logp : Variable
-        A scalar.
-    rows : dict
-        Variable with a row for each observation -> the axis of its rows.
+    `rows` has the inputs with a row for each observation, and the axes of their rows. Returns the
+    same of all variables.
     """
     states = {variable: Along(axis) for variable, axis in rows.items()}
     _follow([logp], states)
@@ -199,7 +193,7 @@ def _reduction(op, node, states):
 @rule(CumOp, SortOp, ArgSortOp, Softmax, LogSoftmax, math.Argmax)
 def _along_an_axis(op, node, states):
     state, *_ = states
-    axes = getattr(op, "axis", None)  # of sorts it is an input in older releases of PyTensor
+    axes = getattr(op, "axis", None)  # sorts have it as an input in older releases of PyTensor
     axes = axes if isinstance(axes, tuple | list) else [axes]
     if not isinstance(state, Along) or state.is_number or None in axes:
         raise mixed(node)
@@ -264,7 +258,7 @@ def _blockwise(op, node, states):
 
 
 def _columns(op, node, states, n_batch):
-    """Return the state of a triangular system whose right sides, its columns, are rows."""
+    """Return the state of a linear system with a row in each column, or of batched products."""
     name = type(op.core_op).__name__
     right = node.inputs[-1]
     is_right = states[-1] is not None and only(states[:-1])

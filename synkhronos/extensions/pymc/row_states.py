@@ -26,7 +26,7 @@ from pytensor.tensor.type_other import NoneTypeT
 class Mixed(ValueError):
     """An operation computes something from several rows.
 
-    `variable`, if it is known, would have to have rows.
+    `variable`, if it is known, has no rows, but would need them.
     """
 
     def __init__(self, message: str, variable=None):
@@ -60,7 +60,7 @@ class RowLengths:
     flags: tuple[bool, ...]
 
 
-_MOST_ASKED = 100  # variables, for a name
+_MOST_ASKED = 100  # variables that are searched for a name
 
 Rule = Callable[[Any, Any, list], Any]
 RULES: dict[Any, Rule] = {}  # by kinds of operations, and by operations
@@ -80,15 +80,15 @@ def mixed(node, why=None, variable=None) -> Mixed:
 
 
 def _is_own(op):
-    """Return whether an operation is of the user's code."""
+    """Return whether an operation is from the user's code."""
     module = type(op).__module__.partition(".")[0]
     return module not in ("pytensor", "pymc") or isinstance(op, FromFunctionOp)
 
 
 def _named(variables):
-    """Return the name of the nearest variable that these are computed from, and that has one."""
+    """Return the name of the nearest named variable that these are computed from."""
     variables = list(variables)
-    for each in variables:  # which grow
+    for each in variables:  # the list grows in the loop
         if each.name:
             return each.name
         variables += each.owner.inputs if each.owner and len(variables) < _MOST_ASKED else []
@@ -118,7 +118,7 @@ def rule_of(op) -> Rule | None:
 
 
 def refuse_length(variable, axis):
-    """Raise Mixed for an array that is no data and has any length along an axis of rows but 1."""
+    """Raise Mixed for an array that is no data, unless its length along the axis of rows is 1."""
     if axis >= 0 and not variable.type.broadcastable[axis]:
         name = _named([variable])
         what = f"{name!r}, which is no data," if name else "an array that is no data"
@@ -206,7 +206,7 @@ def _join(op, node, states):
 
 
 def _rows_of_shape(node, sizes):
-    """Return the axis that has the number of rows, of those whose lengths have these states."""
+    """Return the axis whose length is the number of rows, by the states of all lengths."""
     found = [axis for axis, state in enumerate(sizes) if state is not None]
     if len(found) > 1 or any(sizes[axis] != RowLengths((True,)) for axis in found):
         raise mixed(node, "its log-likelihood computes with the number of rows")
@@ -288,7 +288,7 @@ def _subtensor(op, node, states):
 
 
 def bounds(index) -> list[Any]:
-    """Return the numbers of a slice, without those that are left out."""
+    """Return start, stop and step of a slice, without those that are None."""
     parts = (index.start, index.stop, index.step) if isinstance(index, slice) else ()
     return [
         part
@@ -344,7 +344,7 @@ def _advanced_subtensor(op, node, states):
     if any(part is not None and state_of.get(part) is not None for part in bounds):
         raise mixed(node)
     n_new = max(each.ndim for each in arrays.values())
-    places = set()  # of the rows, in the axes that the arrays of indices make
+    places = set()  # axes of rows, among those that the arrays of indices make
     for each in arrays.values():
         index = state_of.get(each)
         if index is not None and not isinstance(index, Along):

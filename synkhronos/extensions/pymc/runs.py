@@ -21,9 +21,9 @@ from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos.extensions.pymc import vectorized
 from synkhronos.extensions.pymc.terms import Term, is_float
 
-_BLOCK_BYTES = 1 << 20  # of data that a rank evaluates at once: what a core has of a cache
-_BYTES_PER_RESULT = 128  # so many bytes of data take as long as adding up one more number
-_MOST_FUNCTIONS = 64  # that stay for later blocks
+_BLOCK_BYTES = 1 << 20  # of data that a rank evaluates at once: they fit a core's cache
+_BYTES_PER_RESULT = 128  # of data that are read in the time of adding up one more number
+_MOST_FUNCTIONS = 64  # that are kept for later blocks
 
 _functions: dict[tuple, Callable] = {}  # numba's, by graph
 
@@ -31,18 +31,11 @@ _functions: dict[tuple, Callable] = {}  # numba's, by graph
 class TermEvaluation:
     """An evaluation of some rows of a term: a compiled function, its arguments, places for results.
 
-    The machine of a function is called, not the function, which checks its arguments.
+    It calls the function's virtual machine, which does not check arguments as the function does.
 
-    Parameters
-    ----------
-    function : callable
-    arguments : list of numpy.ndarray
-    copies : list of tuple of numpy.ndarray
-        Arguments, each with the values that it is a copy of.
-    outs : list of tuple of (numpy.ndarray, bool)
-        Where parts of the result belong, one after the other, and whether they are added there.
-    is_alone : bool
-        Whether nothing else gives this function arguments, so that they stay in it.
+    `copies` has pairs of arguments and the values that they are copies of. `outs` has the places
+    for parts of the result, in order, and whether a part is added there. With `is_alone` nothing
+    else gives the function arguments, so that they stay in it.
     """
 
     def __init__(self, function, arguments, copies, outs, is_alone):
@@ -121,7 +114,7 @@ class _Linker(NumbaLinker):
         return function
 
     def jit_compile(self, function):
-        """Return the function as it is: `fgraph_convert` has made it."""
+        """Return the function as it is: `fgraph_convert` has compiled it."""
         return function
 
 
@@ -137,7 +130,7 @@ def floats(term: Term) -> list[Variable]:
 
 @recurses_deep
 def along_direction(term: Term) -> tuple[Term, list[Variable]]:
-    """Return a term whose value is the derivative of another one along a direction; and this one.
+    """Return a term's derivative along a direction, which is a term, too; and the direction.
 
     Its gradients are the Hessian times the direction.
     """
@@ -146,7 +139,7 @@ def along_direction(term: Term) -> tuple[Term, list[Variable]]:
     products = [(each * one).sum() for each, one in zip(gradients, directions)]
     slope = sum(products, pt.zeros((), term.logp.dtype))
     derived = replace(term, logp=slope)
-    derived.gradients()  # which raises where PyTensor has none
+    derived.gradients()  # raises if PyTensor has none
     return derived, directions
 
 
@@ -163,7 +156,7 @@ def number_of_blocks(n_rows, rows, arrays, width):
 
 
 def own_value(value, parameter, copies):
-    """Return a value as a function takes it: a copy where it can't be the value itself."""
+    """Return a value, or if a function can't take it as it is, a copy, listed in `copies`."""
     if parameter.dtype == "float64" and value.flags.c_contiguous:
         return value
     copies.append((np.empty(value.shape, parameter.dtype), value))

@@ -3,8 +3,8 @@
     X ──▶ product with b ──▶ selection            X ──▶ selection ──▶ product with b
 
 The number of rows of ``X`` is then that of the observations, as if the model were written so. A
-selection is moved if data alone choose, and no element twice. Behind an operation that has no rule
-here it stays, which is as exact.
+selection is moved if it depends on data alone and takes no element twice. At an operation that has
+no rule here it stops, which gives the same numbers.
 """
 
 from __future__ import annotations
@@ -28,19 +28,11 @@ _SELECTIONS = subtensor.Subtensor, subtensor.AdvancedSubtensor
 class Selections:
     """Moves selections.
 
-    Parameters
-    ----------
-    is_moving : callable
-        Whether a variable is computed from parameters.
-    has_data : callable
-        Whether it is computed from arrays of data.
-    values_of : callable
-        Returns the values of variables that are computed from data alone.
+    ``is_moving(variable)`` says whether a variable is computed from parameters, `has_data` whether
+    from arrays of data; `values_of` returns values of variables that are computed from data alone.
 
-    Notes
-    -----
-    `chosen` is a dict of axis -> numbers of elements, or a slice. What is taken so has the chosen
-    elements along its first axis, and then all other axes.
+    In the methods `chosen` is a dict of axis -> numbers of elements, or a slice. Their results have
+    the chosen elements along the first axis, and then all other axes.
     """
 
     def __init__(self, is_moving: Callable, has_data: Callable, values_of: Callable):
@@ -48,9 +40,9 @@ class Selections:
         self._moved: dict[Variable, Variable] = {}
 
     def moved(self, variable: Variable) -> Variable | None:
-        """Return a selection with its data selected instead; None for what isn't moved.
+        """Return a selection with its data selected instead; None for a variable that isn't moved.
 
-        Selections in what it is computed from come first.
+        Call it first for the variables from which this one is computed.
         """
         node = variable.owner
         if node is None or not isinstance(node.op, _SELECTIONS):
@@ -102,7 +94,7 @@ class Selections:
         return node.op(*(self._taken_once(each, chosen) for each in node.inputs))
 
     def _taken_once(self, variable, chosen):
-        """Return the chosen elements, but not those of an axis of length one, which are alike."""
+        """Return the chosen elements; along an axis of length one the only element."""
         rest = {
             axis: each for axis, each in chosen.items() if not variable.type.broadcastable[axis]
         }

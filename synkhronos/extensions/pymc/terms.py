@@ -4,14 +4,14 @@
     (the model's variables)   │
     data with rows ───────────┘
 
-The frontier is the last of the graph that is the same on all ranks: for ``a[group]`` it is ``a``,
-and a rank takes its rows of ``group``. Parameters may have rows, too: these are of the frontier,
-and a rank takes its rows of them. What comes before the frontier stays in the master, with
-priors, transforms and potentials, and PyTensor derives it there. `row_axes` tests that no operation
-behind the frontier computes something from several rows, but for the sum at the end.
+The frontier has the last variables of the graph that are equal on all ranks: for ``a[group]`` it is
+``a``, and a rank takes its rows of ``group``. Parameters with rows are part of the frontier, too,
+and a rank takes its rows of them. All before the frontier stays in the master, with priors,
+transforms and potentials, and PyTensor derives it there. `row_axes` tests that no operation behind
+the frontier computes something from several rows, but for the sum at the end.
 
-The cut is made in the graph of random variables, before PyMC derives the log-likelihood: what it
-derives from constants of known length would have this length in it.
+The graph of random variables is cut before PyMC derives the log-likelihood from it: what PyMC
+derives from constants of known length would be fixed to this length.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from synkhronos.extensions.pymc import row_axes
 from synkhronos.extensions.pymc.selections import Selections
 
 SMALL = 32  # elements
-_MANY = 32  # rows of data that make it worth to divide a potential
+_MANY = 32  # rows of data from which on a potential is divided
 _MOST_AXES = 4  # that are tried
 _MOST_TRIES = 12  # to give parameters rows; each derives the log-likelihood anew
 _FREE = scalar.Neg, scalar.Identity, scalar.Second  # as fast to compute as to read
@@ -95,8 +95,8 @@ class RowData:
     def arranged(self, array: np.ndarray) -> np.ndarray:
         """Return some rows as the function of a rank takes them: always in one layout.
 
-        numba compiles a function anew for each layout. Column by column a product with a vector is
-        computed in half to three quarters of the time, in both directions, where columns are few.
+        numba compiles a function anew for each layout. A matrix with few columns is multiplied with
+        a vector in half to three quarters of the time if it lies column by column, from both sides.
         """
         return np.asfortranarray(array) if self.is_factor else np.ascontiguousarray(array)
 
@@ -130,14 +130,8 @@ class Term:
 def cut(model, observed) -> Term:
     """Cut the log-likelihood of an observed variable, or a potential, out of its model.
 
-    Its rows lie along the longest axis of the data that works.
-
-    Raises
-    ------
-    NotByRows
-        If its graph shows that it can't be computed by parts of the rows.
-    NoRows
-        For a potential without data of many rows.
+    Its rows lie along the longest axis of the data that works. Raise NotByRows if its graph shows
+    that it can't be computed by parts of the rows, NoRows for a potential without many rows.
     """
     stand_ins = {rv: rv.type(name=rv.name) for rv in model.free_RVs}
     others = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs if rv is not observed}
@@ -170,7 +164,7 @@ def cut(model, observed) -> Term:
 
 
 def _first_that_works(function, choices):
-    """Return the first result that is no NotByRows; or raise the first of these."""
+    """Return the result for the first choice without NotByRows; else raise the first of these."""
     refusals = []
     for choice in choices:
         try:
@@ -192,8 +186,8 @@ class _Cutting:
     def term(self, axis, length, with_rows) -> Term:
         """Return the term whose rows lie along an axis of the data.
 
-        `with_rows` has variables of the graph that have rows, and their axes. Where another one
-        has as many elements, and meets rows, it is tried whether these are its rows.
+        `with_rows` has the variables of the graph with rows, and their axes. If another variable is
+        combined with rows, and has as many elements, these are tried as its rows.
         """
         self._n_left -= 1
         try:
@@ -247,7 +241,7 @@ class _Cutting:
         return _with_factors(_with_group_numbers(_with_computed_rows(term, axes)))
 
     def _with_more_rows(self, sources, length, with_rows):
-        """Return choices of what has rows: parameters, or what the model computes from them."""
+        """Return larger choices of `with_rows`: with parameters, or what is computed from them."""
         in_model = set(_inputs_first([self._drawn]))
         above = [each for each in _inputs_first(sources) if each in in_model and _is_array(each)]
         shapes = dict(zip(above, self._shapes(above), strict=True))
@@ -273,7 +267,7 @@ class _Cutting:
 
 
 class _MeetsRows(NotByRows):
-    """Variables meet rows, and have none. `sources` are parameters they are computed from."""
+    """Variables without rows are combined with rows; they are computed from `sources`."""
 
     def __init__(self, error, sources):
         super().__init__(str(error))
@@ -286,7 +280,7 @@ def _of_unknown_length(variable, axis):
 
 
 def _with_plain_constants(graph):
-    """Make numbers with added axes constants, by which PyMC sees that a bound is infinite."""
+    """Replace numbers with added axes by constants, so that PyMC sees that a bound is infinite."""
     found = {}
     for each in _inputs_first([graph]):
         if each.owner and isinstance(each.owner.op, DimShuffle):
@@ -297,7 +291,7 @@ def _with_plain_constants(graph):
 
 
 def _with_factors(term) -> Term:
-    """Return a term that says which of its data are matrices in products alone."""
+    """Return a term whose data are marked if they are matrices that only products use."""
     others = set()
     for variable in _inputs_first([term.logp]):
         if variable.owner and not _is_product(variable.owner.op):
@@ -338,7 +332,7 @@ def _is_product(op):
 
 
 def _cast(logp, rows) -> Variable:
-    """Cast data of integers where floats are computed from them: these are data, too, then."""
+    """Cast data of integers where floats are computed from them, so that the floats are data."""
     new = {}
     for variable in _inputs_first([logp]):
         node = variable.owner
@@ -361,7 +355,7 @@ def _with_computed_rows(term, axes) -> Term:
 
     PyTensor computes them once, too, where data are constants.
     """
-    # Computed from parameters or shared variables: it differs from one evaluation to the next.
+    # These variables differ from one evaluation to the next.
     moving = _computed_from(
         [term.logp], lambda each: each in term.parameters or isinstance(each, TensorSharedVariable)
     )
@@ -506,8 +500,8 @@ def is_float(variable) -> bool:
 def _smaller(frontier, moving, length):
     """Move a frontier towards the parameters where that leaves fewer or simpler variables.
 
-    Each variable of the frontier is copied in each evaluation; a few numbers are computed in less
-    time on each rank. What may have rows stays.
+    Each evaluation copies each variable of the frontier, while each rank computes a few numbers in
+    less time. Variables that may have rows stay.
     """
     kept, near = {}, {}
     for variable in frontier:
@@ -530,8 +524,8 @@ def _is_small(variable):
 def replaced(graphs, replacements) -> list[Variable]:
     """Return graphs with some of their variables replaced, by variables of any length.
 
-    PyTensor's own functions keep the type of what they replace, with its known lengths. The size of
-    random variables is left out, which are as long as their data then.
+    PyTensor's own functions keep the type of what they replace, with its known lengths. Random
+    variables lose their size, and are as long as their data then.
     """
     new = dict(replacements)
     for variable in _inputs_first(graphs, new):
@@ -548,7 +542,7 @@ def replaced(graphs, replacements) -> list[Variable]:
 
 
 def _known_numbers(graphs) -> dict[Variable, Variable]:
-    """Return constants for what is computed from known lengths, as that of probabilities."""
+    """Return constants for variables that are computed from known lengths."""
     found = {}
     for each in _inputs_first(graphs):
         node = each.owner
@@ -585,7 +579,7 @@ def _rebuilt(node, inputs):
     if not isinstance(op, OpFromGraph):
         return node.clone_with_new_inputs(inputs, strict=False).outputs
     if isinstance(op, SymbolicRandomVariable) and not op.inline_logprob:
-        # PyMC reads its inputs alone. Its `make_node` would give them their former lengths.
+        # PyMC reads the inputs alone; `make_node` would restore the former lengths.
         outputs = [_of_any_length(each.type)() for each in node.outputs]
         return Apply(op, inputs, outputs).outputs
     inside = op.fgraph.unfreeze()
@@ -615,7 +609,7 @@ def _computed_from(graphs, is_source) -> set[Variable]:
 
 
 def _inputs_first(graphs, ends=()) -> list[Variable]:
-    """Return the variables of graphs as far as the ends, each after what it is computed from."""
+    """Return the variables of graphs up to the ends, each one after its inputs."""
     order, seen, stack = [], set(), [(each, False) for each in graphs]
     while stack:
         variable, is_left = stack.pop()
