@@ -144,21 +144,21 @@ class Run:
         """Go on from a snapshot, if the job says so; return the numbers that the rule has kept."""
         if not self.job.options["resume"]:
             return {}
-        group, found = self.group, None
+        group, path = self.group, None
         if group.rank == 0:
-            found = snapshots.find(self.job.options["resume"], self.job.options["snapshot_path"])
-        snapshot = snapshots.distribute(group, found)
+            path = snapshots.find(self.job.options["resume"], self.job.options["snapshot_path"])
+        snapshot = snapshots.distribute(group, path)
         same, n_states = False, len(snapshot.states)
         if snapshot.rule is None:
             snapshots.restore_old(self.model, snapshot)
         else:
             same = snapshot.rule == self._kind and (n_states > 1) == (group.size > 1)
+            state = snapshot.state_of(group.rank)
             if snapshot.batch and (not same or n_states != group.size):
                 raise ValueError(
-                    f"{found} is from the middle of an epoch of {snapshot.rule} on {n_states} "
+                    f"{state.file} is from the middle of an epoch of {snapshot.rule} on {n_states} "
                     f"ranks: resume it in the same way, or from a snapshot of an epoch's end."
                 )
-            state = snapshot.state_of(group.rank)
             if same:
                 before = snapshot.more.get("settings", {})
                 new = {k: v for k, v in self.job.settings.items() if before.get(k, _NONE) != v}
@@ -169,7 +169,7 @@ class Run:
                 self._history.restore_parameters(state)
             if not same or n_states != group.size:
                 self.say(
-                    f"{found} is of {snapshot.rule} on {n_states} ranks: this run goes on with its "
+                    f"{path} is of {snapshot.rule} on {n_states} ranks: this run goes on with its "
                     f"{'state' if same else 'parameters'}, and with other random numbers; the "
                     f"learning rate is {contract.learning_rate(self.model):g}"
                 )
@@ -178,7 +178,7 @@ class Run:
             self.kept_arrays = [state.arrays[name] for name in names if name in state.arrays]
         self.first_epoch, self.first_batch = snapshot.epoch, snapshot.batch
         self.count_before = snapshot.count
-        self.say(f"resumed from {found}: epoch {self.first_epoch}, batch {self.first_batch}")
+        self.say(f"resumed from {path}: epoch {self.first_epoch}, batch {self.first_batch}")
         if same and (names := [*snapshot.states[0].left_out, *self._history.lost]):
             self.say(f"but {_and(names)}: starts over, as the snapshot does not have its position")
         if self.first_epoch >= self.model.n_epochs:

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from synkhronos.comm.single_group import SingleGroup
 from synkhronos.rules import snapshots
+from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.recorder import Recorder
+from synkhronos.rules.run import Run
 
 
 class Data:
@@ -133,6 +136,19 @@ def test_another_model_is_refused():
     other.params.append(theano.shared(np.zeros((2, 2), "f4"), "u"))
     with pytest.raises(ValueError, match="the snapshot is of another model: shared variable"):
         snapshots.History(other).restore(state, recorder, {})
+
+
+def test_each_rank_names_the_snapshot_that_other_ranks_must_resume(tmp_path):
+    """Only the first one did: others called it None."""
+    model, recorder = Model(), Recorder(None, verbose=False)
+    states = 3 * [snapshots.History(model).capture(recorder)]
+    path = snapshots.write(str(tmp_path), snapshots.Snapshot("BSP cdd", 1, 2, 8, {}, states))
+    snapshot = snapshots.read_file(Path(path))
+    group = SimpleNamespace(rank=1, size=2, broadcast=lambda _: snapshot)
+    job = Job("BSP", "m", "Model", ["cpu"] * 2, options={"resume": True, "sync_type": "cdd"})
+    run = Run(job, group, model, recorder, Interrupt())
+    with pytest.raises(ValueError, match=r"/snapshot_0001_000002.npz' is from the middle"):
+        run.resume()
 
 
 def test_files_that_are_no_snapshots(tmp_path):
