@@ -32,14 +32,14 @@ def read(path: Any) -> np.ndarray:
     if path.suffix in HICKLE:
         return _read_hickle(path)
     try:
-        found = np.load(path, allow_pickle=False)
+        content = np.load(path, allow_pickle=False)
     except ValueError as error:
         raise ValueError(
             f"{path} has no array that can be read without a pickle: {error}"
         ) from None
-    if isinstance(found, np.ndarray):
-        return found
-    with found as archive:
+    if isinstance(content, np.ndarray):
+        return content
+    with content as archive:
         return archive[_only(path, archive.files)]
 
 
@@ -64,15 +64,15 @@ def _read_hickle(path):
     except OSError as error:
         raise ValueError(f"{path} is no file of hickle (HDF5): {error}") from None
     with file:
-        found = {}
+        arrays = {}
 
-        def visit(name, each):
+        def visit(name, node):
             # hickle 1 stores the kind of the object in a second data set, "type".
-            if hasattr(each, "shape") and each.dtype.kind in "biuf" and name != "type":
-                found[name] = each
+            if hasattr(node, "shape") and node.dtype.kind in "biuf" and name != "type":
+                arrays[name] = node
 
         file.visititems(visit)
-        return found[_only(path, list(found))][()]
+        return arrays[_only(path, list(arrays))][()]
 
 
 def _only(path, names):

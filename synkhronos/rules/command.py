@@ -155,7 +155,7 @@ def _all_options():
 def main(options: argparse.Namespace) -> int:
     """Train a model as the command line says; return the exit status."""
     names = _options.of_rule(options.rule)
-    given = {name: value for name, value in vars(options).items() if name in names}
+    values = {name: value for name, value in vars(options).items() if name in names}
 
     def make(hosts, **changed):
         named = [f"{each.name}:" * bool(each.name) + ",".join(each.devices) for each in hosts]
@@ -165,7 +165,7 @@ def main(options: argparse.Namespace) -> int:
             options.modelfile,
             options.modelclass,
             dict(options.set),
-            {**given, **changed},
+            {**values, **changed},
             agent=options.agent,
             mpirun_args=options.mpirun_args,
             lost_after=options.lost_after,

@@ -50,15 +50,15 @@ class FirstBatch:
         """
         if not self._can_look(model):
             return
-        found = _in_a_copy(lambda: _look(model), _SECONDS)
-        if found is None:
+        answer = _in_a_copy(lambda: _look(model), _SECONDS)
+        if answer is None:
             return
         name, data = type(model).__name__, type(model.data).__name__
-        if "error" in found:
+        if "error" in answer:
             raise RuntimeError(
-                f"{name} can't load its first batch: {found['error']}. Nothing was compiled."
+                f"{name} can't load its first batch: {answer['error']}. Nothing was compiled."
             )
-        images, labels, expected = tuple(found["images"]), found["labels"], _input_shape(model)
+        images, labels, expected = tuple(answer["images"]), answer["labels"], _input_shape(model)
         if expected is not None and not _fits(images, *expected):
             raise ValueError(
                 f"a batch of {data} is of the shape {images} as {name} loads it, but its network "
@@ -83,21 +83,23 @@ class FirstBatch:
 
 def _not_copied():
     """Return the threads, channels, writable files and shared memory, which a fork can't copy."""
-    found = {*threading.enumerate(), *_descriptors(_is_channel)}
-    for fd, inode in _descriptors(stat.S_ISREG):
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
-            found.add((fd, inode))
     with open("/proc/self/maps") as maps:
-        return found.union(line.split()[0] for line in maps if line.split()[1] == "rw-s")
+        shared = [line.split()[0] for line in maps if line.split()[1] == "rw-s"]
+    writable = [
+        (fd, inode)
+        for fd, inode in _descriptors(stat.S_ISREG)
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    ]
+    return {*threading.enumerate(), *_descriptors(_is_channel), *writable, *shared}
 
 
 def _descriptors(is_wanted):
     """Yield the file descriptors of this process with a wanted mode, each with its inode."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one of listdir itself
-            found = os.fstat(int(name))
-            if is_wanted(found.st_mode):
-                yield int(name), found.st_ino
+            status = os.fstat(int(name))
+            if is_wanted(status.st_mode):
+                yield int(name), status.st_ino
 
 
 def _is_channel(mode):

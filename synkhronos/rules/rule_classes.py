@@ -135,14 +135,14 @@ class Rule:
                 "it, or make another object."
             )
         names = _options.of_rule(self._rule)
-        given = {**{name: getattr(self, name) for name in names}, **options}
+        values = {**{name: getattr(self, name) for name in names}, **options}
         asked = Request.of(
             self._rule,
             devices_in_place(devices),
             modelfile,
             modelclass,
             settings,
-            given,
+            values,
             agent=agent,
             mpirun_args=mpirun_args,
         )

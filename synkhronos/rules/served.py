@@ -146,10 +146,10 @@ class Server:
             self._updater.init_updater(0, {})
             for key, weight in enumerate(self._weights):
                 self._updater.init_model(key, weight)
-            kept = self._updater.states()
-            for own, given in zip(_in_order(kept), states):
-                own[...] = given
-            self._updater.set_states(kept)
+            own_states = self._updater.states()
+            for array, sent in zip(_in_order(own_states), states):
+                array[...] = sent
+            self._updater.set_states(own_states)
             self._done = int(total)
             self._epoch = self._validated = int(self._done // self._n_batches)
         self._answer_alike(rank, alike)

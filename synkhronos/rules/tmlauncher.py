@@ -179,7 +179,7 @@ def _take_entry(answers, path, key, entry):
 def _asked(answers):
     """Return the checked request."""
     rule = _options.check_rule(answers.get("rule"))
-    known, given, hosts = _options.of_rule(rule), {}, answers.hosts
+    known, chosen, hosts = _options.of_rule(rule), {}, answers.hosts
     for name, told in answers.told.items():
         if name in {*_OF_LAUNCHER, *hosts, *_NEEDED}:
             continue
@@ -188,9 +188,9 @@ def _asked(answers):
         elif name not in known:
             raise ValueError(f"{told.source}: {_options.unknown(rule, name, known)}")
         elif name == "bind":
-            given[name] = _truth(told.value)
+            chosen[name] = _truth(told.value)
         else:
-            given[name] = known[name].parse(told.value, told.source)
+            chosen[name] = known[name].parse(told.value, told.source)
     devices = answers.get("devices")
     source = answers.told["devices"].source if devices else "DEVICES"
     count = len(where.find_places(devices, source, **hosts))
@@ -199,9 +199,9 @@ def _asked(answers):
         named = _wording.count(count, "device")
         source = answers.told["size"].source
         answers.notes.append(f"{source} is left out: DEVICES names {named}.")
-    if rule == "BSP" and count == 1 and given.get("sync_type", "cdd") != "avg":
+    if rule == "BSP" and count == 1 and chosen.get("sync_type", "cdd") != "avg":
         answers.notes.append("with one device there is nothing to exchange: BSP_SYNC_TYPE is avg.")
-        given["sync_type"] = "avg"
+        chosen["sync_type"] = "avg"
     settings = dict(map(_options.parse_setting, answers.get("set") or []))
     return Request.of(
         rule,
@@ -209,7 +209,7 @@ def _asked(answers):
         answers.get("modelfile"),
         answers.get("modelclass"),
         settings,
-        given,
+        chosen,
         **hosts,
         agent=answers.get("agent"),
         mpirun_args=answers.get("mpirun_args") or "",

@@ -37,7 +37,7 @@ def likelihood(evaluator, kind, values):
                     for point in points.reshape(-1, points.shape[-1])
                 ]
             except BaseException as error:
-                # JAX raises its own error with the text of this one. The first has caused the others.
+                # JAX raises its own error with this one's text. The first has caused the others.
                 evaluator.unheard = evaluator.unheard or error
                 raise
             evaluator.unheard = None  # a caller that goes on has handled the error

@@ -57,19 +57,8 @@ def install() -> ModuleType:
 def import_model(modelfile: str) -> ModuleType:
     """Import a model file as a rank does: `install`, then the module.
 
-    Parameters
-    ----------
-    modelfile : str
-        A dotted name, found on ``PYTHONPATH`` or below the working folder, or the path of a file.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If there is no such module.
-    FileNotFoundError
-        If there is no such file.
-    SyntaxError
-        If the file is written in Python 2; the message says which program converts it.
+    `modelfile` is a dotted name, found on ``PYTHONPATH`` or below the working folder, or the path
+    of a file. The message of a SyntaxError says how a file of Python 2 is converted.
     """
     if not isinstance(modelfile, str) or not modelfile.strip():
         raise TypeError(
