@@ -1,15 +1,15 @@
-"""The host library, with which users write graphs, behind the names that `names` imports.
+"""The host library (Theano or PyTensor), under the names that the module `names` imports.
 
     from synkhronos import _host
     _host.peek(variable)             # calls the function of the host
 
-A host is a folder beside this file: its module `library` has what `base` needs of the library, and
-its other modules what differs in more than names. Only the modules in these folders import Theano
-or PyTensor, and `extensions.pymc`, which is for PyTensor alone. `extensions` and `tools` build
-graphs with `library` and `tensor`.
+Each host library has a folder beside this file. Its module `library` gives the library's classes
+and functions the names that `base` uses; its other modules differ in more than names. Only these
+folders import Theano or PyTensor, and `extensions.pymc`, which is for PyTensor alone. `extensions`
+and `tools` build graphs with `library` and `tensor`.
 
-Importing this package imports no host: the first use of a name does, and `choice` says which. From
-then on the process has this host.
+Importing this package imports no host library: the first use of a name does, once for a process,
+and `choice` says which.
 """
 
 import importlib

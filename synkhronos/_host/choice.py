@@ -2,8 +2,8 @@
 
     SYNKHRONOS_HOST  ──▶  the library that is imported  ──▶  the one that is installed
 
-Theano comes first where both are imported; where both are installed, the one that is for this
-Python. Nothing here imports a library.
+If both are imported, it is Theano; if both are installed, it is the one that supports this Python.
+Nothing here imports a library.
 """
 
 import importlib.util
@@ -51,11 +51,8 @@ def choose(environment=os.environ, modules=sys.modules, is_installed=None, versi
     for name in TITLES:
         if modules.get(name) is not None:
             return name
-    # A Theano that this Python can't import is no reason to leave PyTensor aside.
-    order = list(TITLES)
-    if not pythons.is_for_theano(version):
-        order.reverse()
-    for name in order:
+    # This Python may be too new for the Theano that is installed.
+    for name in TITLES if pythons.is_for_theano(version) else reversed(TITLES):
         if installed(name):
             return name
     raise ImportError(
@@ -77,35 +74,26 @@ def _is_installed(name):
 
 
 def needs_cures() -> bool:
-    """Return whether this environment needs the cures that Theano needs to be imported.
-
-    It does unless PyTensor is the host; with neither library they do no harm.
-    """
+    """Return whether `theano.import_support` is to prepare Theano: unless PyTensor is the host."""
     try:
         return choose() == "theano"
-    except (ImportError, ValueError):  # the first use of a name raises it
+    except (ImportError, ValueError):  # the first use of a name of `_host` raises it
         return pythons.is_for_theano()
 
 
 def library_of(value) -> str:
     """Return the name of the host library that a value's class is from; "" for any other value."""
-    for each in type(value).__mro__:
-        name = each.__module__.partition(".")[0]
+    for kind in type(value).__mro__:
+        name = kind.__module__.partition(".")[0]
         if name in TITLES:
             return name
     return ""
 
 
 def advice(value, title: str) -> str:
-    """Return a sentence about a value of the other library than the host, beginning with a space.
+    """Return a sentence, after a space, about a value of another library than the host's.
 
-    It is empty for any other value.
-
-    Parameters
-    ----------
-    value : object
-    title : str
-        The host's name: "Theano" or "PyTensor".
+    It is empty for any other value. `title` is the host's: "Theano" or "PyTensor".
     """
     other = library_of(value)
     if other in ("", title.lower()):

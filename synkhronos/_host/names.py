@@ -1,7 +1,7 @@
-"""The names of the host library that `synkhronos._host` has for other packages.
+"""The names that `synkhronos._host` offers to other packages.
 
-Both hosts have them: those of `base` are written once, the others once for each host. Importing
-this module imports the host.
+Those from `base` are written once, the others once for each host library. Importing this module
+imports the host library.
 """
 
 from synkhronos._host.base.chosen_library import (

@@ -1,6 +1,6 @@
-"""Pythons that run Synkhronos, the host library of each, and how pip installs both.
+"""The Pythons that Synkhronos runs on, the host library of each, and how pip installs it.
 
-It imports nothing of the package, so that setup.py, and any Python 3, can run it.
+This file imports nothing of the package, so that setup.py and any Python 3 can run it.
 """
 
 import re
@@ -12,8 +12,8 @@ from importlib.util import find_spec
 THEANO = ((3, 8), (3, 11))
 PYTENSOR = ((3, 12), (3, 14))
 
-# Of PyTensor, which changes in minor ones what Synkhronos calls: `make test-pytensor PYTENSOR=3.1`
-# tests with one of them.
+# The oldest and the newest minor release of PyTensor. Each may change functions that Synkhronos
+# calls: `make test-pytensor PYTENSOR=3.1` tests with one of them.
 RELEASES = ((3, 1), (3, 3))
 
 
@@ -50,12 +50,12 @@ REQUIREMENT = f"pytensor>={numbers(RELEASES[0])},<{after(RELEASES)}"
 
 
 def advice_of_release(version):
-    """Return what to install in place of another release of PyTensor; "" for those that are known.
+    """Return what to install in place of a release of PyTensor; "" if Synkhronos knows it.
 
     >>> print(advice_of_release("2.38.1"))
     Synkhronos needs PyTensor 3.1 to 3.3, and this is 2.38.1: pip install 'pytensor>=3.1,<3.4'
     """
-    minor = re.match(r"(\d+)\.(\d+)", str(version))  # none where Sphinx stands in for PyTensor
+    minor = re.match(r"(\d+)\.(\d+)", str(version))  # None if Sphinx imitates PyTensor
     if minor is None or RELEASES[0] <= tuple(map(int, minor.groups())) <= RELEASES[1]:
         return ""
     needed = f"Synkhronos needs PyTensor {span(RELEASES)}, and this is {version}"

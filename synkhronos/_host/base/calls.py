@@ -1,8 +1,8 @@
-"""The call that this rank computes for, as operations of compiled functions see it.
+"""The running call, for operations that reduce over the ranks.
 
     replica ──▶ reducing(comm, weights, rank) ──▶ compiled function ──▶ perform: current_call()
 
-An operation is part of a function that the host library calls, so it is given no communicator.
+The host library runs the operations and passes them no communicator; they find it here.
 """
 
 import contextlib
@@ -10,8 +10,8 @@ import contextvars
 
 _current = contextvars.ContextVar("synkhronos call", default=None)
 
-# Return the `Call` that this rank computes for. Elsewhere, as in a function that is not the ranks'
-# or in another thread, None: there is no other rank to reduce with, and one rank has all rows.
+# Return the `Call` that this rank runs. In a plain function of the host library, or in another
+# thread, return None: no other rank takes part, and this one has all rows.
 current_call = _current.get
 
 
@@ -59,7 +59,7 @@ def reducing(comm, weights, rank, recorder=None):
         yield
         comm.end_all()
     except BaseException:
-        # The library raises another exception in its place, without the attributes of ours.
+        # The host library replaces it by an exception of its own, without our attributes.
         if call.failures:
             raise call.failures[0] from None
         raise

@@ -1,9 +1,9 @@
-"""Shared variables' storage cells: the values in them, and those that watch them.
+"""Storage cells of shared variables: the values in them, and callbacks that watch them.
 
     variable ──▶ container ──▶ storage, a list ──▶ value         compiled functions read the storage
-                     └─ watched: tells when a script sets or reads the value, or takes the cell
+                     └─ watched: calls back if a script sets or reads the value, or takes the cell
 
-A value is put into the cell as it is; `replace` of a host casts it, or copies it to a device.
+Here a value is put into the cell as it is; a host's `replace` casts it, or copies it to a device.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ def replace_object(variable, value) -> None:
 
 
 def put(variable, anything) -> None:
-    """Put an object into a shared variable's cell: no check, no copy, and no watcher is told."""
+    """Put an object into a shared variable's cell, without check, copy or callback."""
     cell(variable)[0] = anything
 
 
 def read(variable):
-    """Return a shared variable's own value; those that watch it are told."""
+    """Return a shared variable's own value, after its watchers' callbacks."""
     return variable.container.value
 
 
 class _Watched:
-    """A container that tells when a script sets or reads its value, or takes its cell."""
+    """A container that calls back if a script sets or reads its value, or takes its cell."""
 
     plain_class: type  # the host library's class of containers
 
@@ -71,14 +71,14 @@ class _Watched:
         return self.__dict__["storage"]
 
     def plain(self):
-        """Return a container without the watch, of the same cell."""
+        """Return a container of the same cell, without watchers."""
         plain = self.plain_class.__new__(self.plain_class)
         plain.__dict__.update(self.__dict__)
         del plain.watchers
         return plain
 
     def __reduce_ex__(self, protocol):
-        # The reader of the pickle needs the host library only.
+        # So whoever reads the pickle needs only the host library.
         return copyreg._reconstructor, (self.plain_class, object, None), self.plain().__dict__
 
     def __deepcopy__(self, memo):
@@ -87,19 +87,19 @@ class _Watched:
 
 @functools.lru_cache(maxsize=None)
 def _watched(plain_class):
-    """Return a class of containers, with a watch."""
+    """Return the watched class for a host library's class of containers."""
     return type(_Watched.__name__, (_Watched, plain_class), {"plain_class": plain_class})
 
 
 def watch(variable, on_set, on_read=None, on_take=None) -> None:
     """Call ``on_set()`` when the script sets a shared variable, ``on_read(value)`` when it reads.
 
-    It sees ``set_value``, ``get_value`` and ``container.value``, and calls ``on_take()`` for
-    ``container.storage``; not compiled functions, and not writes to a borrowed array.
+    By ``set_value``, ``get_value`` or ``container.value``; ``container.storage`` calls
+    ``on_take()``. Compiled functions, and writes to a borrowed array, call nothing.
     """
     container = variable.container
     if isinstance(container, _Watched):
-        # Several variables may have one container: Lasagne and Theano clone variables so.
+        # Clones of a variable, such as Lasagne's, share its container.
         container.watchers = (*container.watchers, (on_set, on_read, on_take))
     else:
         container.watchers = ((on_set, on_read, on_take),)
@@ -107,24 +107,22 @@ def watch(variable, on_set, on_read=None, on_take=None) -> None:
 
 
 def borrows(variable, known=0) -> bool:
-    """Return whether others have the array that is a shared variable's value, or see its memory.
+    """Return whether anything else refers to a shared variable's array, or to its memory.
 
-    `known` is the number of references to the array that the caller has.
+    `known` is the number of the caller's own references to the array.
     """
     value = peek(variable)
     while isinstance(value, np.ndarray):
-        known += 3  # here, the argument, and the cell or the view
+        known += 3  # `value`, getrefcount's argument, and the cell or the view
         if sys.getrefcount(value) > known:
-            # Compiled functions keep results in cells, too.
-            cells = [
-                each
-                for each in gc.get_referrers(value)
-                if isinstance(each, list) and len(each) == 1
-            ]
-            if sys.getrefcount(value) > known + max(0, len(cells) - 1):
+            # Cells of compiled functions, which keep results, don't count.
+            referrers = gc.get_referrers(value)
+            n_cells = sum(isinstance(each, list) and len(each) == 1 for each in referrers)
+            del referrers
+            if sys.getrefcount(value) > known + max(0, n_cells - 1):
                 return True
         value, known = value.base, 0
-    return not isinstance(value, (bytes, type(None)))  # a buffer, of which anyone may have a view
+    return not isinstance(value, (bytes, type(None)))  # a buffer may have other views
 
 
 def unwatch(variable) -> None:
@@ -136,7 +134,7 @@ def unwatch(variable) -> None:
 
 
 def tell(variable) -> None:
-    """Call what `watch` was given: the value in the master may be a new one."""
+    """Call the watchers' `on_set`: the value in the master may have changed."""
     container = variable.container
     for on_set, _, _ in container.watchers if isinstance(container, _Watched) else ():
         on_set()
@@ -161,20 +159,12 @@ def lend(variable, rows):
 
 @contextlib.contextmanager
 def on_copies(variables, values=()):
-    """Let shared variables hold copies of their values inside a with block, or other values.
-
-    Parameters
-    ----------
-    variables : list of shared variable
-    values : dict, optional
-        Variable -> its value inside the block.
-    """
+    """Let shared variables hold copies of their values, or those in `values`, in a with block."""
     cells = [(variable, cell(variable)) for variable in variables]
     wholes = [storage[0] for _, storage in cells]
     try:
         for variable, storage in cells:
-            given = variable in values
-            storage[0] = values[variable] if given else copy.deepcopy(storage[0])
+            storage[0] = values[variable] if variable in values else copy.deepcopy(storage[0])
         yield
     finally:
         for (_, storage), whole in zip(cells, wholes):

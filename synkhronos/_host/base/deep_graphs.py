@@ -1,14 +1,14 @@
-"""Compilation of graphs that are deep: of many operations, each on the result of the one before."""
+"""Compilation of deep graphs, in which many operations follow one another."""
 
 from synkhronos._machine.deep_recursion import recurses_deep
 
-# Levels of recursion for one operation of the longest path, in rewrites; and for all else. Where a
-# rewrite has too few of them, the host library leaves it out, and only prints that.
+# Levels of recursion that a rewrite needs for each operation of the longest path, and for all else.
+# If a rewrite runs out of them, the host library skips it, and only prints that.
 _OF_OPERATION, _BESIDES = 4, 200
 
 
 def compiling_deep(compile_function, computed):
-    """Return a function that compiles what computes some variables, however deep their graph is."""
+    """Return a function that compiles these variables, however deep their graph is."""
     return recurses_deep(compile_function, _OF_OPERATION * depth(computed) + _BESIDES)
 
 

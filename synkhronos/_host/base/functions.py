@@ -1,7 +1,7 @@
-"""Functions and expressions: questions and changes that are the same in both host libraries.
+"""Properties and changes of functions and expressions, the same for both host libraries.
 
-A shared variable such as a random state has a ``default_update``: each function that uses the
-variable updates it so.
+A shared variable such as a random state has a ``default_update``, which each function that uses
+the variable applies.
 """
 
 import functools
@@ -45,7 +45,7 @@ def is_mode(name) -> bool:
 
 
 def computed_by(outputs, updates=None, givens=None, **others):
-    """Return what a function with these arguments computes: its outputs, and variables of pairs."""
+    """Return all expressions that a function with these arguments computes."""
     pairs = [*(updates or ()), *(givens.items() if hasattr(givens, "items") else givens or ())]
     return [*outputs, *(value for _, value in pairs if isinstance(value, Variable))]
 
@@ -59,31 +59,29 @@ def as_update(variable, value):
 def same_updates(one, other):
     """Return whether two lists of (variable, its update) compute the same from their inputs.
 
-    Parameters
-    ----------
-    one, other : (list of input variables, list of pairs)
+    `one` and `other` are (list of input variables, list of pairs).
     """
     (inputs, pairs), (other_inputs, other_pairs) = one, other
-    given = [*inputs, *(variable for variable, _ in pairs)]
-    others = [*other_inputs, *(variable for variable, _ in other_pairs)]
-    if [each.type for each in given] != [each.type for each in others]:
+    leaves = [*inputs, *(variable for variable, _ in pairs)]
+    other_leaves = [*other_inputs, *(variable for variable, _ in other_pairs)]
+    if [each.type for each in leaves] != [each.type for each in other_leaves]:
         return False
     expressions = [as_update(variable, value) for variable, value in pairs]
     other_expressions = [as_update(variable, value) for variable, value in other_pairs]
-    return equal_computations(expressions, other_expressions, given, others)
+    return equal_computations(expressions, other_expressions, leaves, other_leaves)
 
 
 def shared_in(expressions):
     """Return the shared variables that expressions are computed from, each once."""
-    found = [each for each in ancestors(expressions) if isinstance(each, SharedVariable)]
-    return list(dict.fromkeys(found))
+    shared = (each for each in ancestors(expressions) if isinstance(each, SharedVariable))
+    return list(dict.fromkeys(shared))
 
 
 @recurses_deep
 def computes_by_element(updates, arrays):
-    """Return whether updates compute each element of some arrays, and of their targets, by itself.
+    """Return whether updates compute each element of arrays and targets from that element alone.
 
-    So they do if all that has axes is made by elementwise operations from these, and from numbers.
+    That is so if only elementwise operations, on these and on numbers, make values with axes.
     """
     known = {*arrays, *(target for target, _ in updates)}
     expressions = [as_update(target, value) for target, value in updates]
@@ -101,16 +99,15 @@ def _is_by_element(variable, known):
 
 
 def is_reusing_memory(function):
-    """Return whether a compiled function keeps memory of its results, and may write to it again."""
+    """Return whether a compiled function keeps the memory of its results, and may overwrite it."""
     return not getattr(machine_of(function), "allow_gc", False)
 
 
 @recurses_deep
 def swapped(expressions, variables):
-    """Return expressions with variables, the keys of a dict, replaced; others stay as they are."""
-    found = [isinstance(each, Variable) for each in expressions]
-    new = iter(clone_replace([e for e, is_one in zip(expressions, found) if is_one], variables))
-    return [next(new) if is_one else each for each, is_one in zip(expressions, found)]
+    """Return expressions with the keys of a dict replaced; what is no variable stays as it is."""
+    new = iter(clone_replace([e for e in expressions if isinstance(e, Variable)], variables))
+    return [next(new) if isinstance(each, Variable) else each for each in expressions]
 
 
 def shared_variables(function):
@@ -128,16 +125,14 @@ def variables_read(function):
 
 def updated_variables(function):
     """Return the shared variables that a compiled function updates."""
-    return [
-        each.variable for each in function.maker.inputs if each.update is not None and each.shared
-    ]
+    return [i.variable for i in function.maker.inputs if i.update is not None and i.shared]
 
 
 def default_updates(function, updates):
-    """Return a compiled function's default updates, as pairs, without variables of `updates`."""
-    given = {target for target, _ in updates}
+    """Return a compiled function's default updates, as pairs, but for variables in `updates`."""
+    targets = {target for target, _ in updates}
     updated = [i.variable for i in function.maker.inputs if i.implicit and i.update is not None]
-    return [(variable, variable.default_update) for variable in updated if variable not in given]
+    return [(variable, variable.default_update) for variable in updated if variable not in targets]
 
 
 def without_default_updates(kwargs, variables):
@@ -158,9 +153,9 @@ def updates_by_default(variables):
 
 
 def destroyed_inputs(function):
-    """Return the positions of the inputs into which a compiled function writes, shared ones not.
+    """Return the positions of inputs, but no shared variables, that a compiled function overwrites.
 
-    There are such inputs only if the user's own expressions have operations that work in place.
+    There are such inputs only if operations of the user's own expressions work in place.
     """
     fgraph, inputs = function.maker.fgraph, function.maker.inputs
     if not hasattr(fgraph, "has_destroyers"):
@@ -180,9 +175,9 @@ def set_default_update(variable, expression):
 
 
 def line_of(variable) -> str:
-    """Return "file:line" of the script that made a variable, as far as the library has noted it.
+    """Return "file:line" where the script made a variable; "" if the library has not noted it.
 
-    For a gradient it may be the line of what it is computed from. Empty if there is none.
+    For a gradient it may be the line of a variable that it is computed from.
     """
     for each in itertools.islice(ancestors([variable]), _NEAR):
         traces = [trace for trace in getattr(each.tag, "trace", None) or [] if trace]
@@ -194,7 +189,7 @@ def line_of(variable) -> str:
 
 
 def clips_gradients(expression) -> bool:
-    """Return whether an expression has a gradient that is clipped on its way to the parameters."""
+    """Return whether an expression clips gradients on their way to the parameters."""
     nodes = {each.owner for each in ancestors([expression]) if each.owner is not None}
     return any(
         (isinstance(node.op, ViewOp) and type(node.op).__name__ not in _LINEAR_VIEWS)
@@ -204,7 +199,7 @@ def clips_gradients(expression) -> bool:
 
 
 def added_to(variable, value):
-    """Return what an expression adds to a variable, itself an expression; None if it does not."""
+    """Return the expression that a sum, `value`, adds to a variable; None if it is no such sum."""
     node = value.owner
     is_sum = node is not None and isinstance(node.op, Elemwise)
     if not is_sum or type(node.op.scalar_op).__name__ != "Add" or variable not in node.inputs:
@@ -216,24 +211,21 @@ def added_to(variable, value):
     return rest[0] if len(rest) == 1 else tensor.add(*rest)
 
 
-# Operations that pass their input on, whose gradients are linear in those of their outputs.
+# Views whose gradients are linear in those of their outputs: these clip nothing.
 _LINEAR_VIEWS = {
     "ViewOp", "ConsiderConstant", "ZeroGrad", "UndefinedGrad", "DisconnectedGrad", "GradScale",
 }  # fmt: skip
-_NEAR = 200  # variables among which a line of the script is looked for
+_NEAR = 200  # so many variables are searched for a line of the script
 _LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|synkhronos)[/\\]")
 
 
 def release_arguments(function):
-    """Release the arguments of a call that raised: the library does it only after others."""
+    """Release the arguments of a call that raised: the library keeps those of failed calls."""
     for container in function.input_storage:
         if container.required:
             container.storage[0] = None
 
 
 def caster(variable, strict, allow_downcast):
-    """Return a function that makes the array of a value that the library's functions make of it.
-
-    It raises the ``TypeError`` that they raise.
-    """
+    """Return a function that converts values as the library's functions do, or raises TypeError."""
     return functools.partial(variable.type.filter, strict=strict, allow_downcast=allow_downcast)

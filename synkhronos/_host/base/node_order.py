@@ -6,9 +6,9 @@ from synkhronos._host.base.chosen_library import Feature, sorted_nodes
 
 
 def n_needed(nodes, before):
-    """Return, for each node, how many nodes it needs, itself included.
+    """Return for each node how many nodes it needs, itself included.
 
-    Each of the nodes comes after those that it needs, which ``before(node)`` returns.
+    ``before(node)`` returns those that it needs directly, which come before it in `nodes`.
     """
     needed = {}
     for number, node in enumerate(nodes):
@@ -24,7 +24,7 @@ def owners(node):
 
 
 class InOrder(Feature):
-    """A constraint on a graph: nodes come in the order in which `arranged` returns them."""
+    """A constraint on a graph: its nodes come in the order that `arranged` returns."""
 
     def constrain(self, fgraph) -> None:
         """Add the constraint, unless it contradicts others."""

@@ -16,30 +16,17 @@ from synkhronos._machine.deep_recursion import recurses_deep
 
 
 def persistent_ids(variables):
-    """Return a dict from ``id(object)`` to what stands for it: for variables, containers and cells.
-
-    Parameters
-    ----------
-    variables : dict
-        Id -> shared variable.
-    """
-    found = {}
+    """Return ``id(object)`` -> persistent id, for variables (a dict), containers and cells."""
+    ids = {}
     for key, variable in variables.items():
-        found[id(variable)] = ("variable", key)
-        found[id(variable.container)] = ("container", key)
-        found[id(variable.container.storage)] = ("storage", key)
-    return found
+        ids[id(variable)] = ("variable", key)
+        ids[id(variable.container)] = ("container", key)
+        ids[id(variable.container.storage)] = ("storage", key)
+    return ids
 
 
 class Pickler(cloudpickle.Pickler):
-    """Writes persistent ids in place of objects.
-
-    Parameters
-    ----------
-    file : file
-    ids : dict
-        Of `persistent_ids`. The caller keeps the variables alive.
-    """
+    """Writes `persistent_ids` in place of objects. The caller keeps the variables alive."""
 
     def __init__(self, file, ids):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -50,14 +37,7 @@ class Pickler(cloudpickle.Pickler):
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads what a Pickler has written.
-
-    Parameters
-    ----------
-    file : file
-    variables : dict
-        Id -> shared variable of this process.
-    """
+    """Reads what a Pickler has written, with variables (key -> variable) of this process."""
 
     def __init__(self, file, variables):
         super().__init__(file)
@@ -73,10 +53,10 @@ class Unpickler(pickle.Unpickler):
 
 @contextlib.contextmanager
 def no_garbage_collection():
-    """Keep the collector from searching, again and again, all that is made in the block."""
+    """Switch the collector off: it would search all objects made in the block again and again."""
     was_enabled = gc.isenabled()
     try:
-        gc.disable()  # in the block: a Ctrl-C after it must not leave the collector off
+        gc.disable()  # inside of try: a Ctrl-C after it must not leave the collector off
         yield
     finally:
         if was_enabled:
@@ -87,18 +67,9 @@ def no_garbage_collection():
 def dump_with(pickler, settings, functions, known, new, values=None) -> bytes:
     """Pickle settings, then new variables whole, then functions, with ids for all variables.
 
-    Parameters
-    ----------
-    pickler : callable
-        ``pickler(file, ids)`` returns a Pickler.
-    settings
-        The settings on which compiled code depends.
-    functions : dict
-        Anything picklable -> (compiled function, or expression, anything picklable).
-    known, new : dict
-        Id -> shared variable.
-    values : dict, optional
-        What the reader gets in place of the new variables.
+    ``pickler(file, ids)`` returns a Pickler; compiled code depends on the settings. `functions`
+    maps anything picklable to (compiled function, or expression, anything picklable), `known` and
+    `new` map keys to variables. The reader gets `values`, if given, in place of new variables.
     """
     file, ids = io.BytesIO(), persistent_ids(known)
     # New variables may refer to known ones.

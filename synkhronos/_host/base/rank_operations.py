@@ -5,12 +5,12 @@
 
 All ranks must reduce in the same order. The AllReduces of one level, between which no path leads,
 become one node, and each level has an input that was computed from the level before. So the nodes
-form a chain, and no schedule can run them in another order. In a node the reductions have the order
-in which they were made, also where ranks on other kinds of devices compile the graph for
-themselves.
+form a chain, and no schedule can run them in another order. Within a node the reductions keep the
+order in which they were made, even if ranks on other kinds of devices compile the graph themselves.
 
-A scan whose steps reduce is a level of its own, between two that wait for one another by `After`;
-the AllReduces of a step form a chain, too. All ranks must go through equally many steps.
+A scan whose steps reduce is a level of its own: `After` makes it wait for the level before, and the
+next level wait for it. The AllReduces of a step form a chain, too. All ranks must go through
+equally many steps.
 """
 
 import itertools
@@ -44,8 +44,8 @@ class RankOperation(Operation):
 class AllReduce(RankOperation):
     """Reduces each input over the ranks; outside of a call, the identity.
 
-    Each reduction has a serial number, which identifies it on all ranks. The folder of each host
-    library has a class that derives from this one, and reduces.
+    Each reduction has a serial number, which identifies it on all ranks. The subclass of each host
+    library reduces.
     """
 
     name = "AllReduce"  # for messages
@@ -62,11 +62,9 @@ class AllReduce(RankOperation):
         return cls((op,), (next(_serials),))(x)
 
     def as_input(self, x):
-        """Return an input as a variable."""
         return tensor.as_tensor_variable(x)
 
     def make_node(self, *inputs):
-        """Return the node; each output is of the type of its input."""
         inputs = [self.as_input(x) for x in inputs]
         for x, op in zip(inputs, self.ops):
             check_kind("all_reduce", op, x.dtype, str(x))
@@ -76,11 +74,10 @@ class AllReduce(RankOperation):
         return f"AllReduce{{{', '.join(self.ops)}}}"
 
     def infer_shape(self, node, shapes):
-        """Return the shapes of the inputs."""
         return shapes
 
     def connection_pattern(self, node):
-        """Return which input each output depends on: its own alone."""
+        """Return that each output depends on its own input alone."""
         everything = range(len(node.inputs))
         return [[i == j for j in everything] for i in everything]
 
@@ -115,29 +112,24 @@ class After(RankOperation):
         self.view_map = {0: [0]}  # output -> inputs
 
     def make_node(self, x, *others):
-        """Return the node; its output is the input."""
         return Apply(self, [x, *others], [x.type()])
 
     def perform(self, node, inputs, output_storage):
-        """Store the input."""
         output_storage[0][0] = inputs[0]
 
     def infer_shape(self, node, shapes):
-        """Return the shape of the input."""
         return shapes[:1]
 
 
 class RankWeight(RankOperation):
-    """The weight of this rank, a number. The mean over the ranks is 1."""
+    """The weight of this rank in the running call, with a mean of 1 over the ranks."""
 
     __props__ = ()
 
     def make_node(self):
-        """Return the node."""
         return Apply(self, [], [tensor.dscalar()])
 
     def perform(self, node, inputs, output_storage):
-        """Store the weight in the running call; outside of a call, 1."""
         output_storage[0][0] = np.asarray(current_weight())
 
     def infer_shape(self, node, shapes):
@@ -146,7 +138,7 @@ class RankWeight(RankOperation):
 
 
 def rank_weight():
-    """Return a RankWeight's output."""
+    """Return the expression of this rank's weight; outside of a call it is 1."""
     return RankWeight()()
 
 

@@ -1,31 +1,18 @@
-"""Say which compiled functions may be run once more without an effect."""
+"""Which compiled functions may be run once more without an effect."""
 
 from synkhronos._host.base.chosen_library import inner_outputs
 
-# Others show what they compute, or check it, at each run.
+# Other linkers print or check results in each run.
 _LINKERS = {
-    "CLinker",
-    "JAXLinker",
-    "NumbaLinker",
-    "OpWiseCLinker",
-    "PerformLinker",
-    "VMLinker",
+    "CLinker", "JAXLinker", "NumbaLinker", "OpWiseCLinker", "PerformLinker", "VMLinker",
     "VM_Linker",
-}
+}  # fmt: skip
 _PACKAGES = {"theano", "pytensor", "synkhronos"}
-# They print, stop, call Python code of the script, or send and receive.
-_SEEN = {
-    "Print",
-    "FromFunctionOp",
-    "PdbBreakpoint",
-    "LoadFromDisk",
-    "MPIRecv",
-    "MPIRecvWait",
-    "MPISend",
-    "MPISendWait",
-    "Push",
-    "Await",
-}
+# These operations print, stop, call Python code of the script, or send and receive.
+_WITH_EFFECTS = {
+    "Print", "FromFunctionOp", "PdbBreakpoint", "LoadFromDisk", "MPIRecv", "MPIRecvWait", "MPISend",
+    "MPISendWait", "Push", "Await",
+}  # fmt: skip
 
 
 def is_watched(function) -> bool:
@@ -35,7 +22,7 @@ def is_watched(function) -> bool:
 
 
 def is_repeatable(function) -> bool:
-    """Return whether one run more has no effect: nothing is printed, and no user's code runs."""
+    """Return whether another run has no effect: it prints nothing, and runs no code of the user."""
     if function.profile is not None or is_watched(function):
         return False
     left, seen = list(function.maker.fgraph.outputs), set()
@@ -45,7 +32,7 @@ def is_repeatable(function) -> bool:
             continue
         seen.add(node)
         package = type(node.op).__module__.partition(".")[0]
-        if package not in _PACKAGES or type(node.op).__name__ in _SEEN:
+        if package not in _PACKAGES or type(node.op).__name__ in _WITH_EFFECTS:
             return False
         left += [*node.inputs, *inner_outputs(node.op)]
     return True

@@ -17,7 +17,7 @@ from synkhronos._host.base.chosen_library import (
 )
 from synkhronos._host.base.rank_operations import After, AllReduce, has_inside
 
-IN_STEPS = "synkhronos_in_steps"  # the tag of what the graph of a step needs, too
+IN_STEPS = "synkhronos_in_steps"  # the tag of rewrites for the graph of a scan's step, too
 
 
 class Fuse(GraphRewriter):
@@ -53,7 +53,7 @@ class Fuse(GraphRewriter):
 
 
 def _put_in_order(fgraph, levels, loops):
-    """Let each node that reduces wait for the one before, where some of them are loops."""
+    """Let each node that reduces, loops among them, wait for the one before."""
     in_order = []
     for depth in sorted(levels):
         in_order += levels[depth]
@@ -104,20 +104,20 @@ def including(mode, tag, rewriter):
 
 
 def _reduces(outputs):
-    found = False
+    reduces = False
     for variable in _ancestors(outputs):
         op = getattr(variable.owner, "op", None)
-        found = found or isinstance(op, AllReduce)
+        reduces = reduces or isinstance(op, AllReduce)
         op = getattr(op, "core_op", op)
-        # The graphs inside of a scan and of an OpFromGraph; the latter may become part of this one.
+        # The graph inside of a scan or an OpFromGraph, which may become part of this one.
         if inner_outputs(op) and _reduces(inner_outputs(op)):
             if not (getattr(op, "is_inline", False) or getattr(op, "reduces_in_steps", False)):
                 raise TypeError(
                     f"ops.all_reduce is inside of {op}, where ranks can't be kept in step. Reduce "
                     "what it is given, or what it returns (an OpFromGraph may be inline=True)."
                 )
-            found = True
-    return found
+            reduces = True
+    return reduces
 
 
 def _ancestors(outputs):
@@ -127,9 +127,9 @@ def _ancestors(outputs):
     return [*found, *ancestors(default)]
 
 
-# Fused after the graph is simplified, so that no simplification can remove a dependence, and before
-# elementwise expressions are fused, at 49. In place after elementwise operations, which may use the
-# same buffers, at 75 in Theano and 50.5 in PyTensor.
+# AllReduces are fused after the graph is simplified, so that no simplification can remove a
+# dependence, and before elementwise expressions are fused, at 49. They work in place after
+# elementwise operations do, which may use the same buffers (at 75 in Theano, 50.5 in PyTensor).
 _TAGS = "synkhronos", IN_STEPS
 register("synkhronos_fuse_all_reduce", Fuse(), 48.9, *_TAGS)
 register("synkhronos_all_reduce_in_place", in_place_rewriter(AllReduce, _in_place), 80, *_TAGS)

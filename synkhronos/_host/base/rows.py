@@ -1,9 +1,9 @@
-"""Rows of a minibatch in graphs: numbers that ranks divide, outputs with an item for each, slices.
+"""Rows of minibatches in graphs: their numbers, outputs with an item for each row, and slices.
 
     data[Rows(index, size)] ──▶ data[numbers]        numbers: an input that is scattered
 
-`without_row_numbers` replaces each Rows of a function. Its user does not see the input in its
-place: the master computes the value, at each call, from the operands.
+`without_row_numbers` replaces each Rows of a function by an input, which its user does not see: at
+each call the master computes the row numbers from the operands of Rows.
 """
 
 from typing import Any, List, NamedTuple
@@ -59,21 +59,21 @@ def numbers_of_rows(index, size, length=None):
 
 
 class Rows(Operation):
-    """The numbers of the rows of one minibatch: `size` from ``index * size`` on, below `length`."""
+    """The numbers of the rows of one minibatch: `size` from ``index * size`` on, below `length`.
+
+    The operands are index, size and, if there is one, length: integers.
+    """
 
     __props__ = ()
 
     def make_node(self, *operands):
-        """Return the node, for an index, a size, and a length if there is one: integers."""
         operands = [tensor.as_tensor_variable(each) for each in operands]
         return Apply(self, operands, [tensor.lvector()])
 
     def perform(self, node, inputs, output_storage):
-        """Store all numbers, as the serial library uses them."""
         output_storage[0][0] = numbers_of_rows(*map(int, inputs))
 
     def infer_shape(self, node, shapes):
-        """Return the number of rows."""
         index, size, *length = node.inputs
         end = (index + 1) * size
         for each in length:
@@ -81,31 +81,28 @@ class Rows(Operation):
         return [(tensor.maximum(end - index * size, 0),)]
 
     def connection_pattern(self, node):
-        """Return that no operand is connected: row numbers have no gradient."""
+        """Return that row numbers have no gradient."""
         return [[False] for _ in node.inputs]
 
     def pullback(self, inputs, outputs, cotangents):
-        """Return no gradients."""
         return [disconnected() for _ in inputs]
 
 
 def total_rows(mine):
-    """Return the number of rows of the running call; outside of a call, all are here."""
+    """Return the running call's number of rows, on all ranks; outside of a call, `mine`."""
     counts, _ = rows_of_ranks()
     return mine if counts is None else sum(counts)
 
 
 class TotalRows(RankOperation):
-    """The number of rows of all ranks, where each rank has the number of its own."""
+    """The number of rows of all ranks, computed from this rank's."""
 
     __props__ = ()
 
     def make_node(self, mine):
-        """Return the node, for this rank's number of rows."""
         return Apply(self, [tensor.as_tensor_variable(mine)], [tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
-        """Store the number of all rows."""
         output_storage[0][0] = np.asarray(total_rows(inputs[0]), np.int64)
 
     def infer_shape(self, node, shapes):
@@ -118,9 +115,9 @@ class TotalRows(RankOperation):
 
 
 def bounds_of_rank(start, stop, length):
-    """Return the bounds of this rank's part of a slice, and the number of all its rows: an array.
+    """Return [start, stop] of this rank's part of a slice, and the number of rows of the slice.
 
-    Outside of a call they are those of the slice.
+    Outside of a call the part is the whole slice.
     """
     start, stop, _ = slice(start, stop).indices(length)
     n_rows = max(0, stop - start)
@@ -132,17 +129,15 @@ def bounds_of_rank(start, stop, length):
 
 
 class RowsOfRank(RankOperation):
-    """The slice of an array that is this rank's part of a slice, and the number of all its rows."""
+    """The bounds of this rank's part of a slice, and the number of rows of the slice."""
 
     __props__ = ()
 
     def make_node(self, start, stop, length):
-        """Return the node, for the bounds of the slice and the length of the array."""
         inputs = [tensor.as_tensor_variable(each) for each in (start, stop, length)]
         return Apply(self, inputs, [tensor.lscalar(), tensor.lscalar(), tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
-        """Store the bounds and the number."""
         for storage, result in zip(output_storage, bounds_of_rank(*map(int, inputs))):
             storage[0] = np.asarray(result)
 
@@ -162,13 +157,12 @@ def row_numbers(*operands):
 
 @recurses_deep
 def without_row_numbers(expressions, givens, inputs):
-    """Return expressions, RowNumbers for the inputs that now stand for row numbers, and a bool.
+    """Return expressions with inputs in place of row numbers, a RowNumbers for each, and a bool.
 
-    The bool is whether all `inputs` were used before: host libraries take one for unused that only
-    row numbers depended on.
-
-    Equal row numbers get one input. Raises ValueError for row numbers inside of a scan, where ranks
-    can't divide them. `givens` are pairs (variable, replacement): in the row numbers' arguments.
+    Equal row numbers get one input. The bool says whether the expressions depended on all `inputs`:
+    a host library would call one unused on which only row numbers depend. `givens`, pairs
+    (variable, replacement), are applied to the operands of row numbers. Raises ValueError for row
+    numbers inside of a scan, where ranks can't divide them.
     """
     variables = [each for each in expressions if isinstance(each, Variable)]
     equal = {}
@@ -176,7 +170,7 @@ def without_row_numbers(expressions, givens, inputs):
     nodes = dict.fromkeys(each.owner for each in used if each.owner is not None)
     for node in nodes:
         if isinstance(node.op, Rows):
-            key = tuple(map(_identity, node.inputs))
+            key = tuple(int(x.data) if isinstance(x, Constant) else x for x in node.inputs)
             equal.setdefault(key, []).append(node.outputs[0])
         elif has_inside(node.op, Rows):
             raise ValueError(
@@ -191,31 +185,25 @@ def without_row_numbers(expressions, givens, inputs):
         replace.update(dict.fromkeys(same, hidden))
         operands = same[0].owner.inputs
         needed = set(ancestors(operands))
-        given = {variable: value for variable, value in givens if variable in needed}
-        operands = clone_replace(operands, replace=given) if given else list(operands)
+        replaced = {variable: value for variable, value in givens if variable in needed}
+        operands = clone_replace(operands, replace=replaced) if replaced else list(operands)
         numbers.append(RowNumbers(hidden, operands, _indexed_by(nodes, same)))
     new = iter(clone_replace(variables, replace=replace))
     expressions = [next(new) if isinstance(each, Variable) else each for each in expressions]
     return expressions, numbers, all(each in used for each in inputs)
 
 
-def _identity(variable):
-    if isinstance(variable, Constant):
-        return int(variable.data)
-    return variable
-
-
 def _indexed_by(nodes, numbers):
-    """Return the shared variables, cast or not, of which row numbers select rows."""
-    found = []
+    """Return the shared variables, cast or not, whose rows the numbers select."""
+    shared = []
     for node in nodes:
         if taken_rows(node) in numbers:
             whole = node.inputs[0]
             while whole.owner is not None and _keeps_rows(whole.owner):
                 whole = whole.owner.inputs[0]
             if isinstance(whole, SharedVariable):
-                found.append(whole)
-    return list(dict.fromkeys(found))
+                shared.append(whole)
+    return list(dict.fromkeys(shared))
 
 
 def _keeps_rows(node):
@@ -248,14 +236,14 @@ def compile_number(expression, inputs):
 
 
 def divides(expressions):
-    """Return whether expressions have rows that ranks divide, or reductions, in themselves."""
+    """Return whether expressions contain Rows or an AllReduce."""
     variables = [each for each in expressions if isinstance(each, Variable)]
     nodes = {each.owner for each in ancestors(variables) if each.owner is not None}
     return any(isinstance(node.op, (Rows, AllReduce)) for node in nodes)
 
 
 def input_of_values(function, n_inputs):
-    """Return an input of whose values a compiled function uses more than the shape; else None."""
+    """Return an input of which a compiled function uses more than the shape; else None."""
     fgraph = function.maker.fgraph
     for each in fgraph.inputs[:n_inputs]:
         if not all(_measures(*client) for client in clients_of(fgraph, each)):
@@ -273,17 +261,17 @@ def _measures(client, position):
 def axes_of_rows(function, rows_of):
     """Return for each output of a compiled function its axes that grow with the rows.
 
-    `rows_of` has the positions of inputs, or shared variables, each with its axis of rows. The
-    answer comes from the shapes that the library has inferred: an axis that depends on more than
-    shapes, or whose shape it could not infer, does not count.
+    `rows_of` maps positions of inputs, and shared variables, to their axis of rows. The axes come
+    from the lengths that the library has inferred; one whose length it could not infer, or that
+    depends on more than shapes, is left out.
     """
     fgraph = function.maker.fgraph
     shapes = getattr(fgraph, "shape_feature", None)
     if shapes is None:  # a mode without optimizations
         return [() for _ in fgraph.outputs]
     axis_of = {}
-    for position, (given, variable) in enumerate(zip(function.maker.inputs, fgraph.inputs)):
-        for key in (position, given.variable):
+    for position, (spec, variable) in enumerate(zip(function.maker.inputs, fgraph.inputs)):
+        for key in (position, spec.variable):
             if key in rows_of:
                 axis_of[variable] = rows_of[key]
     # The last operation of an output may be a copy, which has no inferred shape.
@@ -315,22 +303,22 @@ def _counts_rows(shapes, output, axis, axis_of):
 
 
 def sliced_by_inputs(expressions, inputs):
-    """Return the shared variables of which rows are sliced, from and to what inputs say.
+    """Return the shared variables whose rows are sliced with bounds that depend on inputs.
 
-    These are ``data`` and ``labels`` in ``data[i * n : (i + 1) * n]`` and, for an input i,
+    For an input i these are ``data`` in ``data[i * n : (i + 1) * n]``, and ``labels`` in
     ``T.cast(labels, "int32")[i * n : (i + 1) * n]``.
     """
-    inputs, found = set(inputs), []
+    inputs, shared = set(inputs), []
     for variable in ancestors([each for each in expressions if isinstance(each, Variable)]):
         if variable.owner is not None and isinstance(variable.owner.op, Subtensor):
-            found += sliced_minibatch(variable.owner, inputs)[1]
-    return list(dict.fromkeys(found))
+            shared += sliced_minibatch(variable.owner, inputs)[1]
+    return list(dict.fromkeys(shared))
 
 
 def sliced_minibatch(node, inputs):
-    """Return the bounds of a Subtensor that inputs say, and the shared variables that it slices.
+    """Return the bounds of a Subtensor, and the shared variables that it slices.
 
-    The bounds are None, and there are no variables, unless inputs say both bounds and nothing else.
+    These are None and [] unless both bounds depend on inputs, and the array does not.
     """
     rows = indices_of(node)[0]
     bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]

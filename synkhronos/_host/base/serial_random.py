@@ -4,9 +4,9 @@
     state, x.shape ──▶ WholeSize ──▶ draw ──▶ OwnRows ──▶ numbers      as it is compiled
 
 The state is equal on all ranks, and every rank advances it by the draws of the whole minibatch. In
-a plain function both operations return what they get. A rank takes rows of what it draws only if
-the numbers have a row for each row of the inputs: `_OwnVariables` follows the variables of a graph
-that differ between ranks, from node to node.
+a plain function both operations return what they get. A rank takes its rows of the numbers only if
+these have a row for each row of the inputs. To see this, `_OwnVariables` follows from node to node
+which variables differ between ranks.
 """
 
 import numpy as np
@@ -49,12 +49,9 @@ def is_state_equal(variable) -> bool:
 
 
 def drawn_rows(size):
-    """Return the number of rows that all ranks draw, and the first and last of this rank.
+    """Return the number of rows that all ranks draw, and where this rank's begin and end.
 
-    Parameters
-    ----------
-    size : array of int
-        The size of the random numbers of this rank.
+    `size`, an array, is that of this rank's random numbers.
     """
     counts, rank = rows_of_ranks()
     if counts is None or not size[0]:
@@ -75,39 +72,33 @@ class WholeSize(RankOperation):
     __props__ = ()
 
     def make_node(self, size):
-        """Return the node."""
         return Apply(self, [size], [size.type()])
 
     def perform(self, node, inputs, output_storage):
-        """Replace the length of axis 0."""
         whole = np.array(inputs[0])
         whole[0] = drawn_rows(inputs[0])[0]
         output_storage[0][0] = whole
 
     def infer_shape(self, node, shapes):
-        """Return the shape of the size."""
         return shapes
 
 
 class OwnRows(RankOperation):
-    """The rows of this rank, of the random numbers of all ranks."""
+    """The rows of this rank, of size `size`, of the random numbers of all ranks."""
 
     __props__ = ()
 
     view_map = {0: [0]}  # noqa: RUF012 - as host libraries have it
 
     def make_node(self, numbers, size):
-        """Return the node; `size` is the size on this rank."""
         return Apply(self, [numbers, size], [numbers.type()])
 
     def perform(self, node, inputs, output_storage):
-        """Take the rows."""
         numbers, size = inputs
         _, begin, end = drawn_rows(size)
         output_storage[0][0] = numbers[begin:end]
 
     def infer_shape(self, node, shapes):
-        """Return the shape of the numbers, with as many rows as this rank has."""
         return [(node.inputs[1][0], *shapes[0][1:])]
 
 
@@ -115,38 +106,31 @@ class OwnRows(RankOperation):
 def draws_of_all_rows(scattered, outputs, updates, kwargs):
     """Return outputs, updates and keyword arguments of a function that draws as a serial one.
 
-    Raises ``ValueError`` for random numbers that can't be drawn so.
-
-    Parameters
-    ----------
-    scattered : list of variable
-        The inputs and shared variables of which each rank has other rows.
-    outputs, updates, kwargs
-        As for the library's ``function``.
+    `scattered` are the inputs and shared variables of which each rank has other rows. Raises
+    ``ValueError`` for random numbers that can't be drawn so.
     """
     givens = kwargs.get("givens") or ()
     replace = dict(givens.items() if hasattr(givens, "items") else givens)
     values = [target.type.filter_variable(value) for target, value in updates]
     left_out = kwargs.get("no_default_updates") or ()
-    given, defaults = {target for target, _ in updates}, {}
+    targets, defaults = {target for target, _ in updates}, {}
     while True:
         expressions = [*outputs, *values, *defaults.values()]
         if replace:
             expressions = clone_replace(expressions, replace)
         used = () if left_out is True else dict.fromkeys(ancestors(expressions))
-        known = {*given, *defaults, *(() if left_out is True else left_out)}
+        known = {*targets, *defaults, *(() if left_out is True else left_out)}
         more = updates_by_default(each for each in used if each not in known)
         if not more:
             break
         defaults.update(more)
     new = _rebuilt(expressions, {*scattered})
-    targets = [*(target for target, _ in updates), *defaults]
-    kwargs = {**kwargs, "givens": []}
-    return new[: len(outputs)], list(zip(targets, new[len(outputs) :])), kwargs
+    pairs = zip([*(target for target, _ in updates), *defaults], new[len(outputs) :])
+    return new[: len(outputs)], list(pairs), {**kwargs, "givens": []}
 
 
 def _rebuilt(expressions, scattered):
-    """Return expressions with draws of all rows."""
+    """Return expressions in which each rank draws the numbers of all rows."""
     own = _OwnVariables(scattered)
     new = {}  # variable -> the one in its place
     for node in io_toposort([], expressions):
@@ -176,18 +160,12 @@ def _refuse_draws_inside(node):
 
 
 class _OwnVariables:
-    """Variables that differ between ranks, because they are computed from their rows.
-
-    Parameters
-    ----------
-    scattered : iterable of variable
-        Of these each rank has other rows.
-    """
+    """Variables that differ between ranks, because they are computed from `scattered` ones."""
 
     def __init__(self, scattered):
         self._own = {*scattered}
-        self._moved = set()  # those of which axis 0 may not be that of the rows
-        self._elsewhere = set()  # those of which it is certainly another one, as of x.T
+        self._moved = set()  # those whose axis 0 may not be the rows
+        self._elsewhere = set()  # those whose axis 0 is certainly not the rows, such as x.T
 
     def follow(self, node):
         """Add the outputs of a node that is given some of these variables."""
@@ -229,7 +207,7 @@ class _OwnVariables:
         return True
 
     def axis_of(self, length):
-        """Return the axis of which a variable is the length; None for another, or if unclear."""
+        """Return the axis whose length a variable is; None if it is none, or unclear."""
         measured, axis = _measured(length)
         is_unclear = (axis and measured in self._moved) or measured in self._elsewhere
         if measured not in self._own or is_unclear:
@@ -267,13 +245,13 @@ def _lengths(size):
 
 
 def _shaped(size):
-    """Return the variable of which a size is the whole shape; None if it is of none."""
+    """Return the variable whose whole shape a size is; None if there is none."""
     node = _without_casts(size).owner
     return node.inputs[0] if node is not None and isinstance(node.op, Shape) else None
 
 
 def _measured(length):
-    """Return a variable and its axis, of which this is the length; None, None if unclear."""
+    """Return the variable and axis whose length this is; None, None if unclear."""
     node = length.owner
     if node is not None and isinstance(node.op, Shape_i):
         return node.inputs[0], node.op.i

@@ -5,12 +5,13 @@
     ─────────────────────────────────── time ───────────────────────────────────▶
       wait 0, layer 0, wait 1, layer 1, loss, gradient 1, push 1, gradient 0, push 0, the rest
 
-An Await waits for what the Push of the call before has asked for. A host library's own order of
-nodes would wait for everything at the beginning, and compute many gradients late. Each push comes
-as early as possible here, each wait as late.
+Each Await waits for the result that the Push of the previous call has requested. In a host
+library's own order all waits would come first, and many gradients late. `_PushOrder` puts each push
+as early as possible, and each wait as late.
 
-A token, a number that means nothing, orders an operation among the others. An operation reaches the
-parameter server through a port, an object with these attributes:
+The operations pass a token, a dummy number, from one to the next, so that none is moved before
+another. A port connects an operation with the parameter server. It is an object with these
+attributes:
 
     position      the place of its array in the order of first use: 0 is used first
     push(array)   begin to send the array, and ask for the result, which may land in the array
@@ -50,13 +51,13 @@ from synkhronos._host.base.functions import updates_by_default
 from synkhronos._host.base.node_order import InOrder, n_needed
 from synkhronos._host.base.rewriting import including
 
-# Two threads can't compile at once: Theano switches a cache of constants off meanwhile.
+# Two threads can't compile at once: Theano switches its cache of constants off while it compiles.
 compiling = threading.RLock()
 _TOKEN = np.asarray(0)
 
 
 class _PortOperation(Operation):
-    """An operation with a port; its last output is a token, which orders it among the others."""
+    """An operation with a port; its last output is a token."""
 
     __props__ = ("port",)
 
@@ -71,8 +72,8 @@ class _PortOperation(Operation):
 class Push(_PortOperation):
     """Pushes an array when it is computed.
 
-    In place, the array belongs to the parameter server from then on: no other node reads it, and
-    the library lets go of it. Otherwise a copy is pushed.
+    If `inplace`, the array itself is pushed, and belongs to the parameter server from then on: no
+    other node reads it, and the library drops it. Otherwise a copy is pushed.
     """
 
     __props__ = ("port", "inplace")
@@ -84,25 +85,21 @@ class Push(_PortOperation):
             self.destroy_map = {0: [0]}
 
     def make_node(self, x, token):
-        """Return the node, for an array and the token of the operation that comes before."""
         return Apply(self, [tensor.as_tensor_variable(x), token], [tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
-        """Push the array."""
         self.push(inputs[0])
         output_storage[0][0] = _TOKEN
 
     def push(self, array):
-        """Push an array, or a copy."""
         if not self.inplace or not array.flags.carray:
             array = array.copy(order="C")
         self.port.push(array)
 
     def make_py_thunk(self, node, storage_map, compute_map, no_recycling, debug=False):
-        """Return a thunk that also takes the array out of the library's storage, if in place.
+        """Return a thunk that, if in place, also removes the array from the library's storage.
 
-        Where the library keeps its arrays from one call to the next, it would compute the next
-        gradient in this one.
+        A library that keeps its arrays from call to call would write the next gradient to it.
         """
         thunk = super().make_py_thunk(node, storage_map, compute_map, no_recycling, debug)
         if not self.inplace:
@@ -117,14 +114,7 @@ class Push(_PortOperation):
 
 
 class Await(_PortOperation):
-    """Waits for the result of the last push through its port.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    dtype : str
-    broadcastable : tuple of bool
-    """
+    """Waits for the result of the last push through its port; its outputs are that and a token."""
 
     __props__ = ("port", "shape", "dtype", "broadcastable")
 
@@ -133,11 +123,9 @@ class Await(_PortOperation):
         self.shape, self.dtype, self.broadcastable = shape, dtype, broadcastable
 
     def make_node(self):
-        """Return the node; its outputs are the result and a token."""
         return Apply(self, [], [tensor_type(self.dtype, self.broadcastable)(), tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
-        """Wait."""
         output_storage[0][0] = self.port.wait()
         output_storage[1][0] = _TOKEN
 
@@ -147,14 +135,9 @@ class Await(_PortOperation):
 
 
 def push(port, x, token=None):
-    """Return the token of a push; a function that is to push has the token as an output.
+    """Return the token of a push of `x`: a function pushes if it has this token as an output.
 
-    Parameters
-    ----------
-    port : object
-    x : tensor variable
-    token : variable, optional
-        Of the operation that must come before.
+    If a `token` is given, the push comes after the operation that returned it.
     """
     return Push(port)(x, tensor.constant(_TOKEN) if token is None else token)
 
@@ -165,41 +148,29 @@ def awaited(port, shape, dtype, broadcastable):
 
 
 def substituted(expressions, values):
-    """Return expressions with some variables replaced, in the expressions alone.
+    """Return expressions with variables replaced by `values`, a dict to expressions of their types.
 
-    `swapped` would replace them in their values too, and make a second copy of each Await.
-
-    Parameters
-    ----------
-    expressions : list
-        Anything that is no variable stays as it is.
-    values : dict
-        Variable -> the expression in its place, of the same type.
+    Unlike `swapped`, it replaces nothing within the values, which would make a second copy of each
+    Await. What is no variable stays as it is.
     """
     outputs = [each for each in expressions if isinstance(each, Variable)]
     memo = dict(values)
     for each in outputs:
         if each.owner is None:
-            memo.setdefault(each, each)  # it would be cloned
+            memo.setdefault(each, each)  # else it would be cloned
     clone_get_equiv([], outputs, copy_orphans=False, memo=memo)
     return [memo[each] if isinstance(each, Variable) else each for each in expressions]
 
 
 def leaves(expressions):
-    """Return all variables that expressions, and default updates in them, are computed from.
-
-    Constants are left out.
-    """
-    found, left = {}, [each for each in expressions if isinstance(each, Variable)]
+    """Return the inputs, but no constants, of expressions and of the default updates in them."""
+    inputs, left = {}, [each for each in expressions if isinstance(each, Variable)]
     while left:
-        new = [
-            each
-            for each in graph_inputs(left)
-            if each not in found and not isinstance(each, Constant)
-        ]
-        found.update(dict.fromkeys(new))
+        left = [each for each in graph_inputs(left) if not isinstance(each, Constant)]
+        new = [each for each in left if each not in inputs]
+        inputs.update(dict.fromkeys(new))
         left = [update for _, update in updates_by_default(new)]
-    return list(found)
+    return list(inputs)
 
 
 def is_computed_from(expression, variables):
@@ -221,11 +192,11 @@ def shared_like(variable):
 
 
 def compile_pushing(inputs, outputs, updates, **options):
-    """Return a compiled function whose nodes come in the order of pushes."""
+    """Return a compiled function whose nodes come in the order of `_PushOrder`."""
     mode = including(get_mode(options.pop("mode", None)), "synkhronos_store", _Order())
     options.update(updates=updates, mode=mode)
     compile_deep = compiling_deep(compile_serially, [*outputs, *(value for _, value in updates)])
-    with compiling:  # here, not in what may run in another thread
+    with compiling:  # here: `compile_deep` may run another thread
         return compile_deep(inputs, outputs, **options)
 
 
@@ -244,16 +215,15 @@ class _Order(GraphRewriter):
 
 
 class _PushOrder(InOrder):
-    """Each push as early as possible, each wait as late."""
+    """Each push as early as possible, each wait as late: the order of the picture."""
 
     def arranged(self, nodes, before):
-        """Return the nodes in the order of the picture."""
         place = {node: number for number, node in enumerate(nodes)}
         count, last_wait = n_needed(nodes, before), {}
         for node in nodes:
-            own = node.op.port.position if isinstance(node.op, Await) else -np.inf
-            last_wait[node] = max([own, *(last_wait[each] for each in before(node))])
-        # What needs the fewest operations can be pushed first: in a network, the last layers.
+            position = node.op.port.position if isinstance(node.op, Await) else -np.inf
+            last_wait[node] = max([position, *(last_wait[each] for each in before(node))])
+        # A gradient that needs few operations can be pushed first, such as that of the last layer.
         pushes = [node for node in nodes if isinstance(node.op, Push)]
         pushes.sort(key=lambda node: (count[node], place[node]))
         arranged = {}  # as a set that keeps its order
@@ -267,7 +237,7 @@ class _PushOrder(InOrder):
                     arranged[node] = True
                     continue
                 stack.append((node, True))
-                # What waits for the last array is computed last, so it is the first to stack.
+                # Nodes that wait for the last array are computed last, so they are stacked first.
                 token = node.inputs[-1].owner if isinstance(node.op, Push) else None
                 new = [each for each in before(node) if each not in arranged]
                 new.sort(key=lambda x: (x is token, last_wait[x], place[x]), reverse=True)
@@ -275,6 +245,6 @@ class _PushOrder(InOrder):
         return [*arranged, *(node for node in nodes if node not in arranged)]
 
 
-# In place after elementwise operations, as the AllReduce; in order when the graph is complete.
+# Pushes work in place after elementwise operations, as AllReduces; the order is set at the end.
 register("synkhronos_push_in_place", in_place_rewriter(Push, _in_place), 80, "synkhronos_store")
 register("synkhronos_push_order", _Order(), 201, "synkhronos_store")

@@ -3,8 +3,8 @@
     value ──▶ take_apart ──▶ data, indices, spans, length ──▶ sparse_parts ──▶ a rank's rows
     a rank's rows ──▶ decomposed ──▶ data, indices, counts, length ──▶ put_together ──▶ value
 
-The spans are the begin and the end, in data and indices, of each row of a CSR matrix (each column
-of CSC). So some rows of the spans are some rows of the matrix, and data and indices stay whole.
+The spans say where each row of a CSR matrix (each column of CSC) begins and ends in data and
+indices. To select rows of the matrix, select rows of the spans; data and indices stay whole.
 `sparse_parts` and `decomposed` are in the folder of each host library.
 """
 
@@ -22,7 +22,7 @@ def sparse_format(variable):
 
 
 def part_variables(variable):
-    """Return variables for the parts of a sparse input; the third one has a row for each row."""
+    """Return variables for the parts of a sparse input; the spans have a row for each row."""
     data = tensor_type(variable.dtype, (False,))()
     parts = [data, tensor.lvector(), tensor.lmatrix(), tensor.lscalar()]
     for part, name in zip(parts, ("data", "indices", "spans", "length")):

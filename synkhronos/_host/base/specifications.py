@@ -1,4 +1,4 @@
-"""Inputs and outputs as a host library's ``function`` takes them beside variables: In and Out."""
+"""The specifications In and Out, which a host library's ``function`` takes beside variables."""
 
 from synkhronos._host.base.chosen_library import (
     Container,
@@ -12,7 +12,7 @@ from synkhronos._host.base.chosen_library import (
 
 
 def read_input(given):
-    """Return the variable of an input, and a dict of what else it was given with; or None.
+    """Return the variable of an input, and a dict of its other properties; None if it is no input.
 
     `mutable` and `borrow` are left out: they permit a function to reuse the memory of an input,
     which here the ranks share.
@@ -33,14 +33,14 @@ def read_input(given):
 
 
 def read_output(given):
-    """Return the variable of an output, which may stand in an Out; None for anything else."""
+    """Return the variable of an output, or of an Out; None for anything else."""
     if isinstance(given, Out):
         given = given.variable
     return given if isinstance(given, Variable) else None
 
 
 def is_kept(value):
-    """Return whether the value of an input is one that calls may change: a container."""
+    """Return whether calls may change the value of an input: whether it is in a container."""
     return isinstance(value, (Container, SharedVariable))
 
 

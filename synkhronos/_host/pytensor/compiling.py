@@ -1,8 +1,8 @@
 """Compile and call PyTensor functions.
 
-Numba compiles a function when it is called, and again for each memory layout of an argument. So the
-ranks give functions arrays that are C-contiguous and writable only, and compile them before the
-first call: first the master, then the workers, which find the code in numba's cache on the disk.
+Numba compiles a function when it is called, and again for each memory layout of an argument. So
+ranks pass only C-contiguous, writable arrays, and compile functions before the first call: first
+the master, then the workers, which find the code in numba's cache on the disk.
 
     master   compile_function ──▶ compile_now ──▶ dump ───▶ load ──▶ compile_now   worker
 """
@@ -56,7 +56,7 @@ def _checked(mode):
 
 
 def compile_now(function) -> None:
-    """Let numba compile a function for the arguments that ranks give it; do nothing in other modes.
+    """Let numba compile a function for the arguments that ranks pass; do nothing in other modes.
 
     Numba finds code that any process has compiled before in its cache. An error is left to the
     first call, which raises it again.
@@ -69,7 +69,7 @@ def compile_now(function) -> None:
         types = [_type_of(each) for each in function.input_storage]
         compile_deep = recurses_deep(function.vm.jit_fn.compile)
         compile_deep((numba.types.BaseTuple.from_types(types),))
-    except raised_here(Exception):  # of numba, and of any operation's implementation
+    except raised_here(Exception):  # of numba, or of an operation
         log.debug("%s is compiled at its first call", function.name, exc_info=True)
 
 

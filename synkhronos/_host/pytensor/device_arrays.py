@@ -1,4 +1,4 @@
-"""Devices of PyTensor: none. All ranks compute on the cores of the CPU, with arrays of NumPy."""
+"""PyTensor has no devices: all ranks compute on the cores of the CPU, with arrays of NumPy."""
 
 import numpy as np
 

@@ -10,10 +10,7 @@ from synkhronos._host.base.calls import current_call
 
 
 def overlap_reductions(overlaps: bool) -> None:
-    """Do nothing: reductions run where they stand in PyTensor's graphs, and none begins early.
-
-    The results are the same. `overlaps` is true where ranks of several machines work together.
-    """
+    """Do nothing: with PyTensor no reduction begins early. The results are the same."""
 
 
 def reduce_in_place(ops, *arrays):
@@ -27,7 +24,6 @@ class PyTensorAllReduce(rank_operations.AllReduce):
     """Reduces each input over the ranks; outside of a call, the identity."""
 
     def perform(self, node, inputs, output_storage):
-        """Reduce with the other ranks."""
         arrays = [np.asarray(x) if self.inplace else np.array(x) for x in inputs]
         reduce_in_place(self.ops, *arrays)
         for storage, array in zip(output_storage, arrays):

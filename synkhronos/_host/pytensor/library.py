@@ -1,4 +1,4 @@
-"""PyTensor for `_host/base`: its classes and functions, and Theano's where they differ in more."""
+"""PyTensor for `_host/base`: its classes and functions, and some that behave as Theano's do."""
 
 import pytensor as library
 from numpy.random import Generator as RandomState
@@ -40,7 +40,7 @@ tuple_forms = ""
 CONVERTS_UPDATES = True  # whether `function` converts updates to the types of their variables
 # Operations that draw random numbers: their first two inputs are a state and a size.
 DRAWS = (RandomVariable,)
-# How a size has an item for each row, for messages.
+# For messages: a size that has an item for each row.
 SIZES = "as in size=x.shape, and no other axis depends on it."
 
 
@@ -93,7 +93,7 @@ def clients_of(fgraph, variable):
 
 
 def sorted_nodes(fgraph, orderings):
-    """Return the nodes of a graph, each after its inputs and after those that `orderings` says."""
+    """Return the nodes of a graph, each after its inputs and after its nodes in `orderings`."""
     return list(toposort_with_orderings(fgraph.outputs, orderings=orderings))
 
 
@@ -113,7 +113,7 @@ def constant_number(variable):
 
 
 def in_place_rewriter(op, rewrite):
-    """Return a rewriter of each node of an operation, where PyTensor tracks overwritten inputs.
+    """Return a rewriter of each node of an operation, in graphs that track overwritten inputs.
 
     ``rewrite(node)`` returns the operation that works in place, or None.
     """

@@ -6,8 +6,8 @@
 names this module, so unpickling imports it, which tells numba of the operations. Operations with a
 port to a parameter server are neither pickled nor kept on disk.
 
-Numba keeps machine code on disk, under a key that must say what the code does: the operations'
-names, and not the serial numbers, which differ between two processes.
+Numba keeps machine code on disk, under a key that must say what the code does. It contains the
+names of the operations, but no serial numbers, which differ between two processes.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from synkhronos._host.base.rows import numbers_of_rows
 from synkhronos._host.base.serial_random import drawn_rows
 from synkhronos._host.pytensor import graph
 
-_VERSION = 1  # to be raised with each change of the code below
+_VERSION = 1  # raise it with each change of the code below
 
 
 class NumbaAllReduce(graph.PyTensorAllReduce):

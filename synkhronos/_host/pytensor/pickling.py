@@ -21,15 +21,15 @@ class _PyTensorPickler(Pickler):
         self._compiled = {}  # id of an input or output of a function -> it, and its variable
 
     def reducer_override(self, obj):
-        # Not isinstance: a function of this package says that it is one of PyTensor's.
+        # Not isinstance: `__class__` of this package's functions is PyTensor's Function, too.
         if issubclass(type(obj), Function):
             # PyTensor would send the values of shared variables with each function.
             made = obj.maker
             pairs = [(each, each.variable) for each in made.inputs if each.update is not None]
             pairs += zip(made.outputs, made.fgraph.outputs)
             self._compiled.update((id(each), (each, variable)) for each, variable in pairs)
-            # The operations first, each after those that it needs: pickle goes into what it has not
-            # seen, as deep as the graph is otherwise, and Python has a limit for that.
+            # The nodes come first, each after those that it needs: else pickle would recurse as
+            # deep as the graph is, beyond Python's limit.
             return _rebuild_function, (made.fgraph.toposort(), made, list(obj.input_storage))
         if id(obj) in self._compiled:
             return self._without_rewrites(obj)
@@ -39,7 +39,7 @@ class _PyTensorPickler(Pickler):
         """Reduce an input or output without the graph that it had before the rewrites."""
         make, arguments, state, *rest = part.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         state, (_, variable) = dict(state), self._compiled[id(part)]
-        # Of an update, a worker only needs to know that there is one.
+        # A worker only needs to know that there is an update.
         state["update" if state.get("update") is not None else "variable"] = variable
         return (make, arguments, state, *rest)
 
@@ -61,7 +61,7 @@ def dump(functions, known, new, portable=False) -> bytes:
 
 
 def _settings():
-    """Return the settings on which compiled code depends, but for those that nothing has read."""
+    """Return the settings on which compiled code depends, except those never read."""
     variables = pytensor.config._config_var_dict
     return {
         name: each.val

@@ -11,8 +11,8 @@ from synkhronos._host.pytensor.variables import is_random_state
 def spread_random_state(variable, rank: int) -> None:
     """Move a random state to a stream of the rank's own; rank 0 keeps the state.
 
-    A generator of NumPy jumps `rank` times, each time further than any program draws (PCG64:
-    ``2**127`` numbers). SFC64 can't jump: it is seeded anew from its present state and the rank.
+    A NumPy generator jumps `rank` times, each jump longer than any program draws (PCG64: ``2**127``
+    numbers). SFC64 can't jump: it is seeded anew from its present state and the rank.
     """
     if rank == 0 or not is_random_state(variable) or is_state_equal(variable):
         return

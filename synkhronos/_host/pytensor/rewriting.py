@@ -17,16 +17,13 @@ from synkhronos._host.base.server_operations import Await, Push
 
 @node_rewriter([RankOperation, Rows, Push, Await])
 def _for_numba(fgraph, node):
-    # Imported here: that imports numba, which takes a second, and a C mode needs no numba.
+    # Imported here because it imports numba, which takes a second, and a C mode needs no numba.
     numba_operations = importlib.import_module("synkhronos._host.pytensor.numba_operations")
     op = numba_operations.for_numba(node.op)
     return False if op is None else op(*node.inputs, return_list=True)
 
 
-# In all functions that numba compiles, also those of users.
+# This is for all functions that numba compiles, also those of users.
 optdb.register(
-    "synkhronos_numba",
-    WalkingGraphRewriter(_for_numba, order="in_to_out"),
-    "numba",
-    position=90,
+    "synkhronos_numba", WalkingGraphRewriter(_for_numba, order="in_to_out"), "numba", position=90
 )

@@ -27,9 +27,8 @@ def compile_function(inputs, outputs, **kwargs):
 def mode_for(outputs, mode):
     """Return the mode to compile for ranks with.
 
-    It has the rewrites for CPUs if it compiles C code, and fuses all-reduces if there are any.
-
-    Raises ``TypeError`` for an AllReduce inside a scan: it can't be part of the chain.
+    It has the rewrites for CPUs if it compiles C code, and fuses AllReduces if there are any.
+    Raises ``TypeError`` for an AllReduce inside a scan.
     """
     mode = get_mode(mode)
     if device_arrays.device_kind() == "cpu":

@@ -1,9 +1,9 @@
-"""Arrays on a device: the only importer of pygpu's arrays and of Theano's backend for them.
+"""Arrays on a device. Only this module imports pygpu's arrays, and Theano's backend for them.
 
     shared memory ──▶ write ──▶ GpuArray ──▶ read ──▶ shared memory
 
-The rank that a device is bound to opens it once, after the fork. Before that nothing here opens a
-device, and on CPU ranks this module imports NumPy only.
+The rank that a device is bound to opens it once, after the fork. Nothing here opens a device before
+that. On CPU ranks this module imports NumPy only.
 """
 
 import copy
@@ -16,7 +16,7 @@ import numpy as np
 from synkhronos._host.theano import cudnn
 from synkhronos.errors import SessionError
 
-# Optimizations that move an operation to the device. OpenCL has no working kernel for these.
+# Optimizations that move operations to the device for which OpenCL has no working kernel.
 _NOT_ON_OPENCL = (
     "local_gpua_cumop",
     "local_gpua_scan_to_gpua",
@@ -25,8 +25,8 @@ _NOT_ON_OPENCL = (
 )
 
 _when_open = []  # functions to call when this process has opened a device
-# The devices that this process has tried to open. An attempt can't be undone: even one that fails
-# starts threads, so the process must not fork afterwards.
+# The devices that this process has tried to open. Even a failed attempt starts threads, so the
+# process must not fork afterwards.
 _tried = set()
 
 
@@ -53,7 +53,7 @@ def refuse_open_device() -> None:
 
 
 def require_open_device(device: str) -> None:
-    """Raise unless Theano has opened this device, which its flags name, when it was imported."""
+    """Raise unless Theano, when it was imported, has opened this device, which its flags name."""
     if device not in import_device_backend().init_dev.devmap:
         raise RuntimeError(
             f"The device {device} can't be opened: Theano has printed why. `synkhronos info` "
@@ -88,7 +88,7 @@ def when_open(function):
 def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> None:
     """Open the device of this rank: shared variables and computations move to it from now on.
 
-    The `is_first` rank with a device of its kind warns of what concerns all of them.
+    If this rank `is_first` among those with devices of this kind, it logs their common warnings.
     """
     if device.startswith("opencl"):
         _prepare_pocl(rank, threads)
@@ -115,10 +115,10 @@ def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> 
 
 
 def _prepare_pocl(rank, threads):
-    """Let several processes use PoCL, which makes OpenCL devices of CPU cores, at a time."""
+    """Let several processes use PoCL at the same time, which makes OpenCL devices of CPU cores."""
     # By default PoCL starts a thread for every core in each process.
     os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(threads))
-    # If processes build the same kernel at the same time, in one cache, some of them fail.
+    # If processes build the same kernel in one cache at the same time, some of them fail.
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("POCL_CACHE_DIR", os.path.join(caches, "pocl", f"synkhronos-{rank}"))
 
@@ -134,7 +134,7 @@ def _work_around_opencl():
             [optimization] = database.__db__[name]
             for tag in ("fast_run", "fast_compile"):
                 database.__db__[tag].discard(optimization)
-    # CLBlast adds 0 times the old contents of a matrix-vector product's result. 0 times NaN is NaN.
+    # CLBlast adds 0 times the old contents of the result of a matrix-vector product, even if NaN.
     optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
     _keep_half_precision_on_host(opt, "local_gpua_careduce")
     # PoCL has no nan(""), and Theano ends the process when a kernel can't be built.
@@ -145,8 +145,8 @@ def _work_around_opencl():
 def _let_reductions_be_cached():
     """Let processes find reductions for CUDA in Theano's compile cache.
 
-    Their version has the number `verbose`. Theano takes its 0 to mean that they have no version, so
-    each process compiled each of them anew.
+    Their version contains `verbose`, 0. Theano takes a 0 for no version, and so would compile them
+    anew in each process.
     """
     from theano.gpuarray.elemwise import GpuCAReduceCuda
 
@@ -251,7 +251,7 @@ def copy_to_device(value, array) -> None:
         if is_on_device(array) and value.ndim:
             value[...] = array
         elif value.flags.c_contiguous:
-            value.write(np.ascontiguousarray(array))  # pygpu can't index arrays without axes
+            value.write(np.ascontiguousarray(array))  # also without axes, which pygpu can't index
         else:
             value[...] = array
 
@@ -265,9 +265,9 @@ def empty_on_device(shape, dtype):
 
 def empty_like(value):
     """Return a new array, of any contents, like a given one: on the device or on the host."""
-    return (
-        empty_on_device(value.shape, value.dtype) if is_on_device(value) else np.empty_like(value)
-    )
+    if is_on_device(value):
+        return empty_on_device(value.shape, value.dtype)
+    return np.empty_like(value)
 
 
 def to_device(value):
@@ -278,7 +278,6 @@ def to_device(value):
         return [to_device(part) for part in value]
     if is_on_device(value):
         return value
-
     return pygpu.array(value, context=device_context())
 
 

@@ -22,12 +22,10 @@ class TheanoAllReduce(rank_operations.AllReduce):
         self.lent = lent or (False,) * len(ops)
 
     def as_input(self, x):
-        """Return an input as a variable, one on a device as it is."""
         is_on_device = isinstance(x, gof.Variable) and device_arrays.is_device_type(x.type)
         return x if is_on_device else super().as_input(x)
 
     def perform(self, node, inputs, output_storage):
-        """Reduce with the other ranks."""
         call = current_call()
         if call is None:
             for x, storage in zip(inputs, output_storage):

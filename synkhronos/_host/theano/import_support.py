@@ -1,14 +1,14 @@
 """Give today's Python a Theano that imports, links a fast BLAS and runs ``scan``.
 
-Theano 1.0.5 asks NumPy for its BLAS in a way that NumPy 1.22 and later no longer answer, and fails.
-This module gives it better defaults while it is being imported, in memory only::
+Theano 1.0.5 fails: it asks NumPy for its BLAS in a way that NumPy 1.22 and later don't answer. This
+module gives Theano better defaults while it is imported, in memory only::
 
     interpreter start   synkhronos-import-support.pth -> install()   one finder on sys.meta_path
     import theano       theano.configparser           reads THEANO_FLAGS and .theanorc
                         set_defaults()                fills in the options that both left open
                         theano.configdefaults         takes the flags from there, as ever
 
-It helps three libraries in the same way: Lasagne 0.1, the release on PyPI, imports
+It also mends the imports of three libraries: Lasagne 0.1, the release on PyPI, imports
 ``theano.tensor.signal.downsample``, which Theano 1.0 no longer has. Keras 2.3 and downhill 0.4 take
 names from ``collections`` that Python 3.10 has moved to ``collections.abc``.
 
@@ -28,12 +28,12 @@ def install(has_theano=True):
 
 
 class NoTheano:
-    """Says what to write where a Python that has no Theano is to import it."""
+    """Gives ``import theano`` a better message in Pythons that have no Theano."""
 
     def find_spec(self, name, path=None, target=None):
         """Raise ModuleNotFoundError for an import of Theano that no other finder finds."""
         if name != "theano" or sys._getframe(2).f_code.co_name != "_find_and_load_unlocked":
-            return None  # also for importlib.util.find_spec, which asks and does not import
+            return None  # also if importlib.util.find_spec, which imports nothing, asks
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         if not any(each.find_spec(name, path, target) for each in others):
             raise ModuleNotFoundError(NO_THEANO, name=name)
@@ -162,9 +162,9 @@ def mend_lock(compilelock):
     the same time wait for one another often, and mostly for less than a second: here they poll
     often, and print about it only after a while.
 
-    Of two processes that see that the owner is gone, the slower one would remove the lock of the
-    other, and a process that ends would remove a lock that another has just made: here the system
-    lets one process at a time deal with it, and no process removes a lock without its own name.
+    If two processes see that the owner has gone, in Theano the slower one removes the lock of the
+    faster, and a process that ends may remove a lock that another has just made. Here the operating
+    system lets one process at a time take the lock, and each removes only its own.
     """
     import os
     import time
@@ -223,7 +223,10 @@ def _take_turn(turn):
     try:
         fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a forked process does not have it
     except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN)  # else a disk without such locks
+        return error.errno not in (
+            errno.EACCES,
+            errno.EAGAIN,
+        )  # else a disk without locks
     return True
 
 
@@ -263,9 +266,8 @@ def fill_downsample(downsample):
 def hide_mpi(module):
     """Keep ``theano.tensor.io`` from starting MPI, as it does wherever mpi4py is installed.
 
-    A process that has started MPI must not be forked, and in a job that mpirun has started it takes
-    the place of the process that is to use MPI. A script that imports mpi4py's MPI itself keeps
-    what Theano does with it.
+    A process that has started MPI must not be forked, and in a job of mpirun it takes the place of
+    the process that is to use MPI. If a script imports mpi4py's MPI itself, nothing is hidden.
     """
     if "mpi4py.MPI" not in sys.modules:
         sys.modules["mpi4py.MPI"] = None
@@ -297,7 +299,7 @@ NO_THEANO = (
     "write `from synkhronos.host import T, theano`, which is PyTensor here; for a script as it is "
     "make an environment with an older Python, such as python3.11 -m venv .venv"
 ).format(*sys.version_info)
-# Of what Theano imports, the first version without what it needs, and so what pip must not bring.
+# The first versions of packages that lack what Theano needs: pip must install older ones.
 LIMITS = {
     "numpy": (1, 24),  # removed np.bool and its like; C code does not compile with NumPy 2
     "scipy": (1, 11),  # removed functions with which conv2d computes in Python
@@ -333,8 +335,8 @@ def default_flags():
         # Importing Theano must not open a device: each rank opens its own.
         "device": "cpu",
         "force_device": "True",
-        # Theano 1.0.5 knows cuDNN 5 to 7. It would take a newer one, and then fail. Ranks that open
-        # a CUDA device enable cuDNN by themselves.
+        # Theano 1.0.5 knows cuDNN 5 to 7, and fails with newer ones, which it takes, too. Ranks
+        # that open a CUDA device enable cuDNN by themselves.
         "dnn.enabled": "False",
         # Ranks that compile at the same time wait for one another: seconds between two polls.
         "compile.wait": "1",

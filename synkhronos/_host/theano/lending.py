@@ -6,9 +6,9 @@
 
 A product of matrices, such as the gradient of a dense layer, can be computed in shared memory: it
 lands there. A result that is lent stays in the memory where it was reduced. It is valid until the
-next run, so nothing may hold it that outlives a run of the function, such as an output, a new value
-of a shared variable, or a view of one. Both are done only in functions with one AllReduce: then the
-next reduction is that of the same node.
+next run, so it must not become an output, a new value of a shared variable, or a view of one, which
+outlive a run. Both are done only in functions with one AllReduce: then the next reduction is that
+of the same node.
 """
 
 import numpy as np
@@ -35,16 +35,14 @@ class Landing(gof.Op):
         self.position, self.bucket = position, bucket
 
     def make_node(self, x, y):
-        """Return the node, for the product of two matrices."""
         output = TensorType(x.dtype, (False, False))()
-        # As in Theano's AllocEmpty: the contents are arbitrary, so Theano's checks skip them.
+        # As in Theano's AllocEmpty, Theano's checks must skip the arbitrary contents.
         output.tag.nan_guard_mode_check = False
         output.tag.values_eq_approx = values_eq_approx_always_true
         output.type.filter_checks_isfinite = False
         return gof.Apply(self, [x, y], [output])
 
     def perform(self, node, inputs, output_storage):
-        """Store an array in the running call's shared memory; without one, a plain array."""
         x, y = inputs
         shape, call, place = (x.shape[0], y.shape[1]), current_call(), None
         if call is not None:
@@ -52,7 +50,6 @@ class Landing(gof.Op):
         output_storage[0][0] = np.empty(shape, x.dtype) if place is None else place
 
     def infer_shape(self, node, shapes):
-        """Return the shape of the product."""
         return [(shapes[0][0], shapes[1][1])]
 
 
@@ -79,7 +76,7 @@ class _Lend(gof.Optimizer):
 
 def may_be_lent(variable):
     """Return whether an output of an AllReduce may stay where it is reduced."""
-    # Half precision is reduced in single precision, so not in its own memory.
+    # Half precision is reduced in single precision, and so in other memory.
     plain = type(variable.type) is TensorType and variable.dtype != "float16"
     return plain and not _outlives(variable)
 
@@ -108,5 +105,5 @@ def land(x, position, bucket=None):
     return product if product.type == x.type else x
 
 
-# After all optimizations that work in place. A function that overlaps has nothing left to lend.
+# This comes after all optimizations that work in place. `overlapping` does its own lending.
 optdb.register("synkhronos_lend", _Lend(), 200, "synkhronos")

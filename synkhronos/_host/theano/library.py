@@ -40,7 +40,7 @@ tuple_forms = (
 CONVERTS_UPDATES = False  # whether `function` converts updates to the types of their variables
 # Operations that draw random numbers: their first two inputs are a state and a size.
 DRAWS = mrg_uniform_base, RandomFunction
-# How a size has an item for each row, for messages.
+# For messages: a size that has an item for each row.
 SIZES = (
     "as in binomial(x.shape), and no other axis depends on it. (normal() of MRG_RandomStreams "
     "draws them in one row: take that of RandomStreams.)"
@@ -91,7 +91,7 @@ def inner_outputs(op):
 
 
 def without_tuple(given):
-    """Return the variable or In that an input means which is a tuple; None if Theano refuses it.
+    """Return the variable or In that a tuple stands for; None if Theano refuses the tuple.
 
     Any other input is returned as it is.
     """
@@ -101,7 +101,7 @@ def without_tuple(given):
     parts = [copy.copy(part) if isinstance(part, SymbolicInput) else part for part in given]
     try:
         return convert_function_input(tuple(parts))
-    except Exception:  # of any kind: making the message fails as well
+    except Exception:  # Theano's message may fail in any way
         return None
 
 
@@ -116,7 +116,7 @@ def clients_of(fgraph, variable):
 
 
 def sorted_nodes(fgraph, orderings):
-    """Return the nodes of a graph, each after its inputs and after those that `orderings` says."""
+    """Return the nodes of a graph, each after its inputs and after its nodes in `orderings`."""
     return gof.graph.io_toposort(fgraph.inputs, fgraph.outputs, orderings)
 
 
@@ -139,7 +139,7 @@ def constant_number(variable):
 
 
 def in_place_rewriter(op, rewrite):
-    """Return a rewriter of each node of an operation, where Theano tracks overwritten inputs.
+    """Return a rewriter of each node of an operation, in graphs that track overwritten inputs.
 
     ``rewrite(node)`` returns the operation that works in place, or None.
     """

@@ -39,8 +39,8 @@ _DEPTH = 4  # elementwise operations between a gradient and its parameter, at mo
 class Begin(gof.Op):
     """Begins to reduce a bucket of arrays, and passes them on to its End.
 
-    The last input and output are no arrays. They tie each Begin to the one before it, so that all
-    ranks begin the buckets in order whatever becomes of the graph.
+    The last input and output are no arrays. They tie each Begin to the one before it, so that no
+    rewrite of the graph changes the order of the buckets.
     """
 
     __props__ = ("ops", "bucket")
@@ -51,11 +51,9 @@ class Begin(gof.Op):
         self.destroy_map = {position: [position] for position in range(len(ops))}
 
     def make_node(self, *inputs):
-        """Return the node; each output is of the type of its input."""
         return gof.Apply(self, inputs, [x.type() for x in inputs])
 
     def perform(self, node, inputs, output_storage):
-        """Begin to reduce with the other ranks."""
         call = current_call()
         if call is not None:
             call.begin(self.bucket, inputs[:-1], self.ops)
@@ -63,7 +61,6 @@ class Begin(gof.Op):
             storage[0] = x
 
     def infer_shape(self, node, shapes):
-        """Return the shapes of the inputs."""
         return shapes
 
 
@@ -87,7 +84,7 @@ class _Overlap(gof.Optimizer):
         if not Overlap.is_on:
             return
         node = only_reduction(fgraph)
-        # With an IfElse, Theano computes what is needed, in an order that it finds as it goes on.
+        # With an IfElse, Theano chooses the order of nodes while the function runs.
         is_lazy = any(isinstance(node.op, IfElse) for node in fgraph.apply_nodes)
         if node is None or is_lazy:
             return
@@ -97,7 +94,7 @@ class _Overlap(gof.Optimizer):
         if len(buckets) < 2:
             return
         op, pairs, tie = node.op, [], gof.Constant(generic, None)
-        # All ranks of a machine get one array: an operation that destroys it gets a copy.
+        # The ranks of a machine share the array: an operation that overwrites it needs a copy.
         lent = [
             may_be_lent(output) and not fgraph.has_destroyers([output]) for output in node.outputs
         ]
@@ -116,14 +113,14 @@ class _Overlap(gof.Optimizer):
         try:
             fgraph.replace_all_validate(pairs, reason="synkhronos_overlap")
         except gof.InconsistencyError:
-            return  # another node reads a gradient after a later one was computed: reduce at once
+            return  # another node reads a gradient late: reduce all at once
         _BucketsInOrder().constrain(fgraph)
 
 
 def _buckets(fgraph, node):
     """Return lists of positions among the inputs of an AllReduce, in the order of computation."""
     count = n_needed(fgraph.toposort(), owners)
-    # Whatever needs fewer operations can be computed first: in a network, the last layers.
+    # Gradients that need fewer operations can be computed first: those of the last layers.
     buckets, room = [], 0
     for position in sorted(
         range(len(node.inputs)), key=lambda i: (count.get(node.inputs[i].owner, 0), i)
@@ -137,10 +134,10 @@ def _buckets(fgraph, node):
 
 
 def _expected_bytes(gradient):
-    """Return the size of an array, which is only known for certain when it is computed."""
-    found = _like(gradient, _DEPTH)
-    if found is not None:
-        return found.size * np.dtype(gradient.dtype).itemsize
+    """Return the expected size of an array; it is known for certain only after the computation."""
+    value = _like(gradient, _DEPTH)
+    if value is not None:
+        return value.size * np.dtype(gradient.dtype).itemsize
     return _UNKNOWN_BYTES if gradient.ndim > 1 else 0
 
 
@@ -152,17 +149,16 @@ def _like(variable, depth):
         for other in client.inputs:
             if isinstance(other, SharedVariable) and other.type == variable.type:
                 return other.container.data
-        found = _like(client.outputs[0], depth - 1)
-        if found is not None:
-            return found
+        value = _like(client.outputs[0], depth - 1)
+        if value is not None:
+            return value
     return None
 
 
 class _BucketsInOrder(InOrder):
-    """The order that the picture above shows."""
+    """Each Begin as early as possible, each End as late: the order of the picture."""
 
     def arranged(self, nodes, before):
-        """Return the nodes so that each Begin comes early, and each End late."""
         position = {node: number for number, node in enumerate(nodes)}
         ordered = {}  # as a set that keeps its order
         begins = [node for node in nodes if isinstance(node.op, Begin)]
@@ -183,5 +179,5 @@ class _BucketsInOrder(InOrder):
         return list(ordered)
 
 
-# After all optimizations that work in place, and before `lending`.
+# This comes after all optimizations that work in place, and before `lending`.
 optdb.register("synkhronos_overlap", _Overlap(), 199, "synkhronos")

@@ -35,7 +35,7 @@ class _TheanoPickler(Pickler):
         self._optimized = {}  # id of a function's graph, or of an input -> this object
 
     def reducer_override(self, obj):
-        # Not isinstance: a function of this package says that it is one of Theano's.
+        # Not isinstance: `__class__` of this package's functions is Theano's Function, too.
         if issubclass(type(obj), Function):
             # Theano would send the values of shared variables with each function, and would fail if
             # the receiver has other values.
@@ -63,8 +63,8 @@ class _TheanoPickler(Pickler):
         return super().reducer_override(obj)
 
     def _reduce_tag(self, tag):
-        # The lines of the script that made a variable, for messages of errors: a third of a
-        # function's pickle, where each is pickled as an object.
+        # The lines of the script that made a variable, for messages of errors. Pickled as objects,
+        # they would be a third of a function's pickle.
         rest = {name: value for name, value in tag.__dict__.items() if name != "trace"}
         try:
             trace = json.dumps(tag.trace)
@@ -94,7 +94,7 @@ def _without_optimizer(part):
         for name in "merge_feature", "shape_feature":
             state.pop(name, None)
     elif part.update is not None:
-        # The expression is in the graph. Here it only says that there is one.
+        # The graph has the expression; here any variable says that there is one.
         state["update"] = part.variable
     return (make, arguments, state, *rest)
 

@@ -21,7 +21,7 @@ from synkhronos._host.theano.variables import is_array_variable, on_host
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import sentence
 
-# Not for the ranks: what is about the master's variables, and what it has reported.
+# Arguments that concern the master's variables, or what the master has reported already.
 _LEFT_OUT = ("givens", "no_default_updates", "profile", "on_unused_input")
 _MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")
 
@@ -60,7 +60,7 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
     rewriter = _Rewriter()
     givens = kwargs.get("givens") or []
     pairs = list(givens.items() if hasattr(givens, "items") else givens)
-    # As in Theano, a given variable is not replaced inside of the values of other givens.
+    # As in Theano, givens are not replaced inside of the values of other givens.
     strict = kwargs.get("rebuild_strict", True)
     given = rewriter.rewrite([_as_given(variable, value, strict) for variable, value in pairs])
     rewriter.begin_with({variable: value for (variable, _), value in zip(pairs, given)})

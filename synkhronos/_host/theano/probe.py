@@ -62,7 +62,7 @@ def time_products():
 if __name__ == "__main__":
     import runpy
 
-    # A checkout that is not installed has no .pth file, so the command names its import support.
+    # A checkout that is not installed has no .pth file: the argument is its import support.
     runpy.run_path(sys.argv[1])["install"]()
     import_theano()
     time_products()

@@ -37,8 +37,7 @@ def _jump(states, rank):
     ]
     halves = np.split(states.astype(object), 2, axis=-1)
     return np.concatenate(
-        [half.dot(matrix.T) % modulus for half, (matrix, modulus) in zip(halves, matrices)],
-        axis=-1,
+        [half.dot(matrix.T) % modulus for half, (matrix, modulus) in zip(halves, matrices)], axis=-1
     )
 
 

@@ -18,7 +18,6 @@ class Compose(Op):
         self.format = format
 
     def make_node(self, data, indices, spans, length):
-        """Return the node that computes the matrix."""
         made = SparseType(self.format, data.dtype)()
         return Apply(self, [data, indices, spans, length], [made])
 
@@ -41,13 +40,11 @@ class Decompose(Op):
     __props__ = ()
 
     def make_node(self, matrix):
-        """Return the node that computes the four arrays."""
         return Apply(
             self, [matrix], [TensorType(matrix.dtype, (False,))(), lvector(), lvector(), lscalar()]
         )
 
     def perform(self, node, inputs, outputs):
-        """Copy the arrays out of the matrix."""
         [matrix] = inputs
         length = matrix.shape[matrix.format == "csr"]
         outputs[0][0] = np.array(matrix.data)

@@ -71,7 +71,7 @@ def is_array_variable(variable) -> bool:
 
 
 def lives_on_device(variable) -> bool:
-    """Return whether the values of a variable are on a device; 0-d and complex ones seldom are."""
+    """Return whether a variable's values are on a device; 0-d and complex ones seldom are."""
     return device_arrays.is_device_type(variable.type)
 
 

@@ -60,7 +60,12 @@ from synkhronos._host.base.serial_random import OwnRows, WholeSize
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
-_OF_ROWS = (Rows, OwnRows, WholeSize, RankWeight)  # what `function` or its user has made of rows
+_OF_ROWS = (
+    Rows,
+    OwnRows,
+    WholeSize,
+    RankWeight,
+)  # made by `function` or its user
 
 
 class Mistake(NamedTuple):
@@ -72,17 +77,14 @@ class Mistake(NamedTuple):
 
 
 class WrittenForRanks(Division):
-    """The values of a graph whose user has said what is scattered.
+    """The values of a graph whose user has said which inputs are scattered.
 
-    Attributes
-    ----------
-    draws_all : bool
-        Whether random numbers that are not for each row are the same on all ranks.
+    `draws_all` says whether random numbers that are not for each row are the same on all ranks.
     """
 
     def __init__(self, inputs, values, draws_all=False, **kwargs):
         super().__init__(inputs, values, **kwargs)
-        self.scatters = True  # what the user slices by numbers stays whole on each rank
+        self.scatters = True  # so minibatches that the user slices stay whole
         self.draws_all = draws_all
 
     def _apply(self, node):
@@ -91,19 +93,20 @@ class WrittenForRanks(Division):
         if isinstance(node.op, WholeSize):
             return [Value(node.outputs[0])]
         if isinstance(node.op, RankWeight):
-            return [Value(tensor.constant(1.0, dtype="float64"))]  # as serially
+            return [Value(tensor.constant(1.0, dtype="float64"))]  # as in serial Theano
         try:
-            found = super()._apply(node)
+            values = super()._apply(node)
         except CannotDivide as error:
             error.variable = error.variable or node.outputs[0]
             raise
-        if self.draws_all and found[-1] is NOT_FOR_ROWS:
-            found[-1] = found[-1]._replace(variable=found[0].variable.owner.outputs[1], kind=SAME)
-        return found
+        if self.draws_all and values[-1] is NOT_FOR_ROWS:
+            numbers = values[0].variable.owner.outputs[1]
+            values[-1] = values[-1]._replace(variable=numbers, kind=SAME)
+        return values
 
 
 class Alone(WrittenForRanks):
-    """The relations of the variables of one graph, as it is, on the ranks."""
+    """The relations of the variables of a graph that each rank runs as it is."""
 
     def __init__(self, inputs, values, draws_all=False, own_statistics=False):
         super().__init__(inputs, values, draws_all)
@@ -117,17 +120,17 @@ class Alone(WrittenForRanks):
         raise CannotDivide(f"takes {n_images} images for those of a call")
 
     def relation(self, variable):
-        """Return the relation of a variable that was walked to, or of a leaf."""
+        """Return the relation of a variable that `walk` has reached, or of a leaf."""
         if variable not in self.relations:
-            is_made = variable.owner is not None and variable not in self.inputs
-            self.relations[variable] = self._of_group(variable) if is_made else EQUAL
+            is_computed = variable.owner is not None and variable not in self.inputs
+            self.relations[variable] = self._of_group(variable) if is_computed else EQUAL
         return self.relations[variable]
 
     def _of_group(self, variable):
-        """Return the relation of what operations compute together: see `division.ending`."""
+        """Return the relation of a variable that a group of operations computes: see `ending`."""
         known = {*self.relations, *self.inputs}
-        found = ancestors([variable], blockers=known)
-        leaves = [each for each in found if each in known or each.owner is None]
+        computed_from = ancestors([variable], blockers=known)
+        leaves = [each for each in computed_from if each in known or each.owner is None]
         if self.of(variable).kind in (ROWS, STREAM) and all(
             self.relation(each).is_equal or self.relation(each).kind == LENGTHS for each in leaves
         ):
@@ -137,18 +140,18 @@ class Alone(WrittenForRanks):
     def _apply(self, node):
         before = [self.of(each) for each in node.inputs]
         try:
-            found = self._values(node)
-        except raised_here(Exception) as error:  # CannotDivide; or what follows from one, in a rule
-            found = [Value(None, UNKNOWN, reason=str(error)) for _ in node.outputs]
-        self.values.update(zip(node.outputs, found))
-        for position, (each, value) in enumerate(zip(node.outputs, found)):
+            values = self._values(node)
+        except raised_here(Exception) as error:  # CannotDivide, or a rule's error that it leads to
+            values = [Value(None, UNKNOWN, reason=str(error)) for _ in node.outputs]
+        self.values.update(zip(node.outputs, values))
+        for position, (each, value) in enumerate(zip(node.outputs, values)):
             self.relations[each] = self._related(node, position, before, value)
-        return found
+        return values
 
     def _values(self, node):
         if isinstance(node.op, AllReduce):
             return [Value(each) for each in node.outputs]
-        if isinstance(node.op, Print):  # of which the division has no rule: it would print parts
+        if isinstance(node.op, Print):  # the division has no rule for it: ranks would print parts
             return [self.of(node.inputs[0])]
         if isinstance(node.op, RankOperation) and not isinstance(node.op, _OF_ROWS):
             raise CannotDivide(f"has {type(node.op).__name__}")
@@ -156,7 +159,7 @@ class Alone(WrittenForRanks):
         return super()._apply(node) if part is None else [part]
 
     def _half_part(self, node):
-        """Return a part of half precision, which the division refuses: it may overflow."""
+        """Return a part in half precision, which the division refuses because it may overflow."""
         values = [self.of(each) for each in node.inputs]
         kinds = {each.kind for each in values}
         if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, scalar.Add):
@@ -203,7 +206,7 @@ class Alone(WrittenForRanks):
             return no_rule(variable)
         if relation.right_mode == op or (relation.is_equal and op in ("max", "min")):
             return EQUAL
-        # Of what all ranks have, or as of whether any rank has NaN, it may be meant.
+        # Not if the user may mean it: a reduction of what all ranks have, or to see if any has NaN.
         if not (relation.is_equal or (relation.kind == OWN and op not in ("avg", "sum"))):
             self.mistakes.append(Mistake(variable, op, relation))
         return no_rule(variable)
@@ -266,7 +269,7 @@ def examine(
 
 
 def values_of(rows, inputs, wanted):
-    """Return the values of inputs, and of what is reduced in some variables, which is serial."""
+    """Return the values of inputs, and of the results of AllReduces in `wanted`, all serial."""
     values = {each: Value(each) for each in inputs}
     values.update((each, Value(each, ROWS, axis, exact=True)) for each, axis in rows.items())
     values.update((each, Value(each)) for each in ancestors(wanted) if is_reduced(each))
@@ -274,14 +277,14 @@ def values_of(rows, inputs, wanted):
 
 
 def _differs(alone, value, relation, rows):
-    """Return whether ranks get different values of an update, but for those that keep rows."""
+    """Return whether ranks get different values of an update; False if they get rows of it."""
     if alone.of(value).kind == ROWS:
         return False
     if not relation.is_open:
         return not relation.is_equal
     reduced = [each for each in alone.relations if is_reduced(each)]
-    found = ancestors([value], blockers=reduced)
-    return any(each in rows or is_random_state(each) for each in found if each not in reduced)
+    others = [each for each in ancestors([value], blockers=reduced) if each not in reduced]
+    return any(each in rows or is_random_state(each) for each in others)
 
 
 def is_reduced(variable):

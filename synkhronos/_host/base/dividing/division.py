@@ -49,9 +49,9 @@ LENGTH = "length"  # a number that is proportional to the rank's number of rows
 SHAPE = "shape"  # a vector, with a length at one position and else the same
 POSITIONS = "positions"  # the numbers of the rank's rows, from 0 on each rank
 STREAM = "stream"  # a random state
-UNKNOWN = "unknown"  # no rule says; only an error if something needs it
+UNKNOWN = "unknown"  # no rule says; an error only if an operation needs it
 
-MANY = 4  # vectors among the inputs: with more, all of them have rows, or none
+MANY = 4  # if more inputs are vectors, all of them have rows, or none
 
 _INSTEAD = (
     "Make it with synkhronos.function, with modes and reductions of your choice, or compute in a "
@@ -68,24 +68,24 @@ class CannotDivide(Exception):
     def __init__(self, reason, instead=_INSTEAD):
         super().__init__(reason)
         self.instead = instead
-        self.variable = None  # what can't be computed, if it is known
+        self.variable = None  # the one that can't be computed, if it is known
 
 
 class Value(NamedTuple):
-    """A variable on the ranks: what a rank computes for a variable of the serial graph.
+    """The variable that a rank computes for a variable of the serial graph.
 
-    A part of floats may have a wider dtype than that, which it gets when it is reduced.
+    A part of floats may have a wider dtype until it is reduced.
     """
 
     variable: Any
     kind: str = SAME
     axis: int = 0  # of the rows; the position of the length in a shape
-    exact: bool = False  # whether this axis is as long as the rank has rows, no multiple
+    exact: bool = False  # whether this axis is as long as the rank has rows, not a multiple of it
     total: Any = None  # the serial value of a length or a shape
     reason: str = ""
-    # How often the rows come one after another on this axis, where reshaping has merged it with the
-    # axes before: of (time, rows) the axis holds all rows of the first moment, then of the next.
-    # The number of the serial graph, and of the rank's.
+    # How often the rows repeat along this axis, if reshaping has merged the axes before into it:
+    # (time, rows) becomes all rows of the first time, then of the next, ... There are two
+    # expressions of this number, of variables of the serial graph and of the rank's.
     times: Optional[Tuple[Any, Any]] = None
 
 
@@ -107,7 +107,7 @@ class Divided(NamedTuple):
 
 @recurses_deep
 def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) -> Divided:
-    """Divide a function, given by arguments of ``theano.function``; its updates become all updates.
+    """Divide a function, given by arguments of ``theano.function``, with its default updates.
 
     `optional` are the positions of inputs that have values, which calls may leave out.
     Raises `CannotDivide`, with the reason.
@@ -127,11 +127,10 @@ def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) ->
 
 
 def _axes_of_inputs(inputs, wanted, optional):
-    """Return the ways to choose an axis of rows, or None, for each input: those to try, in order.
+    """Return choices of an axis of rows, or None, for each input, in the order to try them.
 
-    A vector may hold something else than an item for each row, such as weights, and so may an input
-    with a value.
-    Scans go over axis 0, the time, of arrays that have their rows on axis 1.
+    Vectors, and inputs with a value, need not have an item for each row: they may hold weights. If
+    there are scans, they may go over axis 0, the time, of arrays with their rows on axis 1.
     """
     nodes = io_toposort(inputs, wanted)
     first_of_matrices = [0, 1] if any(isinstance(node.op, Scan) for node in nodes) else [0]
@@ -157,8 +156,7 @@ def _may_have_rows(variable, axis):
 
 
 def _divide(inputs, axes, wanted, n_outputs, targets):
-    # Repeat until nothing changes: each pass finds partial sums that a later operation needs
-    # reduced.
+    # Each pass finds parts that a later operation needs reduced: repeat until it finds no more.
     values = {}
     for variable, axis in zip(inputs, axes):
         if axis:
@@ -183,7 +181,7 @@ _HELD = Value(None, UNKNOWN, reason="uses a part of what operations compute toge
 
 
 class Division:
-    """The values of the variables of one graph on the ranks, and what a call must be like."""
+    """The values of the variables of a graph on the ranks, and conditions that calls must meet."""
 
     def __init__(self, inputs, values, needed=(), expansions=None, total=None):
         self.inputs, self.values = inputs, dict(values)
@@ -247,9 +245,9 @@ class Division:
                 self.values.update(dict.fromkeys(node.outputs, _HELD))
                 continue
             others, of_group = groups.get(node, ((), None))
-            found = of_group(self) if of_group else None
-            if found is not None:
-                self.values.update(found)
+            values = of_group(self) if of_group else None
+            if values is not None:
+                self.values.update(values)
                 continue
             for each in (*others, node):
                 for variable, value in zip(each.outputs, self._apply(each)):
@@ -259,8 +257,8 @@ class Division:
         return uses_rows
 
     def expand(self, node, expression):
-        """Return the values of a node's outputs by those of an expression in simpler operations."""
-        # Once for all passes: the partial sums in it keep their identity.
+        """Return the values of a node's outputs, from an expression of it in simpler operations."""
+        # Made once for all passes, which find the same parts in it.
         if node not in self.expansions:
             self.expansions[node] = expression(node)
         outputs = self.expansions[node]
@@ -282,19 +280,19 @@ class Division:
         if kind in _KNOW_TIMES:
             return _RULES[kind](self, node)
         times = self.times_of(node, node.inputs)
-        found = _RULES[kind](self, node)
+        values = _RULES[kind](self, node)
         if times is None:
-            return found
-        return [each._replace(times=times) if each.kind in _COUNTED else each for each in found]
+            return values
+        return [each._replace(times=times) if each.kind in _COUNTED else each for each in values]
 
     def times_of(self, node, variables):
-        """Return how often rows come on an axis of a node's inputs, the same number for all."""
+        """Return the `times` of a node's inputs with rows, which must be the same for all."""
         values = [value for value in map(self.of, variables) if value.kind in _COUNTED]
         if not any(value.times for value in values):
             return None
         rows = [value for value in values if value.kind in (ROWS, POSITIONS)]
         if isinstance(node.op, Elemwise):
-            values = rows or values[:1]  # lengths are numbers there
+            values = rows or values[:1]  # beside rows, lengths are just numbers
         first, *others = [value.times for value in values]
         if any((other is None) != (first is None) for other in others):
             self.refuse(node, "rows in different orders")
@@ -304,14 +302,14 @@ class Division:
         return first
 
     def of(self, variable):
-        """Return the value of a variable; those without an owner are constants and shared."""
+        """Return the value of a variable; constants and shared variables get theirs here."""
         if variable not in self.values:
             is_stream = not isinstance(variable, Constant) and is_random_state(variable)
             self.values[variable] = Value(variable, STREAM if is_stream else SAME)
         return self.values[variable]
 
     def same(self, variable):
-        """Return a variable whose value on all ranks is the serial one: reduce it, if need be."""
+        """Return a variable with the serial value on all ranks; a part is reduced."""
         value = self.of(variable)
         if value.kind == PART:
             self.needed.add(self._before_scaling(variable))
@@ -328,7 +326,7 @@ class Division:
         raise CannotDivide("computes with rows of an input where all ranks need all of them")
 
     def _before_scaling(self, variable):
-        """Return the part of which a part is a multiple: the whole is rounded as serially."""
+        """Return the part that a part is a multiple of: reducing it rounds as serially."""
         while _is_multiple(variable.owner):
             parts = [each for each in variable.owner.inputs if self.of(each).kind == PART]
             if len(parts) != 1:
@@ -354,7 +352,7 @@ class Division:
         """Apply an operation to new inputs; return values of one kind for all its outputs."""
         new = node.clone_with_new_inputs(list(inputs), strict=False).outputs
         if kind == PART and new[0].dtype in ("float16", "bool"):
-            # Serial Theano adds up in a wider dtype: parts need not fit where their sum does.
+            # Serial Theano adds up in a wider dtype: a part may overflow although the sum does not.
             self.refuse(node, f"rows as {new[0].dtype}")
         return [Value(each, kind, axis, exact) for each in new]
 
@@ -371,7 +369,7 @@ class Division:
         )
 
     def refuse_length(self, node, variable, axis):
-        """Refuse a variable that is given with rows, and has any length along their axis but 1."""
+        """Refuse a variable, used beside rows, with another length than 1 along their axis."""
         if axis >= 0 and not variable.type.broadcastable[axis]:
             self.refuse(node, f"rows and {variable}, which has a fixed number of rows")
 
@@ -414,9 +412,9 @@ class Division:
             self.remainders.append(Shape_i(value.axis)(images) - n_images)
 
     def keep_equal(self, variables, lengths=()):
-        """Let only calls be divided in which arrays have equally many rows, and as a length says.
+        """Let only calls be divided in which arrays have equally many rows, as many as `lengths`.
 
-        Else a rank's one row would be repeated where serial Theano raises an error.
+        In others a rank may repeat its only row where serial Theano raises an error.
         """
         values = list(map(self.of, variables))
         rows = [(v, each) for v, each in zip(values, variables) if v.kind in (ROWS, POSITIONS)]
@@ -468,16 +466,16 @@ class Division:
 
 
 def _loops_over(nodes):
-    """Return the arrays of which scans take an item in each step, and what they are slices of."""
-    found = {}
+    """Return array -> the scan that takes an item of it, or of a slice of it, in each step."""
+    loops = {}
     for node in nodes:
         if isinstance(node.op, Scan):
             for each in node.op.outer_seqs(node.inputs):
                 while each is not None:
-                    found[each] = node
+                    loops[each] = node
                     is_slice = each.owner is not None and isinstance(each.owner.op, Subtensor)
                     each = each.owner.inputs[0] if is_slice else None
-    return found
+    return loops
 
 
 def _is_multiple(node):
@@ -486,9 +484,10 @@ def _is_multiple(node):
 
 
 def with_inferred_lengths(inputs, *counted):
-    """Return lists of expressions without `Shape_i`, for whose sake Theano computes the array.
+    """Return lists of expressions with ``shape`` in place of `Shape_i`.
 
-    It infers what `shape` says from the inputs: else a call would compute scans to count rows.
+    Theano infers a ``shape`` from the inputs; for a `Shape_i` a call would compute the array, and
+    so run scans only to count rows.
     """
     new = {}
     for node in io_toposort(inputs, [each for some in counted for each in some]):
@@ -514,15 +513,15 @@ def operation_name(node):
 
 
 _RULES, _KNOW_TIMES, _ENDING = {}, set(), {}
-_COUNTED = (ROWS, LENGTH, SHAPE, POSITIONS)  # kinds of values that tell of rows on an axis
+_COUNTED = (ROWS, LENGTH, SHAPE, POSITIONS)  # kinds of values that depend on the rows along an axis
 
 
 def rule(*ops, knows_times=False):
     """Return a decorator that makes a function the rule of these classes of operations.
 
     A rule takes the division and a node, and returns a `Value` for each output of the node. It
-    raises `CannotDivide` where the outputs would not be those of serial Theano. A rule that does
-    not know of `times` finds the same in all inputs with rows, and its outputs get them.
+    raises `CannotDivide` where the outputs would not be those of serial Theano. Unless a rule
+    `knows_times`, all its inputs with rows must have the same `times`, which its outputs get.
     """
 
     def add(function):
@@ -535,11 +534,11 @@ def rule(*ops, knows_times=False):
 
 
 def ending(op):
-    """Return a decorator for a function that finds operations which have a rule together.
+    """Return a decorator for a function that finds a group of operations with a common rule.
 
-    It takes a node of a class of operations, the last one. It returns None, or the nodes before it
-    in order, and a rule: a function that takes the division and returns the values of variables, or
-    None if each node goes by its own rule.
+    The function takes the last node of a group, of the class `op`. It returns the nodes before it
+    in order, and the rule, which takes the division and returns the values of variables. Instead
+    either may return None: then each node has its own rule.
     """
 
     def add(function):
@@ -550,7 +549,7 @@ def ending(op):
 
 
 def copied(wanted, replace):
-    """Return a copy of variables, with others in place of what they are computed from."""
+    """Return copies of variables, computed from the replacements of other variables."""
     new = dict(replace)
     for node in io_toposort(list(replace), wanted):
         copy = node.clone_with_new_inputs([new.get(i, i) for i in node.inputs], strict=False)
@@ -572,14 +571,14 @@ def of_length(division, node, values):
 
 
 def counts_rows(dtype):
-    """Return whether a dtype holds any number of rows, of a rank and of all: others wrap around."""
+    """Return whether a dtype holds any number of rows; smaller integers may wrap around."""
     return np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize >= 4
 
 
 def keeps_sums(part, after):
-    """Return whether parts still add up to the whole in another dtype.
+    """Return whether parts still add up to the whole when they are cast to another dtype.
 
-    Sums of integers wrap around where they don't fit, which a wider dtype shows.
+    Sums of integers may have wrapped around, which is no longer right in a wider dtype.
     """
     before, after = np.dtype(part.dtype), np.dtype(after)
     if after in ("float16", "bool"):

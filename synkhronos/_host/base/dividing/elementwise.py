@@ -1,4 +1,4 @@
-"""Rules of operations item by item, and over axes: which values are rows, which are parts."""
+"""Rules of elementwise operations and of reductions: which values are rows, which are parts."""
 
 import numpy as np
 
@@ -171,7 +171,7 @@ def _is_linear(op, node, values):
         factors = [each for each, part in zip(node.inputs, parts) if not part]
         return sum(parts) == 1 and all(map(_is_safe_factor, factors))
     if isinstance(op, scalar.TrueDiv):
-        # Quotients of integers are rounded: their sum may be another number than that of all.
+        # Quotients of integers are rounded: they need not add up to the quotient of the sum.
         is_rounded = np.dtype(values[0].variable.dtype).kind not in "fc"
         return parts == [True, False] and not is_rounded and _is_divisor(*node.inputs)
     if isinstance(op, scalar.Second):
@@ -180,9 +180,9 @@ def _is_linear(op, node, values):
 
 
 def _is_safe_factor(variable):
-    """Return whether the graph says that numbers are finite and not 0: constants and lengths.
+    """Return whether the graph says that numbers, constants or lengths, are finite and not 0.
 
-    Others are no factors of parts: infinite parts with different signs add up to NaN.
+    Times other numbers, parts may become infinite: with different signs they add up to NaN.
     """
     if isinstance(variable, Constant):
         return bool(np.all(np.isfinite(variable.data) & (variable.data != 0)))
@@ -203,26 +203,15 @@ def _is_safe_factor(variable):
 
 
 def _is_divisor(number, length):
-    """Return whether a number is 0 wherever a length is, which it is divided by: as for means."""
+    """Return whether a number is 0 wherever the length that divides it is, as in means."""
     if isinstance(length, Constant):
         return _is_safe_factor(length)
-    found = ancestors([length])
-    measured = {each.owner.inputs[0] for each in found if _is_shape(each.owner)}
+    nodes = [each.owner for each in ancestors([length]) if each.owner is not None]
+    measured = {node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))}
     return _is_safe_factor(length) and measured <= {*ancestors([number])}
 
 
-def _is_shape(node):
-    return node is not None and isinstance(node.op, (Shape, Shape_i))
-
-
-@rule(
-    ViewOp,
-    DeepCopyOp,
-    CpuContiguous,
-    Assert,
-    TensorFromScalar,
-    ScalarFromTensor,
-)
+@rule(ViewOp, DeepCopyOp, CpuContiguous, Assert, TensorFromScalar, ScalarFromTensor)
 def as_it_is(division, node):
     """Pass the first input on."""
     value = division.of(node.inputs[0])
@@ -236,7 +225,7 @@ def as_it_is(division, node):
 
 @rule(IfElse)
 def _if_else(division, node):
-    """Choose between values of one kind; what chooses is the same on all ranks."""
+    """Choose between values of one kind by a condition that is the same on all ranks."""
     condition, n = division.same(node.inputs[0]), node.op.n_outs
     pairs = list(zip(node.inputs[1 : n + 1], node.inputs[n + 1 :]))
     values = [_alike(division, node, pair) for pair in pairs]
@@ -249,7 +238,7 @@ def _if_else(division, node):
 
 
 def _alike(division, node, variables):
-    """Return the values of two variables, which are of one kind."""
+    """Return the values of two variables, which must be of one kind."""
     one, other = values = [division.of(each) for each in variables]
     kinds = {one.kind, other.kind}
     if kinds == {ROWS}:
@@ -336,7 +325,7 @@ def _axis_without(axes, value):
 
 
 def is_truncated(before, after):
-    """Return whether a cast cuts off what is behind the point."""
+    """Return whether a cast of floats cuts off the fraction."""
     return np.dtype(before).kind in "fc" and np.dtype(after).kind not in "fc"
 
 
@@ -351,9 +340,9 @@ def _accumulator(node):
 
 
 def _add_up(division, node, value):
-    """Return the sum or product of rows or parts, of the dtype in which serial Theano computes it.
+    """Return the sum or product of rows or parts, in the dtype in which serial Theano computes it.
 
-    A rank's own need not fit into that of the result.
+    The value of one rank may not fit into the dtype of the result.
     """
     before, within, after = value.variable.dtype, _accumulator(node), node.outputs[0].dtype
     if is_truncated(before, within) or {within, after} & {"float16", "bool"}:
@@ -370,7 +359,7 @@ def _add_up(division, node, value):
     whole = _all_reduce(part.variable, "sum" if is_sum else "prod")
     if whole.dtype == after:
         return Value(whole)
-    # As serially: a cast of its own may raise where this one does not, such as of NaN.
+    # Serial Theano casts in the sum: an operation Cast may raise an error for values such as NaN.
     narrow = type(node.op)(axis=[0], dtype=after, acc_dtype=within)
     return Value(narrow(as_row(whole)))
 
@@ -379,12 +368,7 @@ def _kind(dtype):
     return np.dtype(dtype).kind.replace("u", "i")
 
 
-_REDUCED = {
-    scalar.Maximum: "max",
-    scalar.Minimum: "min",
-    scalar.AND: "min",
-    scalar.OR: "max",
-}
+_REDUCED = {scalar.Maximum: "max", scalar.Minimum: "min", scalar.AND: "min", scalar.OR: "max"}
 
 
 def _all_reduce(variable, how):
@@ -407,7 +391,7 @@ def along_an_axis(division, node):
 
 @rule(Argmax)
 def argmax(division, node):
-    """Find the largest values, and where they are, but not the row that has one."""
+    """Find the largest values and their indices, but no indices of rows."""
     value = division.of(node.inputs[0])
     if value.kind != ROWS or len(node.inputs) > 1:
         return division.unruled(node)
@@ -426,7 +410,7 @@ def argmax(division, node):
 
 @rule(Dot)
 def dot(division, node, n_batch=0):
-    """Multiply matrices, `n_batch` axes of which go over pairs of them."""
+    """Multiply matrices, or stacks of matrices, with `n_batch` axes before those of a matrix."""
     x, y = map(division.of, node.inputs)
     x_ndim, y_ndim = (each.ndim for each in node.inputs)
     inner_x, inner_y = x_ndim - 1, n_batch if y_ndim == n_batch + 1 else y_ndim - 2

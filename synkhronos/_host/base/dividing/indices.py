@@ -1,4 +1,4 @@
-"""Rules of indexing: rows are selected from what all ranks have, and never by their number."""
+"""Rules of indexing: ranks select rows of what all of them have, and never rows by their number."""
 
 from synkhronos._host.base.chosen_library import (
     Subtensor,
@@ -90,9 +90,9 @@ def _subtensor_of_shape(division, node, value):
 
 
 def lengths_taken(node, n_lengths):
-    """Return which items are taken of a shape, of so many lengths, and whether by a slice.
+    """Return the positions of the items that are taken of a shape, and whether by a slice.
 
-    The items are None if the graph does not say them.
+    The positions are None if the graph does not say them.
     """
     [index] = indices_of(node)
     is_slice = isinstance(index, slice)
@@ -109,7 +109,7 @@ def lengths_taken(node, n_lengths):
 @rule(IncSubtensor)
 def _inc_subtensor(division, node):
     x, y = map(division.of, node.inputs[:2])
-    if y.kind == STREAM and x.kind == SAME:  # into the memory for the states of all steps
+    if y.kind == STREAM and x.kind == SAME:  # a scan's first state, put beside the others
         new = [x.variable, y.variable, *map(division.same, node.inputs[2:])]
         return division.apply(node, new, STREAM)
     if ROWS not in (x.kind, y.kind):
@@ -126,7 +126,7 @@ def _inc_subtensor(division, node):
 
 
 def placed(division, node, y, place):
-    """Return what is written to an array with rows, if its own axis of rows is `place`."""
+    """Return what is written to an array with rows; its own axis of rows must be `place`."""
     new = division.given(node.inputs[1], ROWS)
     if y.kind != ROWS:
         division.refuse_length(node, node.inputs[1], place)
@@ -164,7 +164,7 @@ def take(division, node):
 
 
 def nonzero(division, node):
-    """Refuse the numbers of the rows that a mask leaves."""
+    """Refuse to number the rows that a mask selects."""
     if division.of(node.inputs[0]).kind == ROWS:
         division.refuse(node, "a mask of rows", MASK)
     return division.unruled(node)
@@ -186,7 +186,7 @@ def take_items(division, node):
 
 @ending(AdvancedSubtensor)
 def _sorted_back(node):
-    """Find the gradient of a sort: what was sorted by numbers is put back where it was."""
+    """Find the gradient of a sort, which puts sorted items back in their first order."""
     gradient, *indices = node.inputs
     if len(indices) != gradient.ndim or not all(isinstance(each, Variable) for each in indices):
         return None
@@ -194,27 +194,27 @@ def _sorted_back(node):
     first = [n.inputs[0].owner for n in sorts if n.inputs[0].owner in sorts]
     if not first:
         return None
-    given = [first[-1].inputs[0], gradient]
+    leaves = [first[-1].inputs[0], gradient]
     axis = axis_of(first[-1])
-    if axis is None or given[0].ndim != gradient.ndim:
+    if axis is None or leaves[0].ndim != gradient.ndim:
         return None
-    # The same by the library itself.
+    # Compare the nodes with those that the library itself makes for this gradient.
     expected = gradient_of_sort(first[-1], gradient)
-    if not equal_computations(node.outputs, [expected], given, given):
+    if not equal_computations(node.outputs, [expected], leaves, leaves):
         return None
-    others = [each for each in io_toposort(given, node.outputs) if each is not node]
-    return others, lambda division: _sort_back(division, node, given, axis)
+    others = [each for each in io_toposort(leaves, node.outputs) if each is not node]
+    return others, lambda division: _sort_back(division, node, leaves, axis)
 
 
-def _sort_back(division, node, given, axis):
-    """Sort rows back by their own numbers; None where they are sorted along their axis."""
-    values = [division.of(each) for each in given]
+def _sort_back(division, node, leaves, axis):
+    """Sort each row back on its rank; return None if the sort goes along the axis of rows."""
+    values = [division.of(each) for each in leaves]
     axes = {value.axis if value.kind == ROWS else None for value in values}
     if len(axes) > 1 or axes & {None, axis % node.outputs[0].ndim}:
         return None
-    division.keep_equal(given)
-    [new] = copied(node.outputs, {each: v.variable for each, v in zip(given, values)})
-    exact, times = any(value.exact for value in values), division.times_of(node, given)
+    division.keep_equal(leaves)
+    [new] = copied(node.outputs, {each: v.variable for each, v in zip(leaves, values)})
+    exact, times = any(value.exact for value in values), division.times_of(node, leaves)
     return {node.outputs[0]: Value(new, ROWS, *axes, exact, times=times)}
 
 

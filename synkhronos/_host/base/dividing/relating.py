@@ -84,11 +84,11 @@ def related(alone, node, before, given, value):
 
 
 def linear(*ops, joint=None, place=None, keeps_rows=False):
-    """Say that operations are linear: in several inputs together, in one, or in each.
+    """Register operations that are linear: in several inputs together, in one, or in each.
 
-    `joint` has the positions of inputs whose sum counts, `place` is that of one input; without
-    both, operations are linear in each of their inputs, as products are. If `keeps_rows` is true,
-    rows that are all the same stay so.
+    Those in the inputs at the positions `joint` are linear together, as in a sum. `place` is the
+    position of a single input. Without both, operations are linear in each of their inputs, as
+    products are. If `keeps_rows` is true, rows that are all the same stay so.
     """
     if joint is not None:
         rule = functools.partial(_linear_together, joint, keeps_rows)
@@ -104,7 +104,7 @@ def _any(alone, node, before, given, value):
     relations = [relation for _, relation in items]
     if not all(each.is_equal for each in relations):
         worst = worst_of(relations) or no_rule()
-        # Whole numbers may say which shape it has.
+        # Integers may determine the shape of the result.
         dtypes = [(getattr(node.inputs[i], "dtype", ""), relation) for i, relation in items]
         is_shaped = any(d.startswith("int") and not each.is_equal for d, each in dtypes)
         return no_rule(worst.cause) if is_shaped else worst
@@ -132,7 +132,7 @@ def _of_items(before, given, value):
 
 
 def _mode_of(value):
-    """Return how ranks reduce what a rule has found, if that is the last thing that they do."""
+    """Return the operation of an AllReduce that a rule has put last, cast or not; else ""."""
     variable = value.variable
     while variable is not None and variable.owner is not None:
         if isinstance(variable.owner.op, AllReduce):
@@ -147,7 +147,7 @@ def _linear_together(places, keeps_rows, alone, node, before, given, value):
     rest = [r for i, r in _of_items(before, given, value) if i not in places]
     if any(not each.is_equal for each in rest):  # it may have another shape, too
         return no_rule((worst_of(rest) or EQUAL).cause)
-    # Rows, or one value for each row whose index says where it goes, are added up.
+    # It adds up rows, or values that are put where the index of each row says.
     by_rows = any(each.kind in (ROWS, POSITIONS) for each in before[len(places) :])
     own = [
         summed(given[i]._replace(is_filled=False))
@@ -211,7 +211,7 @@ def _elemwise(alone, node, before, given, value):
 
 
 def _number(alone, node, given):
-    """Return the relation of a number that is computed of others, not all of them equal."""
+    """Return the relation of a number that is computed from others, some of them not serial."""
     op, first = node.op.scalar_op, given[0]
     zeros = [alone.is_zero(each) for each in node.inputs]
     nonzero = [r for r, is_zero in zip(given, zeros) if not is_zero] or given

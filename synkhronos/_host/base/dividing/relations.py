@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Optional
 # How a rank's own value is related to the serial one, s; d is the degree.
 SCALED = "scaled"  # own = s (N / n) ** d; of rows, for each row
 ADDS = "adds"  # the sum of own (n / N) ** d over the ranks is s: a sum for 0, an average for 1
-MERGED = "merged"  # the largest own value is s, or the smallest, or their product
+MERGED = "merged"  # s is the largest, or the smallest, of the own values, or their product
 LENGTHS = "lengths"  # a shape, whose one item is the number of rows
 OWN = "own"  # none of these
 OPEN = "open"  # no rule says
-MIXED = "mixed"  # the reason of OWN: a sum over rows and something else were added up
+MIXED = "mixed"  # the reason of OWN: a sum over rows plus a value that all ranks have
 
 
 class Relation(NamedTuple):
@@ -44,7 +44,7 @@ class Relation(NamedTuple):
 
     @property
     def is_own(self):
-        """Whether it is something of the rank's own rows that makes up no serial value."""
+        """Whether it is the rank's own, and no reduction makes the serial value of it."""
         return self.kind == OWN
 
     @property
@@ -59,7 +59,7 @@ class Relation(NamedTuple):
 
     @property
     def right_mode(self):
-        """The mode that makes the serial value of what is no rows; None if there is none."""
+        """The mode that makes the serial value, if it is not of rows; None if no mode does."""
         if self.kind == ADDS:
             return {0: "sum", 1: "avg"}.get(self.degree)
         if self.kind == MERGED:
@@ -73,7 +73,7 @@ EQUAL = Relation(SCALED)
 
 
 def no_rule(cause=None, reason=""):
-    """Return the relation of what no rule is known for, from a variable on."""
+    """Return the relation of a variable without a rule; `cause` is the first such variable."""
     return Relation(OPEN, cause=cause, reason=reason)
 
 
@@ -96,12 +96,12 @@ def summed(relation):
 
 
 def _as_sum(relation):
-    """Return a relation of what all ranks have as that of parts of a sum."""
+    """Return the relation to a sum of a value that all ranks have: ADDS."""
     return Relation(ADDS, relation.degree + 1) if relation.kind == SCALED else relation
 
 
 def joint(given):
-    """Return the relation of what is linear in several values together, as their sum is."""
+    """Return the relation of a result that is linear in several values together, as a sum is."""
     worst = worst_of(given)
     if worst is not None:
         return worst
@@ -117,7 +117,7 @@ def joint(given):
 
 
 def product(given):
-    """Return the relation of what is linear in each of several values, as their product is."""
+    """Return the relation of a result that is linear in each of several values, as a product is."""
     worst = worst_of(given)
     if worst is not None:
         return worst

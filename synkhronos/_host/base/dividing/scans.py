@@ -4,8 +4,8 @@
                                     dot(h.T, delta) (part) ──▶ state (part): a gradient
 
 The graph of a step is divided as that of a function is, with the kinds of its sequences and states.
-A state is of one kind in all steps, that of its initial value. Zeros may be parts, too: they are,
-as long as no step says otherwise. Where a step needs the sum of all rows, the ranks reduce in it.
+A state has one kind in all steps, that of its initial value. Initial zeros count as a part, until a
+step makes another kind of them. Where a step needs the sum of all rows, the ranks reduce in it.
 """
 
 import numpy as np
@@ -85,7 +85,7 @@ class _Loop:
         return whole._replace(kind=PART) if is_zero else whole
 
     def divide_once(self):
-        """Divide a step; return whether its states are of the kinds that they were taken for."""
+        """Divide a step; return whether its states have the kinds that were assumed."""
         self.inputs, values = list(self.op.inputs), {}
         for place, value in self.values.items():
             for i in self.inner_of[place]:
@@ -102,7 +102,7 @@ class _Loop:
             for i in self.results_of[place]:
                 self.values[place] = self._joined(place, self.step.of(self.op.outputs[i]))
                 if self.values[place].kind == SAME:
-                    self.step.same(self.op.outputs[i])  # also where it is reduced is `needed`
+                    self.step.same(self.op.outputs[i])  # which adds it to `step.needed`
         for place, value in self.values.items():
             used = {self.op.inputs[i] for i in self.inner_of[place]}
             if value.kind == PART and used & self.step.needed:
@@ -116,7 +116,7 @@ class _Loop:
         return Value(self.outer.same(self.node.inputs[place]))
 
     def _joined(self, place, result):
-        """Return a state's value, if it may be what a step has computed."""
+        """Return a state's value, given the value that a step computes for it; refuse a misfit."""
         state, name = self.values[place], f"state {place - self.op.n_seqs} of {self.op.name}"
         if result.kind == UNKNOWN:
             raise CannotDivide(result.reason)
@@ -154,8 +154,8 @@ class _Loop:
             if not self.rows.exact or self.times is not None:
                 self.outer.refuse(self.node, "rows, to a fixed number of rows")
             self.outer.require(self.step.n_rows)
-        found = ancestors(results)
-        nodes = {each.owner for each in found if each.owner is not None}
+        used = ancestors(results)
+        nodes = {each.owner for each in used if each.owner is not None}
         if any(isinstance(node.op, RowsOfRank) for node in nodes):
             self.outer.refuse(self.node, "minibatches that its steps slice")
         reduces = any(
@@ -167,14 +167,14 @@ class _Loop:
         if reduces and not STEPS_REDUCE:
             self.outer.refuse(self.node, "sums over all rows in each step")
         inputs, mine = self.inputs, [self.values[i].variable for i in range(len(self.node.inputs))]
-        if self.total in found:
+        if self.total in used:
             inputs = [*inputs, self.total]
             mine.append(self.outer.length(self.rows).total)
         new = scan_like(self.node.op, inputs, results, reduces).make_node(*mine).outputs
         return [self._output(i, each) for i, each in enumerate(new)]
 
     def _results(self):
-        """Return what a step computes on a rank, of the types that its states have."""
+        """Return the results of a step on a rank, cast to the types of its states."""
         types = {}
         for place in self.states:
             for i in self.results_of[place]:

@@ -1,4 +1,4 @@
-"""Functions of the host library that tell of their calls, and of what they update in the master."""
+"""Serial functions that report their calls, and the variables that they update in the master."""
 
 import contextvars
 import copyreg
@@ -15,9 +15,9 @@ _make = contextvars.ContextVar("synkhronos parallel", default=None)
 
 
 def make_instead(compile_function, arguments, *args, **kwargs):
-    """Return what the block makes of a call of a function that compiles, as serially elsewhere.
+    """Make a function by the `make` of the running block; outside of a block compile it serially.
 
-    `arguments` is a function that returns what the block's function is given.
+    ``make(compile_serially, arguments())`` returns the function.
     """
     make = _make.get()
     compile_serially = functools.partial(_compile_serially, compile_function, args, kwargs)
@@ -34,12 +34,12 @@ def begin(make):
 
 
 def count_alone():
-    """Return how many functions the script has compiled, by the host library."""
+    """Return how many functions the script has compiled with the host library itself."""
     functions = instances_of(CompiledFunction)
     alone = [each for each in functions if not getattr(each.maker, "is_of_synkhronos", False)]
     if not alone:
         return 0
-    # Without those that scans and OpFromGraphs have.
+    # The functions of scans and OpFromGraphs don't count.
     kinds = [kind for kind in classes_of_all() if issubclass(kind, HasInnerGraph)]
     inside = [vars(op).get(name) for op in instances_of(*kinds) for name in ("fn", "_fn")]
     return len({*map(id, alone)} - {*map(id, inside)})
@@ -49,9 +49,9 @@ end = _make.reset
 
 
 def is_called_inside(modules):
-    """Return whether the library's modules or this package have called what called this.
+    """Return whether the library or this package, not a script, calls the calling function.
 
-    `modules` are those that lie between.
+    Frames of these `modules` between them are skipped.
     """
     frame = sys._getframe(2)
     while any(frame.f_globals is vars(module) for module in modules):
@@ -67,7 +67,7 @@ def _compile_serially(compile_function, args, kwargs, note=None):
 
 
 def _let_tell(function, note=None):
-    """Let a function that this package has not compiled tell of what it updates, and of calls."""
+    """Let a function that this package has not compiled report its updates and calls."""
     if getattr(function.maker, "is_of_synkhronos", False):
         return
     updated = [
@@ -84,15 +84,14 @@ def _let_tell(function, note=None):
 
 
 class _Telling(CompiledFunction):
-    """A function that tells of its calls, and of what it updates in the master.
+    """A function that reports its calls, and the variables that it updates in the master.
 
-    Its maker says what: PyTensor's functions have no room for other attributes.
+    Its maker holds these: PyTensor's functions can't have further attributes.
     """
 
     __slots__ = ()
 
     def copy(self, *args, **kwargs):
-        """Return a copy, as the library does, that tells of what it updates."""
         function = super().copy(*args, **kwargs)
         _let_tell(function)
         return function

@@ -75,7 +75,7 @@ def _length(division, node):
 
 
 def _any_value(division, node):
-    """Return what has the shape of an input: its value on a rank, whatever it is."""
+    """Return a rank's variable for an input, of any kind, of which only the shape is used."""
     value = division.of(node.inputs[0])
     if value.kind == UNKNOWN:
         raise CannotDivide(value.reason)
@@ -94,9 +94,9 @@ def _make_vector(division, node):
 
 @rule(Reshape, knows_times=True)
 def _reshape(division, node):
-    """Reshape rows that stay whole: as many items lie before their axis as did.
+    """Reshape rows that stay whole: the lengths before their axis have the same product.
 
-    Axes before may also be merged with that of the rows, which come several times on it then.
+    The axes before may also be merged with that of the rows, which then repeat along it.
     """
     value, shape = map(division.of, node.inputs)
     if value.kind == PART and shape.kind == SAME:
@@ -129,7 +129,7 @@ def _reshape(division, node):
 
 
 def _times_after(division, node, value, shape, lengths, axis):
-    """Return how often the rows come on their axis after reshaping, for the lengths before it."""
+    """Return the `times` of the rows after reshaping, for the new lengths before their axis."""
     array, result, refusal = (
         *node.inputs[:1],
         *node.outputs,
@@ -160,7 +160,7 @@ def _times_after(division, node, value, shape, lengths, axis):
 
 
 def _keep_whole(division, node, value, items, axis):
-    """Let only calls be divided in which each row becomes whole rows on an axis of the result."""
+    """Let only calls be divided in which each row becomes one or more whole rows of the result."""
     items, (array, _), [result] = _product(items), node.inputs, node.outputs
     if result.ndim == axis + 1:
         return
@@ -173,7 +173,7 @@ def _keep_whole(division, node, value, items, axis):
 
 
 def _reshape_to_number(division, node, value, numbers):
-    """Reshape to a constant number of rows: in a call with so many, each row becomes one row."""
+    """Reshape to a constant number of rows; only calls with so many rows are divided."""
     division.require(numbers[0])
     shape = division.same(node.inputs[1])
     rest = [shape[i] for i in range(1, len(numbers))]
@@ -216,7 +216,7 @@ def _n_items(vector):
 
 
 def _length_of(array, axis):
-    """Return the length of an axis, by the number that an array was made with if there is one."""
+    """Return the length of an axis: the number that the array was made with, if there is one."""
     node = array.owner
     if node is not None and isinstance(node.op, DimShuffle):
         source = node.op.new_order[axis]
@@ -235,7 +235,7 @@ def _factors(length):
         return _factors(node.inputs[0])
     is_product = isinstance(node.op, Elemwise)
     is_product = is_product and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Mul))
-    # A float that is cast to a length loses what is behind its point.
+    # A float that is cast to a length loses its fraction.
     if is_product and all(each.dtype in integer_dtypes for each in node.inputs):
         return [factor for each in node.inputs for factor in _factors(each)]
     if isinstance(node.op, DimShuffle) and length.ndim == 0:
@@ -268,7 +268,7 @@ def quotient(length, divisor):
 
 
 def _is_one_now(length):
-    """Return whether a length is 1 that only the values of shared variables say."""
+    """Return whether a length that depends on shared variables only is 1 now."""
     leaves = [each for each in ancestors([length]) if each.owner is None]
     if not all(isinstance(each, (Constant, SharedVariable)) for each in leaves):
         return False
@@ -298,15 +298,15 @@ def _product(lengths):
 
 def constant(length):
     """Return the number that a length always is, as far as Theano can say, else None."""
-    found = number(length)
-    if found is None and length.owner and not isinstance(length.owner.op, (Shape_i, Subtensor)):
+    known = number(length)
+    if known is None and length.owner and not isinstance(length.owner.op, (Shape_i, Subtensor)):
         [length, *others] = _factors(_simplified(length))
-        found = None if others else number(length)
-    return None if found is None else int(found)
+        known = None if others else number(length)
+    return None if known is None else int(known)
 
 
 def _simplified(length):
-    """Return a number by what Theano makes of its graph, up to the arrays that it measures."""
+    """Return a length whose graph, from the arrays that it measures on, Theano has simplified."""
     nodes = [each.owner for each in ancestors([length]) if each.owner]
     measured = [node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))]
     measured = [each for each in measured if not isinstance(each.owner and each.owner.op, Join)]

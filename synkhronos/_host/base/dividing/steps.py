@@ -1,4 +1,4 @@
-"""Divide the serial function of a training step, of which the caller knows what has rows.
+"""Divide the serial function of a training step, whose caller says which variables have rows.
 
     a rank's own value ── makes up the serial one in some mode ──▶ stays, with this mode
                        └─ else ──▶ divided: the ranks reduce inside
@@ -55,7 +55,7 @@ def divide_step(
     values = values_of(rows, inputs, wanted)
     alone = Alone(list(values), values, draws_all)
     alone.walk(list(values), wanted)
-    # What the graph says of the number of rows, or of a rank's weight, is not so on the ranks.
+    # A graph for a fixed number of rows, or with a rank's weight, can't stay as it is.
     stays = alone.n_rows is None and not _is_weighted(wanted, values)
     chosen = [_as_it_is(alone, each, mode, stays) for each, (_, mode) in zip(computed, outputs)]
     stay = {
@@ -87,9 +87,9 @@ def _is_weighted(wanted, values):
 
 
 def _as_it_is(alone, variable, mode, stays):
-    """Return an output with the mode that makes what is asked for, and the axis of its rows.
+    """Return an output as it is, the mode that makes the value asked for, and the axis of its rows.
 
-    None if that is the serial value, and no mode makes it.
+    Return None if that is the serial value, and no mode makes it.
     """
     value, relation = alone.of(variable), alone.relation(variable)
     has_rows = value.kind == ROWS

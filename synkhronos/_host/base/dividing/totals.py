@@ -10,9 +10,9 @@ _KEEP |= {"Maximum", "Minimum", "IncSubtensor", "AdvancedIncSubtensor1", "Advanc
 
 
 def is_total(value, variable, rows):
-    """Return whether a value is the variable's, but for factors and terms without it.
+    """Return whether a value is the variable's own, but for factors and terms without it.
 
-    No factor depends on what is in the rows, as that of a moving average does not.
+    Then a total, such as a moving average, is updated. No factor may depend on `rows`.
     """
     left, seen = [value], {variable}
     while left:
@@ -21,23 +21,22 @@ def is_total(value, variable, rows):
             continue
         seen.add(each)
         name = operation_name(each.owner)
-        own = [given for given in each.owner.inputs if uses(given, {variable})]
+        users = [x for x in each.owner.inputs if uses(x, {variable})]
         if name in ("mul", "true_div"):
-            others = [given for given in each.owner.inputs if given not in own]
-            is_scaled = own == each.owner.inputs[:1] or (name == "mul" and len(own) == 1)
+            others = [x for x in each.owner.inputs if x not in users]
+            is_scaled = users == each.owner.inputs[:1] or (name == "mul" and len(users) == 1)
             if not is_scaled or any(uses(other, rows) for other in others):
                 return False
         elif name not in _KEEP and not name.startswith("convert_to"):
             return False
-        left += own
+        left += users
     return True
 
 
 def uses(value, variables):
-    """Return whether a value depends on one of some variables, not only on its shape.
+    """Return whether a value depends on one of some variables; False if it is no variable.
 
-    Nor on 0 times the variable, with which Lasagne gives a function a default update. What is no
-    variable uses nothing.
+    Neither a use of its shape counts nor of 0 times it, by which Lasagne adds default updates.
     """
     left, seen = [value] if isinstance(value, Variable) else [], set()
     while left:

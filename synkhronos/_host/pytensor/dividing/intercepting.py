@@ -1,10 +1,9 @@
-"""Make something else of the calls of ``pytensor.function`` in a with block, also inside libraries.
+"""Intercept calls of ``pytensor.function`` in a with block, also inside libraries.
 
     pytensor.function(...) ──▶ the function that the block was given ──▶ any callable
 
-Libraries keep ``pytensor.function`` under names of their own, so its code is replaced, not its
-name. Calls from PyTensor's modules (``eval``) and from this package go on as before, and so do
-those of other threads.
+Libraries import ``pytensor.function`` by name, so its code is replaced, not its name. Calls from
+PyTensor's modules (``eval``), from this package and in other threads go on as before.
 """
 
 import contextlib
@@ -32,8 +31,8 @@ def intercept(make):
 
     `arguments` are those of ``theano.function``, by name; ``compile_serially(note)`` compiles them
     as PyTensor does; if ``note(seconds)`` is given, it is called after each call of the function.
-    Such functions, and those that the script has compiled before, tell of the shared variables
-    that they update.
+    Such functions, and those that the script has compiled before, report the shared variables that
+    they update.
     """
     token = serial_functions.begin(make)
     maker.synkhronos_intercepted = _intercepted

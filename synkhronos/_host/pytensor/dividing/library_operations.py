@@ -13,19 +13,13 @@ from pytensor.printing import Print
 from pytensor.raise_op import CheckAndRaise as Assert
 from pytensor.scan.op import Scan
 from pytensor.tensor import get_vector_length
-from pytensor.tensor.basic import (
-    Alloc,
-    AllocEmpty,
-    ARange,
-    Join,
-    Split,
-)
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, Split
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.extra_ops import CpuContiguous, CumOp
 from pytensor.tensor.extra_ops import Repeat as RepeatOp
 from pytensor.tensor.math import Argmax, Prod
-from pytensor.tensor.shape import SpecifyShape as Retype  # it says which lengths an array has
+from pytensor.tensor.shape import SpecifyShape as Retype  # it fixes lengths of axes
 from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor
 from pytensor.tensor.type import integer_dtypes

@@ -1,7 +1,7 @@
 """Options of PyTensor's operations that the rules know: see `base.dividing.known_options`.
 
-A class has those of the classes that it derives from, too. They are those of all releases that
-Synkhronos runs on, and of PyMC's classes.
+A class has those of its base classes, too. The table covers all releases that Synkhronos runs on,
+and PyMC's classes.
 """
 
 OPTIONS = {

@@ -86,7 +86,7 @@ def _diagonal(division, node):
 
 @rule(Blockwise)
 def _blockwise(division, node):
-    """Compute for each item of the first axes alone; one of these may be the rows."""
+    """Compute each item of the first axes alone; one of these axes may be the rows."""
     values = [division.of(each) for each in node.inputs]
     axes = {value.axis for value in values if value.kind == ROWS}
     if not axes:
@@ -107,7 +107,7 @@ def _item_by_item(division, node, n_batch, axes):
 
 
 def _of_rows(division, node, variables, axis):
-    """Return variables as the rank has them, where others than rows have the length 1."""
+    """Return variables as the rank has them; those without rows must have the length 1 there."""
     for each in variables:
         if division.of(each).kind != ROWS:
             division.refuse_length(node, each, axis)
@@ -204,7 +204,7 @@ def _chosen(op, variables):
 
 
 def _refuse_masks(division, node):
-    """Refuse masks beside rows, but for vectors: others take several axes, and leave one."""
+    """Refuse masks beside rows, except vectors: others merge several axes into one."""
     if all(division.of(each).kind != ROWS for each in node.inputs):
         return
     masks = [each for each in node.inputs[1:] if getattr(each.type, "dtype", "") == "bool"]

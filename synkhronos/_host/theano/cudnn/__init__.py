@@ -4,7 +4,7 @@
     enable()       find() the library that the loader opens, and its headers
                    make a handle, and change the module theano.gpuarray.dnn of this process
     C compiler     the folder include/ comes first: its cudnn.h supplies what cuDNN has no longer
-    pickles        facts(): a worker refuses functions that another cuDNN was compiled for
+    pickles        facts(): a worker refuses functions compiled for another cuDNN
 
 The loader's folder must have ``libcudnn.so``, a name without version, to link with. The headers
 lie where the library really is, as in NVIDIA's wheels, or where systems have headers.
@@ -25,8 +25,8 @@ from synkhronos._machine.log import log
 VARIABLE = "SYNKHRONOS_TF32"
 INCLUDE = Path(__file__).with_name("include")
 OLDEST, NEWEST = 8, 9
-# Theano's defaults are slow algorithms, one of which does not repeat its results. This asks cuDNN
-# once for each shape. Theano's "guess_once" keeps a workspace that is too small for larger shapes.
+# Theano's default algorithms are slow, and one gives different results in each run. With this value
+# cuDNN chooses one for each shape. "guess_once" keeps a workspace, too small for larger shapes.
 ALGORITHM = "guess_on_shape_change"
 ALGORITHMS = ("algo_fwd", "algo_bwd_data", "algo_bwd_filter")
 _USUAL_FOLDERS = ("/usr/include", "/usr/local/cuda/include")
@@ -98,7 +98,7 @@ def shown(version: int) -> str:
 
 
 def _split(version):
-    # cuDNN 9 numbers itself in another way than those before.
+    # cuDNN 9 and later number their versions in another way.
     major, rest = divmod(version, 10000 if version >= 90000 else 1000)
     return major, rest // 100, rest % 100
 
@@ -125,8 +125,8 @@ def hold_back() -> str:
 def enable(context, wanted: str, warns: bool) -> None:
     """Use cuDNN on a device, if there is one of a version that works here.
 
-    If `wanted` is "auto", a cuDNN that can't be used is only told in the log, as a warning if this
-    rank `warns`; if it is "True" or "no_check", that and a missing one raise RuntimeError.
+    If `wanted` is "auto", a cuDNN that can't be used is only logged, as a warning if this rank
+    `warns`; if it is "True" or "no_check", a missing or unusable cuDNN raises RuntimeError.
     """
     if wanted == "False":
         return
@@ -150,12 +150,10 @@ def enable(context, wanted: str, warns: bool) -> None:
 
 
 def find():
-    """Return the CuDNN that the loader finds, or None if it finds none.
+    """Return the CuDNN in the folders of Theano's flags, else that of the loader; None if neither.
 
-    Theano's flags name folders before that: dnn.library_path and dnn.include_path.
-
-    Raises UnusableError if the library can't be opened, is of a version for which this is not made,
-    or has no headers of its version.
+    The flags are dnn.library_path and dnn.include_path. Raises UnusableError if the library can't
+    be opened, is of a version that this module does not support, or has no headers of its version.
     """
     from theano import config
 
@@ -174,7 +172,7 @@ def find():
 
 
 def check_version(library: str, version: int) -> None:
-    """Raise UnusableError if this is not made for a version of cuDNN."""
+    """Raise UnusableError if this module does not support a version of cuDNN."""
     if not OLDEST <= _split(version)[0] <= NEWEST:
         raise UnusableError(
             f"{library} is cuDNN {shown(version)}, but this is for {OLDEST} and {NEWEST}"
@@ -182,10 +180,7 @@ def check_version(library: str, version: int) -> None:
 
 
 def find_headers(library: str, version: int, given: str = "") -> str:
-    """Return the folder with the headers of a library, which have its version.
-
-    Only the folder that is `given` is searched, if it is.
-    """
+    """Return the folder with headers of a library's version; search only `given` if it is given."""
     real = Path(os.path.realpath(library)).parent.parent / "include"
     usual = [Path(folder) for folder in _USUAL_FOLDERS]
     multiarch = Path("/usr/include", sysconfig.get_config_var("MULTIARCH") or "")
@@ -229,7 +224,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def _path_of(library) -> str:
-    """Return the path by which the loader has opened a library; a link stays a link."""
+    """Return the path by which the loader has opened a library, without following links."""
     found = ctypes.POINTER(_LinkMap)()
     ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), 2, ctypes.byref(found))
     return os.path.abspath(os.fsdecode(found.contents.name))
@@ -271,10 +266,10 @@ def _use(found, context):
 
 
 def _change_theano(found):
-    """Let the C compiler find what it needs, and refuse operations that cuDNN 9 can't run.
+    """Let the C compiler find headers and library, and refuse operations that cuDNN 9 can't run.
 
-    Types and operations in pickles hold the paths of the process that made them. Here the paths
-    are those of the process that compiles.
+    Pickled types and operations hold the paths of the process that made them: the replaced methods
+    return those of the process that compiles.
     """
     from theano.gof.type import CDataType
     from theano.gpuarray import dnn
@@ -290,39 +285,36 @@ def _change_theano(found):
             f"-DSYNKHRONOS_HEADERS={_checksum()}",  # only for the key of the compile cache
         ],
     }
-    for made in (dnn.DnnBase, dnn.GpuDnnConvDesc, CDataType):
+    for kind in (dnn.DnnBase, dnn.GpuDnnConvDesc, CDataType):
         for name, more in parts.items():
-            _put_first(made, name, more)
+            _put_first(kind, name, more)
     original = CDataType.c_code_cache_version
     CDataType.c_code_cache_version = lambda self: (
         (*original(self), found.version) if _is_of_cudnn(self) else original(self)
     )
-    for made in (dnn.GpuDnnConv, dnn.GpuDnnConvGradW, dnn.GpuDnnConvGradI):
-        _ask_for_memory_later(made)
+    for kind in (dnn.GpuDnnConv, dnn.GpuDnnConvGradW, dnn.GpuDnnConvGradI):
+        _ask_for_memory_later(kind)
     if found.version >= 90000:
-        for made in (dnn.RNNBlock, dnn.GpuDnnRNNOp):
-            _refuse_to_make(made, found.version)
+        for kind in (dnn.RNNBlock, dnn.GpuDnnRNNOp):
+            _refuse_to_make(kind, found.version)
 
 
-def _put_first(made, name, more):
-    original = getattr(made, name)
+def _put_first(kind, name, more):
+    original = getattr(kind, name)
 
     @functools.wraps(original)
     def extended(self):
         return more + list(original(self)) if _is_of_cudnn(self) else original(self)
 
-    setattr(made, name, extended)
+    setattr(kind, name, extended)
 
 
-def _is_of_cudnn(made):
-    return "cudnn" in made.c_libraries()
+def _is_of_cudnn(part):
+    return "cudnn" in part.c_libraries()
 
 
-def _ask_for_memory_later(made):
-    """Let convolutions ask the driver for the free memory only when an algorithm is chosen.
-
-    Theano asks before each one, and needs the answer once for each shape.
-    """
+def _ask_for_memory_later(kind):
+    """Let convolutions ask for free memory only when they choose an algorithm, not in each call."""
     ask = "c_get_largest_free_block_size(c);"
     check = "\n        if (PyErr_Occurred()) { cuda_exit(c->ctx); return 1; }\n"
     choose = "if (params->choose_time) {\n        int count;"
@@ -330,7 +322,7 @@ def _ask_for_memory_later(made):
         f"size_t maxfree = {ask}": "size_t maxfree = 0;",
         choose: f"maxfree = {ask}{check}{choose}",
     }
-    original = made.load_c_code
+    original = kind.load_c_code
 
     def load_c_code(self, files):
         original(self, files)
@@ -340,17 +332,17 @@ def _ask_for_memory_later(made):
             for name, code in self.code_sections.items():
                 self.code_sections[name] = code.replace(old, new)
 
-    made.load_c_code = load_c_code
+    kind.load_c_code = load_c_code
 
 
-def _refuse_to_make(made, version):
+def _refuse_to_make(kind, version):
     def __init__(self, *args, **kwargs):
         raise NotImplementedError(
-            f"theano.gpuarray.dnn.{made.__name__} needs calls that cuDNN {shown(version)} has no "
+            f"theano.gpuarray.dnn.{kind.__name__} needs calls that cuDNN {shown(version)} has no "
             "longer. Use theano.scan, or install cuDNN 8: pip install 'nvidia-cudnn-cu12<9'"
         )
 
-    made.__init__ = __init__
+    kind.__init__ = __init__
 
 
 def _checksum():

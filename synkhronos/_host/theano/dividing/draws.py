@@ -50,7 +50,7 @@ def _random(division, node):
 
 
 def _draws_each_alone(node):
-    """Return whether no number depends on others: not without replacement, as far as we know."""
+    """Return whether it is known that no number depends on others, as without replacement."""
     function = getattr(node.op, "fn", "")
     if function is raw_random.choice_helper:
         return number(node.inputs[3]) == 1  # replace
@@ -66,7 +66,7 @@ def _normal(node):
     if not joined or not isinstance(joined.owner and joined.owner.op, basic.Join):
         return None
     draws = _draws(size, node)
-    # The same by Theano itself, for the same size.
+    # Compare the nodes with those that Theano itself makes for this size.
     with theano.change_flags(compute_test_value="off"):
         for truncates in (False, True):
             expected = MRG_RandomStreams(1).normal(
@@ -93,7 +93,7 @@ def _draws(size, node):
 
 
 def _normal_of_rows(division, node, draws):
-    """Draw the numbers of a rank's rows, as all of them are drawn; None for other sizes."""
+    """Draw the numbers of a rank's rows; None if the size has no length of rows."""
     size = division.of(node.inputs[1])
     states = [division.of(each.inputs[0]) for each in draws]
     if size.kind != SHAPE or any(each.kind != STREAM for each in states):

@@ -1,11 +1,10 @@
-"""Make something else of the calls of ``theano.function`` in a with block, also inside libraries.
+"""Intercept calls of ``theano.function`` in a with block, also inside libraries.
 
     theano.function(...) ──▶ pfunc ──▶ the function that the block was given ──▶ any callable
 
-Libraries keep ``theano.function`` and `pfunc` under names of their own, so the code of `pfunc` is
-replaced, not its name; and `orig_function`, which ``theano.function`` calls for inputs that are
-tuples. Calls from Theano's modules (``eval``, scans) and from this package go on as before, and so
-do those of other threads.
+Libraries import ``theano.function`` and `pfunc` by name, so the code of `pfunc` is replaced, not
+its name; and `orig_function`, which ``theano.function`` calls for inputs that are tuples. Calls
+from Theano's modules (``eval``, scans), from this package and in other threads go on as before.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ def intercept(make):
     `arguments` are those of ``theano.function``, by name, with a list of outputs and "is_list";
     ``compile_serially(note)`` compiles them as Theano does; if ``note(seconds)`` is given, it is
     called after each call of the function. Such functions, and those that the script has compiled
-    before, tell of the shared variables that they update. "params" is None where inputs are tuples.
+    before, report the shared variables that they update. "params" is None if inputs are tuples.
     """
     token = serial_functions.begin(make)
     in_function, in_pfunc = _MODULES

@@ -33,7 +33,7 @@ from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state, lengths
 
 STEPS_REDUCE = True  # whether ranks may reduce in a step of a scan
-Retype = Rebroadcast  # it says which axes have the length 1
+Retype = Rebroadcast  # both fix lengths of axes, here to 1
 
 
 def as_row(x):

@@ -1,17 +1,11 @@
-"""Rules of operations of networks, which treat each row of axis 0 alone."""
+"""Rules of operations of neural networks, which compute each row of axis 0 alone."""
 
 import copy
 
 from theano.tensor.nnet import abstract_conv, blocksparse, bn, conv, neighbours, nnet
 from theano.tensor.signal import pool
 
-from synkhronos._host.base.dividing.division import (
-    PART,
-    ROWS,
-    SAME,
-    number,
-    rule,
-)
+from synkhronos._host.base.dividing.division import PART, ROWS, SAME, number, rule
 from synkhronos._host.base.dividing.relating import linear
 
 
@@ -63,9 +57,9 @@ def _sum_of_blocks(division, node):
 
 
 def _of_images(*positions, kind=ROWS):
-    """Return a rule: the inputs at these positions are images in rows, each treated alone.
+    """Return a rule: inputs at these positions are images in rows, each computed alone.
 
-    A part is a sum over all images.
+    If `kind` is PART, the result is a sum over all images.
     """
 
     def of_images(division, node):
@@ -95,7 +89,7 @@ def _of_images(*positions, kind=ROWS):
 
 
 def _without_batch_size(node):
-    """Return a node whose operation takes images in any number."""
+    """Return a node whose operation takes any number of images."""
     op = copy.copy(node.op)
     op.imshp = (None, *op.imshp[1:])
     return op.make_node(*node.inputs)
@@ -120,7 +114,7 @@ linear(pool.MaxPoolGrad, place=2)
 rule(abstract_conv.AbstractConv, pool.Pool)(_of_images(0))
 rule(abstract_conv.AbstractConv_gradInputs)(_of_images(1))
 rule(abstract_conv.AbstractConv_gradWeights)(_of_images(0, 1, kind=PART))
-# Images, their pooled images but for averages, and gradients.
+# The inputs are images, the pooled images (not for averages), and gradients.
 rule(pool.AveragePoolGrad)(_of_images(0, 1))
 rule(pool.PoolGrad, pool.DownsampleFactorMaxGradGrad)(_of_images(0, 1, 2))
 
@@ -150,7 +144,7 @@ def _old_convolution(division, node):
 
 
 def _convolution(op, changed):
-    """Return an old convolution whose shapes have changed, and thus its way to compute."""
+    """Return an old convolution with changed shapes, by which it chooses its algorithm."""
     shapes = {name: getattr(op, name) for name in ("imshp", "kshp", "nkern", "bsize")}
     shapes.update(changed)
     others = ("dx", "dy", "verbose", "version", "direction_hint", "openmp")
@@ -159,7 +153,7 @@ def _convolution(op, changed):
 
 
 def _by_expression(rewriter):
-    """Return a rule: an operation is what Theano replaces it by, in elementwise ones and sums."""
+    """Return a rule: divide the elementwise operations and sums by which Theano replaces it."""
     return lambda division, node: division.expand(node, rewriter.transform)
 
 
@@ -175,7 +169,7 @@ def _neighbours(division, node):
     return division.apply(node, [value.variable, *rest], ROWS)
 
 
-# With the means and variances of all rows.
+# These use means and variances of all rows.
 rule(bn.AbstractBatchNormTrain)(_by_expression(bn.local_abstract_batch_norm_train))
 rule(bn.AbstractBatchNormTrainGrad)(_by_expression(bn.local_abstract_batch_norm_train_grad))
 rule(bn.AbstractBatchNormInference)(_by_expression(bn.local_abstract_batch_norm_inference))

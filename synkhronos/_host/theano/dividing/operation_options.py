@@ -1,6 +1,6 @@
 """Options of Theano's operations that the rules know: see `base.dividing.known_options`.
 
-A class has those of the classes that it derives from, too.
+A class has those of its base classes, too.
 """
 
 _CONVOLUTION = "convdim border_mode subsample filter_flip kshp filter_dilation num_groups unshared"

@@ -32,13 +32,13 @@ from synkhronos._host.theano.faster.compiled_header import Headers, compile_fold
 from synkhronos._machine import devices
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 
-AT_MOST = 8  # compilers at once, where no number is given: each takes some 200 MB
+AT_MOST = 8  # compilers at once, unless a number is given: each takes some 200 MB
 PAUSE = 0.002  # seconds between two looks at the compilers
-MODULES_PER_HEADER = 4  # so many modules that use a header make up for the time that it takes
+MODULES_PER_HEADER = 4  # so many modules save the time that compiling their header takes
 
 
 def install(number) -> None:
-    """Let Theano run its compilers as `Compilers` does, so many at once; None for the cores."""
+    """Let Theano run its compilers by `Compilers`, `number` at once; None for that of the cores."""
     if hasattr(vm.VM_Linker.make_all, "__wrapped__"):
         return
     compilers = Compilers(number, cmodule.output_subprocess_Popen)
@@ -64,14 +64,14 @@ class Compilers:
         self._due = []  # headers to compile next
         self._building = {}  # header -> its compiler
         self._running = []  # all compilers
-        self._functions = []  # several where one is inside another, as that of a scan
-        self._thread = None  # the one that makes them
+        self._functions = []  # the last is inside of the one before, as that of a scan is
+        self._thread = None  # the thread that makes them
 
     @contextlib.contextmanager
     def function(self, linker):
         """Compile ahead within the block, in which this linker makes a function."""
         if self._functions and self._thread != threading.get_ident():
-            yield  # as Theano compiles, for other threads than the first
+            yield  # other threads than the first compile as in Theano
             return
         self._thread = threading.get_ident()
         one = _FunctionModules(linker, self._count)
@@ -111,7 +111,7 @@ class Compilers:
             return b"", messages, 0
         outputs = self._run_as_theano(command, **params)
         if job.header and outputs[-1] == 0:
-            job.header.withdraw()  # this compiler can't use what it has made
+            job.header.withdraw()  # this compiler can't use its own header
         return outputs
 
     def _wait_for(self, command, function):
@@ -131,7 +131,7 @@ class Compilers:
         return job
 
     def _has_room(self):
-        """Return whether one more compiler may run."""
+        """Return whether one more compiler may run; publish headers that are ready."""
         for header, job in list(self._building.items()):
             if not job.is_running():
                 job.stop()
@@ -141,7 +141,7 @@ class Compilers:
         return len(self._running) < self._limit
 
     def _start_next(self, function):
-        """Do one step for modules that come later; return False where there is nothing to do."""
+        """Do one step for modules that come later; return False if there is nothing to do."""
         if not self._has_room():
             return False
         if function and len(function.queue) < MODULES_PER_HEADER and function.look_ahead():
@@ -164,7 +164,7 @@ class Compilers:
         return job
 
     def _count(self, command):
-        """Count a module that is to be compiled: the header that many have in common is due."""
+        """Count a module that is to be compiled; a header that many have in common becomes due."""
         header = self._headers.of(command)
         if header and not header.is_refused:
             header.wanted += 1
@@ -222,8 +222,8 @@ class _FunctionModules:
                 yield None
 
     def _command_of(self, node, number, cache):
-        # As `Op.make_c_thunk`, but without `prepare_node`, which may change the node. Where it
-        # changes the C code, this module is compiled for nothing.
+        # As in `Op.make_c_thunk`, but without `prepare_node`, which may change the node. If it
+        # changes the C code, this module is compiled in vain.
         graph = CLinker().accept(FunctionGraph(node.inputs, node.outputs), no_recycling=[])
         key = graph.cmodule_key()
         if key is None or key in cache.entry_from_key:
@@ -268,7 +268,7 @@ def _like(node):
 
 
 class _Asked(BaseException):
-    """Carries a command out of Theano's functions, which catch each Exception and print it."""
+    """Carries a command out of Theano's functions, which catch and print every Exception."""
 
     def __init__(self, command):
         super().__init__()
@@ -282,12 +282,12 @@ class _Command:
         self.given = given
         at = given.index("-o")
         self.library, self.source = given[at + 1 : at + 3]
-        # "-g": with it a module takes a tenth longer to compile, and is as fast.
+        # Without "-g" a module compiles in a tenth less time, and is as fast.
         options = given[2 + (given[2] == "-g") : at]
         self.arguments = [each for each in options if not each.startswith("-L")]
         self._rest = options + given[at:]
-        # The name of the library is a hash of its C code. The same module has the same identity
-        # in whatever folder.
+        # The name of the library is a hash of its C code, so that the same module has the same
+        # identity in any folder.
         name = os.path.basename(self.library)
         self.identity = (name, *options, *given[at + 3 :])
 
@@ -304,8 +304,8 @@ class _Command:
 def _working_folder(command):
     """Return the working folder of a compiler, or None for the present one.
 
-    GNU's linker looks there first for ``libgcc_s.so.1``, which in the present one may be another
-    user's. It stays where a path of the command is relative.
+    GNU's linker first looks in its working folder for ``libgcc_s.so.1``: in the present one that
+    may be another user's file. If a path in the command is relative, the folder must not change.
     """
     paths = [each[2:] for each in command if each[:2] in ("-I", "-L")]
     if "-o" in command:
@@ -339,7 +339,7 @@ class _Job:
         return self._process.poll() is None
 
     def hand_over(self, library):
-        """Move the library to where Theano looks for it; return messages, or None if it failed."""
+        """Move the library to where Theano looks for it; return messages, or None if this fails."""
         self.is_handed_over = True
         with self._messages:
             if not self.succeeded():

@@ -1,9 +1,8 @@
-"""Changes to Theano's compile cache, so that processes find all modules that were compiled before.
+"""Changes to Theano's compile cache, so that processes find all modules compiled before.
 
 Theano 1.0.5 compiles some modules again in every process, half a second to a second each. With
 these modules in the cache a function is compiled, and sent to a worker, about ten times faster.
-Theano also lets a process that starts while another compiles delete modules that the other one
-still uses.
+In Theano, a process that starts may also delete modules that another one is compiling.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ def _accept_empty_props():
 
 def _hash_external_code_without_seed():
     # The version of an op whose C code is in a file, such as DimShuffle, is Python's hash of that
-    # code, but each process hashes strings with a seed of its own.
+    # code, which has another seed in each process.
     @functools.wraps(op.COp.c_code_cache_version)
     def c_code_cache_version(self):
         version = (hashlib.sha256("\0".join(self.func_codes).encode()).hexdigest(),)
@@ -63,8 +62,8 @@ def _hash_external_code_without_seed():
 
 
 def _save_pkl(self):
-    # Replaced in one step: a process that starts reads the file without the lock, and deletes the
-    # module if the file is incomplete.
+    # The file is replaced in one step: a process that starts reads it without the lock, and deletes
+    # the module if the file is incomplete.
     written = f"{self.key_pkl}.new"  # only the process that holds the lock writes it
     try:
         with open(written, "wb") as file:
@@ -92,9 +91,9 @@ def _check_key(self, key, key_pkl, original=cmodule.ModuleCache.check_key):
 
 
 def modules_of(function):
-    """Return what lets another process of this machine take the C modules of a compiled function.
+    """Return the C modules of a compiled function, for another process of this machine.
 
-    That is (name of this machine, flags for this CPU, list of pairs (node, file of its module)).
+    These are (name of this machine, flags for this CPU, list of pairs (node, file of its module)).
     """
     made = function.fn
     pairs = []
@@ -109,9 +108,9 @@ def modules_of(function):
 def given_modules(given):
     """Take the modules that `modules_of` has listed, while a function is made of the same nodes.
 
-    Without it a process reads the keys of all modules in the cache before it looks for the first
-    one, which takes seconds where there are thousands, and asks the compiler for this CPU's flags.
-    Any other module is looked for, and compiled, as ever.
+    Otherwise a process reads the keys of all modules in the cache before it looks for the first
+    one, which takes seconds if there are thousands, and asks the compiler for this CPU's flags.
+    Other modules are looked for, and compiled, as ever.
     """
     machine, march_flags, pairs = given
     if not pairs or machine != this_machine():
@@ -162,7 +161,7 @@ def _take_given_modules():
     def get_given(self, name):
         if not chosen or name != chosen[-1] or name in self.module_from_name:
             return get_module(self, name)
-        # Not into `module_from_name`: `refresh` asserts that it knows the keys of what is there.
+        # Not stored in `module_from_name`: `refresh` asserts that it knows the keys of all there.
         return load(name)
 
     op.Op.make_c_thunk = make_thunk_of_given

@@ -123,7 +123,7 @@ class Header:
         self._remove_old()
 
     def _remove(self, folder):
-        # Out of the way in one step: no process finds it without some of its files.
+        # Renamed in one step, so that no process finds it without some of its files.
         with contextlib.suppress(OSError):
             away = tempfile.mkdtemp(dir=self._parent)
             with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ class Header:
 
 
 def _digest(compiler, arguments):
-    """Return a name for all that the compiled header depends on, but for the headers."""
+    """Return a name made of all that the compiled header depends on, except the headers."""
     path = shutil.which(compiler)
     versions = platform.python_version(), np.__version__, theano.__version__
     folders = [os.environ.get(name) for name in VARIABLES]
@@ -148,14 +148,14 @@ def _digest(compiler, arguments):
 
 
 def _stamp(path):
-    """Return what tells that a file has changed: [path, time of its last change, size]."""
+    """Return [path, time of its last change, size] of a file, to see if it has changed."""
     status = os.stat(path)
     return [path, status.st_mtime_ns, status.st_size]
 
 
 def _read_dependencies(path):
-    """Return the files that a rule of make names after its colon."""
+    """Return the files that a rule of make names after its colon, but for the first."""
     with open(path) as file:
         _, _, files = file.read().replace("\\\n", " ").partition(": ")
-    # The first one is the file that includes the others, in a folder that gets another name.
+    # The first one includes the others; the name of its folder will change.
     return shlex.split(files)[1:]

@@ -2,9 +2,9 @@
 
     image ──copy──▶ one column for each place of the filter ──Gemm──▶ outputs
 
-Theano's copy looks at each pixel, whether it is inside of the image; so does the addition of the
-columns in the gradient of images. The copies here take what is inside of a row at once. Products of
-matrices, and the order of additions, are Theano's, so the results are the same, bit for bit.
+Theano's copy tests each pixel, whether it is inside of the image; so does the addition of columns
+in the gradient of images. Here the part of a row inside of the image is copied at once. The matrix
+products and the order of additions are Theano's, so the results are the same, bit for bit.
 """
 
 from theano import gof
@@ -109,18 +109,16 @@ class _RowByRow(BaseCorrMM):
     """Theano's operation with other functions for the copies."""
 
     def c_support_code(self):
-        """Return Theano's code, and these copies."""
         return super().c_support_code() + _CODE
 
     def c_support_code_apply(self, node, nodename):
-        """Return Theano's code, which calls these copies."""
+        """Return Theano's code with calls of these copies."""
         code = super().c_support_code_apply(node, nodename)
-        # Calls begin so; definitions have one parenthesis.
+        # Only calls begin with two parentheses, no definitions.
         code = code.replace("im2col((", "synkhronos_each_place<false>((")
         return code.replace("col2im((", "synkhronos_each_place<true>((")
 
     def c_code_cache_version(self):
-        """Return Theano's version with that of this code."""
         return (*super().c_code_cache_version(), "row by row", 3)
 
 

@@ -1,8 +1,8 @@
 """Max-pooling of images and its gradient, in loops over contiguous memory.
 
-Theano's loops compute the address of each pixel from five indices. The loops here compare and add
-the same numbers in the same order, so the results are the same, bit for bit, also where a maximum
-occurs twice, or is NaN.
+Theano's loops compute the address of each pixel from five indices. These loops compare and add the
+same numbers in the same order, so the results are the same, bit for bit, even if a maximum occurs
+twice, or is NaN.
 """
 
 from theano import gof
@@ -170,14 +170,12 @@ def _windows(node, inputs, x):
 
 
 class ContiguousMaxPool(Pool):
-    """A max-pooling of two axes. Arrays that are not contiguous are pooled by Theano's code."""
+    """A max-pooling of two axes; Theano's code pools arrays that are not contiguous."""
 
     def c_support_code(self):
-        """Return the loops, for any dtype."""
         return _CODE
 
     def c_code(self, node, name, inputs, outputs, sub):
-        """Return code that looks at the memory of the array, and chooses between the loops."""
         x, z, lengths = inputs[0], outputs[0], _lengths(inputs[0], node.inputs[0].ndim)
         ignore_border = "true" if self.ignore_border else "false"
         theano = super().c_code(node, name, inputs, outputs, sub)
@@ -208,7 +206,6 @@ class ContiguousMaxPool(Pool):
         """
 
     def c_code_cache_version(self):
-        """Return Theano's version with that of this code."""
         return (*super().c_code_cache_version(), "contiguous", self.ignore_border, 2)
 
 
@@ -216,11 +213,9 @@ class ContiguousMaxPoolGrad(MaxPoolGrad):
     """The gradient of a max-pooling of two axes."""
 
     def c_support_code(self):
-        """Return the loops, for any dtype."""
         return _CODE
 
     def c_code(self, node, name, inputs, outputs, sub):
-        """Return code that looks at the memory of the arrays, and chooses between the loops."""
         (x, z, gz), gx, ndim = inputs[:3], outputs[0], node.inputs[0].ndim
         theano = super().c_code(node, name, inputs, outputs, sub)
         return f"""
@@ -248,7 +243,6 @@ class ContiguousMaxPoolGrad(MaxPoolGrad):
         """
 
     def c_code_cache_version(self):
-        """Return Theano's version with that of this code."""
         return (*super().c_code_cache_version(), "contiguous", 3)
 
 
@@ -256,7 +250,7 @@ class ContiguousMaxPoolGrad(MaxPoolGrad):
 def pool_contiguously(node):
     """Replace a max-pooling of two axes of floats, or its gradient."""
     op = node.op
-    # Theano also gives it subclasses, and operations with other types of variables.
+    # Theano also calls this for subclasses, and for variables of other types.
     if type(op) not in (Pool, MaxPoolGrad) or op.mode != "max" or op.ndim != 2:
         return False
     dtypes = {x.dtype for x in [*node.inputs[:-3], *node.outputs]}

@@ -10,8 +10,8 @@ from theano.tensor.opt import local_pow_specialize
 def simplify_power(node):
     """Simplify a power whose exponent is a constant scalar with more axes, such as a square.
 
-    Theano doesn't simplify an expression that it wrote in the last of its simplifications, such as
-    the variance of a batch normalization.
+    Theano doesn't simplify expressions that its last simplifications have made, such as the
+    variance of a batch normalization.
     """
     if node.op != tensor.pow:
         return False

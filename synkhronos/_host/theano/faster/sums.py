@@ -73,15 +73,12 @@ class InterleavedSum(Sum):
     """
 
     def c_headers(self):
-        """Return the headers of Theano's code and of this one."""
         return [*super().c_headers(), "<algorithm>"]
 
     def c_support_code(self):
-        """Return the loops, for any dtypes."""
         return _CODE
 
     def c_code(self, node, name, inputs, outputs, sub):
-        """Return code that looks at the memory of the array, and chooses between the loops."""
         (x,), (out,) = inputs, outputs
         ndim, kept = node.inputs[0].ndim, _kept(self, node.inputs[0].ndim)
         first, last = kept[0], kept[-1]
@@ -106,7 +103,6 @@ class InterleavedSum(Sum):
         """
 
     def c_code_cache_version_apply(self, node):
-        """Return Theano's version with that of this code."""
         version = super().c_code_cache_version_apply(node)
         return version and (*version, "interleaved", 2)
 

@@ -1,4 +1,4 @@
-"""The one place that says which changes of this folder are on, in a process and in a function.
+"""Switch the changes of this folder on, in a process or in a function.
 
     compile_cache                          processes find what others have compiled        always
     compile_ahead, compiled_header         compilers that run at the same time             (1)
@@ -39,7 +39,7 @@ def install() -> None:
 
 
 def number_of_compilers():
-    """Return the number of compilers that may run at once; None where the environment has none."""
+    """Return the number of compilers that may run at once; None if the environment has none."""
     text = os.environ.get(VARIABLE, "").strip()
     if text and not text.isdecimal():
         raise ValueError(
@@ -52,7 +52,7 @@ def number_of_compilers():
 def for_cpus(mode):
     """Return a mode with the rewrites for CPUs, if it compiles C code; else the mode itself."""
     optimizer, linker = mode.provided_optimizer, mode.linker
-    # Modes that watch each operation, such as DebugMode, have other linkers: they watch Theano's.
+    # Modes such as DebugMode, which have other linkers, are to watch Theano's own operations.
     compiles = (
         bool(theano.config.cxx)
         and isinstance(linker, (gof.vm.VM_Linker, gof.OpWiseCLinker, gof.CLinker))
@@ -63,7 +63,7 @@ def for_cpus(mode):
     return mode
 
 
-# After all that Theano simplifies, and before it fuses elementwise expressions.
+# These come after Theano's simplifications, and before it fuses elementwise expressions.
 for _name, _rewrite in {
     "squares": squares.simplify_power,
     "sums": sums.interleave,
@@ -73,6 +73,6 @@ for _name, _rewrite in {
     optdb.register(
         f"synkhronos_{_name}", gof.opt.in2out(_rewrite, name=f"synkhronos_{_name}"), 48.8, CPU
     )
-# After all other rewrites, which know nothing of its operations. Its tags are those of functions
-# that reduce over the ranks, and of all functions of ranks on CPUs.
+# This comes after all other rewrites, which don't know its operations. Its tags are those of
+# functions that reduce over the ranks, and of all functions of ranks on CPUs.
 optdb.register("synkhronos_vectorize", vectorizing.Vectorize(), 202, "synkhronos", CPU)

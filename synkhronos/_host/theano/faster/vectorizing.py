@@ -3,13 +3,13 @@
     check each input ──▶ if (...) ──▶ for (i = 0; i < n; i++) p[i] -= rate * m[i] / sqrt(v[i])
 
 Theano's C code of an elementwise expression checks all its inputs before the loop. After so many
-branches GCC takes the loop for code that seldom runs, and compiles it for size: of Adam's update of
-a parameter not even the square root is vectorized, and it takes nine times as long. Without guesses
-about branches the loop is vectorized. The results have the same bits, since each element is
-computed by the same operations.
+branches GCC takes the loop for code that seldom runs, and compiles it for size: in Adam's update of
+a parameter not even the square root is vectorized, and the loop takes nine times as long. If GCC
+does not guess the probability of branches, it vectorizes the loop. The results have the same bits,
+since each element is computed by the same operations.
 
-Only updates that divide or take roots are compiled so: other ones are vectorized already, and each
-other expression would take its own time to compile.
+Only updates that divide or take roots are compiled in this way: others are vectorized already, and
+would only take more time to compile.
 """
 
 from theano import config, gof, scalar
@@ -22,8 +22,7 @@ class VectorizedElemwise(Elemwise):
     """An Elemwise whose loop GCC vectorizes, however many inputs it has."""
 
     def c_compile_args(self):
-        """Return the compiler's arguments."""
-        # Clang may refuse the option.
+        # Clang may refuse this option.
         own = [] if "clang" in config.cxx else ["-fno-guess-branch-probability"]
         return [*super().c_compile_args(), *own]
 
@@ -53,7 +52,7 @@ def _elementwise(outputs):
     found, left = {}, [x.owner for x in outputs]
     while left:
         node = left.pop()
-        # Not a subclass, such as that of operations on devices.
+        # No subclass, such as that of operations on devices.
         if node is not None and node not in found and type(node.op) is Elemwise:
             found[node] = True
             left += [x.owner for x in node.inputs]
