@@ -42,7 +42,6 @@ if title == "Theano":
     from synkhronos._host.theano.dividing import intercept
     from synkhronos._host.theano.graph import all_reduce, overlap_reductions
     from synkhronos._host.theano.pickling import dump, load
-    from synkhronos._host.theano.random_numbers import spread_random_state
     from synkhronos._host.theano.sparse import decomposed, sparse_parts
     from synkhronos._host.theano.variables import (
         cast_value,
@@ -57,6 +56,7 @@ if title == "Theano":
         replace,
         shared_on_host,
         shared_zeros,
+        spread_random_state,
     )
 else:
     from synkhronos._host.pytensor.compiling import compile_function, expression_of, run
@@ -80,7 +80,6 @@ else:
     from synkhronos._host.pytensor.dividing import intercept
     from synkhronos._host.pytensor.graph import all_reduce, overlap_reductions
     from synkhronos._host.pytensor.pickling import dump, load
-    from synkhronos._host.pytensor.random_numbers import spread_random_state
     from synkhronos._host.pytensor.sparse import decomposed, sparse_parts
     from synkhronos._host.pytensor.variables import (
         cast_value,
@@ -95,6 +94,7 @@ else:
         replace,
         shared_on_host,
         shared_zeros,
+        spread_random_state,
     )
 
 from synkhronos._host.base.calls import reducing
@@ -118,10 +118,8 @@ from synkhronos._host.base.dividing import (
     divide,
     divide_step,
     examine,
-    operation_name,
 )
 from synkhronos._host.base.dividing.serial_functions import count_alone
-from synkhronos._host.base.dividing.totals import is_total, uses
 from synkhronos._host.base.functions import (
     added_to,
     as_update,
@@ -132,8 +130,12 @@ from synkhronos._host.base.functions import (
     destroyed_inputs,
     float_dtype,
     is_mode,
+    is_repeatable,
     is_reusing_memory,
+    is_total,
+    is_watched,
     line_of,
+    operation_name,
     same_updates,
     set_default_update,
     shared_in,
@@ -141,11 +143,11 @@ from synkhronos._host.base.functions import (
     swapped,
     updated_variables,
     updates_by_default,
+    uses,
     variables_read,
     without_default_updates,
 )
 from synkhronos._host.base.rank_operations import communicates, rank_weight
-from synkhronos._host.base.repeating import is_repeatable, is_watched
 from synkhronos._host.base.rows import (
     axes_of_rows,
     compile_number,

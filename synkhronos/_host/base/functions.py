@@ -9,8 +9,11 @@ import itertools
 import re
 import warnings
 
+import numpy as np
+
 from synkhronos._host.base.chosen_library import (
     CONVERTS_UPDATES,
+    Constant,
     DimShuffle,
     Elemwise,
     SharedVariable,
@@ -229,3 +232,130 @@ def release_arguments(function):
 def caster(variable, strict, allow_downcast):
     """Return a function that converts values as the library's functions do, or raises TypeError."""
     return functools.partial(variable.type.filter, strict=strict, allow_downcast=allow_downcast)
+
+
+# Levels of recursion that a rewrite needs for each operation of the longest path, and for all else.
+# If a rewrite runs out of them, the host library skips it, and only prints that.
+_OF_OPERATION, _BESIDES = 4, 200
+
+
+def compiling_deep(compile_function, computed):
+    """Return a function that compiles these variables, however deep their graph is."""
+    return recurses_deep(compile_function, _OF_OPERATION * depth(computed) + _BESIDES)
+
+
+def depth(variables) -> int:
+    """Return the number of operations on the longest path to one of some variables."""
+    depths = {}
+    left = [getattr(getattr(each, "variable", each), "owner", None) for each in variables]  # or Out
+    while left:
+        node = left[-1]
+        if node is None or node in depths:
+            left.pop()
+            continue
+        above = [each.owner for each in node.inputs if each.owner is not None]
+        new = [each for each in above if each not in depths]
+        if new:
+            left += new
+        else:
+            depths[left.pop()] = 1 + max((depths[each] for each in above), default=0)
+    return max(depths.values(), default=0)
+
+
+# Other linkers print or check results in each run.
+_LINKERS = {
+    "CLinker", "JAXLinker", "NumbaLinker", "OpWiseCLinker", "PerformLinker", "VMLinker",
+    "VM_Linker",
+}  # fmt: skip
+_PACKAGES = {"theano", "pytensor", "synkhronos"}
+# These operations print, stop, call Python code of the script, or send and receive.
+_WITH_EFFECTS = {
+    "Print", "FromFunctionOp", "PdbBreakpoint", "LoadFromDisk", "MPIRecv", "MPIRecvWait", "MPISend",
+    "MPISendWait", "Push", "Await",
+}  # fmt: skip
+
+
+def is_watched(function) -> bool:
+    """Return whether a function runs under a mode that watches it, or a linker of the script."""
+    linker = getattr(function.maker, "linker", None)
+    return getattr(linker, "callback", None) is not None or type(linker).__name__ not in _LINKERS
+
+
+def is_repeatable(function) -> bool:
+    """Return whether another run has no effect: it prints nothing, and runs no code of the user."""
+    if function.profile is not None or is_watched(function):
+        return False
+    left, seen = list(function.maker.fgraph.outputs), set()
+    while left:
+        node = left.pop().owner
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        package = type(node.op).__module__.partition(".")[0]
+        if package not in _PACKAGES or type(node.op).__name__ in _WITH_EFFECTS:
+            return False
+        left += [*node.inputs, *inner_outputs(node.op)]
+    return True
+
+
+def operation_name(node):
+    """Return the name of a node's operation, for messages."""
+    op = node.op
+    op = getattr(op, "scalar_op", op)
+    return getattr(op, "name", None) or type(op).__name__
+
+
+_KEEP = {"add", "sub", "neg", "maximum", "minimum", "second", "DimShuffle", "Join"}
+_KEEP |= {"Maximum", "Minimum", "IncSubtensor", "AdvancedIncSubtensor1", "AdvancedIncSubtensor"}
+
+
+def is_total(value, variable, rows):
+    """Return whether a value is the variable's own, but for factors and terms without it.
+
+    Then a total, such as a moving average, is updated. No factor may depend on `rows`.
+    """
+    left, seen = [value], {variable}
+    while left:
+        each = left.pop()
+        if each in seen or not uses(each, {variable}):
+            continue
+        seen.add(each)
+        name = operation_name(each.owner)
+        users = [x for x in each.owner.inputs if uses(x, {variable})]
+        if name in ("mul", "true_div"):
+            others = [x for x in each.owner.inputs if x not in users]
+            is_scaled = users == each.owner.inputs[:1] or (name == "mul" and len(users) == 1)
+            if not is_scaled or any(uses(other, rows) for other in others):
+                return False
+        elif name not in _KEEP and not name.startswith("convert_to"):
+            return False
+        left += users
+    return True
+
+
+def uses(value, variables):
+    """Return whether a value depends on one of some variables; False if it is no variable.
+
+    Neither a use of its shape counts nor of 0 times it, by which Lasagne adds default updates.
+    """
+    left, seen = [value] if isinstance(value, Variable) else [], set()
+    while left:
+        each = left.pop()
+        if each in variables:
+            return True
+        node = each.owner
+        if each in seen or node is None:
+            continue
+        seen.add(each)
+        name = operation_name(node)
+        if name in ("Shape", "Shape_i"):
+            continue
+        if name != "mul" or not any(map(_is_zero, node.inputs)):
+            left += node.inputs
+    return False
+
+
+def _is_zero(value):
+    while value.owner is not None and operation_name(value.owner) == "DimShuffle":
+        [value] = value.owner.inputs
+    return isinstance(value, Constant) and not np.any(value.data)

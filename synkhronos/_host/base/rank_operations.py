@@ -121,20 +121,28 @@ class After(RankOperation):
         return shapes[:1]
 
 
-class RankWeight(RankOperation):
-    """The weight of this rank in the running call, with a mean of 1 over the ranks."""
+class RankNumbers(RankOperation):
+    """An operation that computes numbers of this rank or of all, which have no gradients."""
 
     __props__ = ()
+
+    def infer_shape(self, node, shapes):
+        """Return empty shapes: numbers have no axes."""
+        return [()] * len(node.outputs)
+
+    def connection_pattern(self, node):
+        """Return that no output has a gradient with respect to an input."""
+        return [[False] * len(node.outputs) for _ in node.inputs]
+
+
+class RankWeight(RankNumbers):
+    """The weight of this rank in the running call, with a mean of 1 over the ranks."""
 
     def make_node(self):
         return Apply(self, [], [tensor.dscalar()])
 
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = np.asarray(current_weight())
-
-    def infer_shape(self, node, shapes):
-        """Return an empty shape: it has no axes."""
-        return [()]
 
 
 def rank_weight():

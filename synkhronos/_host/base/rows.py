@@ -35,7 +35,7 @@ from synkhronos._host.base.chosen_library import (
     taken_rows,
     tensor,
 )
-from synkhronos._host.base.rank_operations import AllReduce, RankOperation, has_inside
+from synkhronos._host.base.rank_operations import AllReduce, RankNumbers, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
@@ -94,24 +94,14 @@ def total_rows(mine):
     return mine if counts is None else sum(counts)
 
 
-class TotalRows(RankOperation):
+class TotalRows(RankNumbers):
     """The number of rows of all ranks, computed from this rank's."""
-
-    __props__ = ()
 
     def make_node(self, mine):
         return Apply(self, [tensor.as_tensor_variable(mine)], [tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = np.asarray(total_rows(inputs[0]), np.int64)
-
-    def infer_shape(self, node, shapes):
-        """Return an empty shape: it has no axes."""
-        return [()]
-
-    def connection_pattern(self, node):
-        """Return that a number of rows has no gradient."""
-        return [[False]]
 
 
 def bounds_of_rank(start, stop, length):
@@ -128,10 +118,8 @@ def bounds_of_rank(start, stop, length):
     return np.array([start + first, start + end, n_rows], np.int64)
 
 
-class RowsOfRank(RankOperation):
+class RowsOfRank(RankNumbers):
     """The bounds of this rank's part of a slice, and the number of rows of the slice."""
-
-    __props__ = ()
 
     def make_node(self, start, stop, length):
         inputs = [tensor.as_tensor_variable(each) for each in (start, stop, length)]
@@ -140,14 +128,6 @@ class RowsOfRank(RankOperation):
     def perform(self, node, inputs, output_storage):
         for storage, result in zip(output_storage, bounds_of_rank(*map(int, inputs))):
             storage[0] = np.asarray(result)
-
-    def infer_shape(self, node, shapes):
-        """Return empty shapes: the outputs have no axes."""
-        return [(), (), ()]
-
-    def connection_pattern(self, node):
-        """Return that numbers of rows have no gradients."""
-        return [[False] * 3 for _ in node.inputs]
 
 
 def row_numbers(*operands):

@@ -46,10 +46,8 @@ from synkhronos._host.base.chosen_library import (
     tensor,
     tensor_type,
 )
-from synkhronos._host.base.deep_graphs import compiling_deep
-from synkhronos._host.base.functions import updates_by_default
-from synkhronos._host.base.node_order import InOrder, n_needed
-from synkhronos._host.base.rewriting import including
+from synkhronos._host.base.functions import compiling_deep, updates_by_default
+from synkhronos._host.base.rewriting import InOrder, including, n_needed
 
 # Two threads can't compile at once: Theano switches its cache of constants off while it compiles.
 compiling = threading.RLock()

@@ -5,21 +5,27 @@ ranks pass only C-contiguous, writable arrays, and compile functions before the 
 the master, then the workers, which find the code in numba's cache on the disk.
 
     master   compile_function ──▶ compile_now ──▶ dump ───▶ load ──▶ compile_now   worker
+
+In numba's code an AllReduce is a call of Python. Numba leaves PyTensor's rewrites for BLAS out, so
+no product is computed in shared memory.
 """
 
+import importlib
 import warnings
 
 import numpy as np
 import pytensor
-from pytensor.compile.mode import get_mode
+from pytensor.compile.mode import get_mode, optdb
+from pytensor.graph.rewriting.basic import WalkingGraphRewriter, node_rewriter
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos import _systems
-from synkhronos._host.base.deep_graphs import compiling_deep
-from synkhronos._host.base.functions import computed_by, release_arguments
+from synkhronos._host.base.functions import compiling_deep, computed_by, release_arguments
+from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rewriting import with_fused_reductions
-from synkhronos._host.pytensor import rewriting  # noqa: F401 - it registers operations for numba
+from synkhronos._host.base.rows import Rows
+from synkhronos._host.base.server_operations import Await, Push
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
@@ -107,3 +113,17 @@ def run(function, arguments, output_subset=None):
     except BaseException:
         release_arguments(function)
         raise
+
+
+@node_rewriter([RankOperation, Rows, Push, Await])
+def _for_numba(fgraph, node):
+    # Imported here because it imports numba, which takes a second, and a C mode needs no numba.
+    numba_operations = importlib.import_module("synkhronos._host.pytensor.numba_operations")
+    op = numba_operations.for_numba(node.op)
+    return False if op is None else op(*node.inputs, return_list=True)
+
+
+# This is for all functions that numba compiles, also those of users.
+optdb.register(
+    "synkhronos_numba", WalkingGraphRewriter(_for_numba, order="in_to_out"), "numba", position=90
+)

@@ -2,7 +2,7 @@
 
     numba's code ──▶ objmode: arrays as NumPy's ──▶ reduce_in_place(ops, *arrays) ──▶ numba's code
 
-`rewriting` replaces each operation by the one of this module. A pickle of a compiled function
+`compiling` replaces each operation by the one of this module. A pickle of a compiled function
 names this module, so unpickling imports it, which tells numba of the operations. Operations with a
 port to a parameter server are neither pickled nor kept on disk.
 

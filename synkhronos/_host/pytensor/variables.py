@@ -1,11 +1,14 @@
-"""Variables of PyTensor: their types, and values of these types."""
+"""Variables of PyTensor: their types, values of these types, and random states."""
 
 import numpy as np
 import pytensor
+from numpy.random import Generator, SeedSequence
 from pytensor import tensor
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import DenseTensorType, TensorType
 
+from synkhronos._host.base.cells import peek, replace_object
+from synkhronos._host.base.serial_random import is_state_equal
 from synkhronos._host.pytensor.device_arrays import is_on_device, to_host
 
 lives_on_device, on_host, on_device = is_on_device, to_host, to_host
@@ -64,3 +67,20 @@ def is_array_variable(variable) -> bool:
 def is_random_state(variable) -> bool:
     """Return whether a shared variable holds a random generator."""
     return isinstance(variable.type, RandomType)
+
+
+def spread_random_state(variable, rank: int) -> None:
+    """Move a random state to a stream of the rank's own; rank 0 keeps the state.
+
+    A NumPy generator jumps `rank` times, each jump longer than any program draws (PCG64: ``2**127``
+    numbers). SFC64 can't jump: it is seeded anew from its present state and the rank.
+    """
+    if rank == 0 or not is_random_state(variable) or is_state_equal(variable):
+        return
+    bits = peek(variable).bit_generator
+    if hasattr(bits, "jumped"):
+        moved = bits.jumped(rank)
+    else:
+        words = np.asarray(bits.state["state"]["state"], np.uint64).tolist()
+        moved = type(bits)(SeedSequence([*words, rank]))
+    replace_object(variable, Generator(moved))

@@ -8,7 +8,7 @@ when Theano is imported, by `import_support`
     theano.gof.compilelock.lock                    short, quiet waits, without races
     theano.gof.compilelock.Unlocker.unlock         the same
     theano.tensor.blas._ldflags                    paths of a BLAS may have spaces
-when a name of `synkhronos._host` is first used, by `faster` and `printing`
+when a name of `synkhronos._host` is first used, by `faster` and `compiling`
     theano.gof.cc.CLinker.cmodule_key              a module that the master has sent needs no key
     theano.gof.op.Op.make_c_thunk                  which node such a module is for
     theano.gof.cmodule.ModuleCache._get_module     loads it

@@ -1,18 +1,46 @@
 """Compile and call Theano functions."""
 
+import copy
+import functools
+
 import theano
 from theano import gof
 from theano.compile.mode import Mode, get_mode
+from theano.printing import Print
 
-from synkhronos._host.base.deep_graphs import compiling_deep
-from synkhronos._host.base.functions import computed_by, default_updates, release_arguments
+from synkhronos._host.base.functions import (
+    compiling_deep,
+    computed_by,
+    default_updates,
+    release_arguments,
+)
 from synkhronos._host.base.rewriting import with_fused_reductions
-from synkhronos._host.theano import device_arrays, lending, overlapping, portable, printing  # noqa: F401
+from synkhronos._host.theano import device_arrays, lending, overlapping, portable  # noqa: F401
 from synkhronos._host.theano.faster import switch
 from synkhronos._machine.deep_recursion import recurses_deep
+from synkhronos._machine.log import rank_in_a_call
+
+
+def _print_ranks() -> None:
+    """Let each Print that runs in a call of several ranks begin with its rank: "[rank 1] ...".
+
+    Functions that Theano runs in the master alone print as before.
+    """
+    perform = Print.perform
+
+    @functools.wraps(perform)
+    def perform_with_rank(op, node, inputs, output_storage):
+        rank = rank_in_a_call()
+        if rank is not None:
+            op = copy.copy(op)  # the graphs of other functions have the same operation
+            op.message = f"[rank {rank}] {op.message}"
+        perform(op, node, inputs, output_storage)
+
+    Print.perform = perform_with_rank
+
 
 switch.install()
-printing.put_ranks_in_front()
+_print_ranks()
 
 
 def compile_function(inputs, outputs, **kwargs):

@@ -26,8 +26,7 @@ from theano.tensor import TensorType
 from theano.tensor.elemwise import Elemwise
 
 from synkhronos._host.base.calls import current_call
-from synkhronos._host.base.node_order import InOrder, n_needed, owners
-from synkhronos._host.base.rewriting import only_reduction
+from synkhronos._host.base.rewriting import InOrder, n_needed, only_reduction, owners
 from synkhronos._host.theano.graph import Overlap, TheanoAllReduce
 from synkhronos._host.theano.lending import land, may_be_lent
 

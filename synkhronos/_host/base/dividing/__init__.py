@@ -5,7 +5,7 @@ The folder of each host library has those of its own operations, beside `interce
 
 from synkhronos._host.base.dividing import elementwise, indices, relating, scans, shapes
 from synkhronos._host.base.dividing.alone import Mistake, examine
-from synkhronos._host.base.dividing.division import CannotDivide, divide, operation_name
+from synkhronos._host.base.dividing.division import CannotDivide, divide
 from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "elementwise",
     "examine",
     "indices",
-    "operation_name",
     "relating",
     "scans",
     "shapes",

@@ -40,8 +40,7 @@ from synkhronos._host.base.dividing.division import (
     vector_length,
 )
 from synkhronos._host.base.dividing.elementwise import reduced_axes
-from synkhronos._host.base.dividing.relating import related
-from synkhronos._host.base.dividing.relations import (
+from synkhronos._host.base.dividing.relating import (
     ADDS,
     EQUAL,
     LENGTHS,
@@ -52,6 +51,7 @@ from synkhronos._host.base.dividing.relations import (
     Relation,
     joint,
     no_rule,
+    related,
     worst_of,
 )
 from synkhronos._host.base.rank_operations import AllReduce, RankOperation, RankWeight

@@ -37,6 +37,7 @@ from synkhronos._host.base.dividing.chosen_operations import (
     scalar,
 )
 from synkhronos._host.base.dividing.known_options import unknown_options
+from synkhronos._host.base.functions import operation_name
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -136,8 +137,7 @@ def _axes_of_inputs(inputs, wanted, optional):
     first_of_matrices = [0, 1] if any(isinstance(node.op, Scan) for node in nodes) else [0]
     ways = []
     for first in first_of_matrices:
-        axes = [first if each.ndim > 1 else 0 for each in map(_as_array, inputs)]
-        axes = [a if _may_have_rows(each, a) else None for each, a in zip(inputs, axes)]
+        axes = [_axis_of_input(each, first) for each in inputs]
         ways.append([None if i in optional else a for i, a in enumerate(axes)])
         vectors = [i for i, a in enumerate(axes) if a is not None and inputs[i].ndim == 1]
         some = range(len(vectors) + 1) if len(vectors) <= MANY else (0, len(vectors))
@@ -146,13 +146,12 @@ def _axes_of_inputs(inputs, wanted, optional):
     return dict.fromkeys(map(tuple, ways))
 
 
-def _as_array(variable):
-    return variable if is_array_variable(variable) else tensor.constant(0)
-
-
-def _may_have_rows(variable, axis):
-    # An array of a fixed length can't be scattered.
-    return is_array_variable(variable) and variable.ndim > axis and lengths(variable)[axis] is None
+def _axis_of_input(variable, first):
+    """Return the axis that may have rows; None if there is none, or its length is fixed."""
+    if not is_array_variable(variable) or not variable.ndim:
+        return None
+    axis = first if variable.ndim > 1 else 0
+    return axis if lengths(variable)[axis] is None else None
 
 
 def _divide(inputs, axes, wanted, n_outputs, targets):
@@ -503,13 +502,6 @@ def _equal(one, other):
     if isinstance(one, Variable) and isinstance(other, Variable):
         return one is other or equal_computations([one], [other])
     return one == other
-
-
-def operation_name(node):
-    """Return the name of a node's operation, for messages."""
-    op = node.op
-    op = getattr(op, "scalar_op", op)
-    return getattr(op, "name", None) or type(op).__name__
 
 
 _RULES, _KNOW_TIMES, _ENDING = {}, set(), {}

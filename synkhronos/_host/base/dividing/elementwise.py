@@ -292,8 +292,10 @@ def _reduce(division, node):
     if value.axis not in axes:
         axis = _axis_without(axes, value)
         return division.apply(node, [value.variable], ROWS, axis, value.exact)
-    if isinstance(op, scalar.Add) and _counts_all(node, axes):
-        return division.expand(node, _size)
+    is_of_all = len(axes) == node.inputs[0].ndim
+    if isinstance(op, scalar.Add) and is_of_all and number(node.inputs[0]) == 1:  # it counts items
+        size = node.inputs[0].size
+        return division.expand(node, lambda _: [tensor.cast(size, node.outputs[0].dtype)])
     if isinstance(op, (scalar.Add, scalar.Mul)):
         return [_add_up(division, node, value)]
     for kind, how in _REDUCED.items():
@@ -308,15 +310,6 @@ def _reduce(division, node):
 def reduced_axes(node):
     """Return the axes along which a node reduces."""
     return range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
-
-
-def _counts_all(node, axes):
-    """Return whether a sum counts all items: it adds up ones."""
-    return len(axes) == node.inputs[0].ndim and number(node.inputs[0]) == 1
-
-
-def _size(node):
-    return [tensor.cast(node.inputs[0].size, node.outputs[0].dtype)]
 
 
 def _axis_without(axes, value):

@@ -14,16 +14,21 @@ from synkhronos._machine.instances import classes_of_all, instances_of
 _make = contextvars.ContextVar("synkhronos parallel", default=None)
 
 
-def make_instead(compile_function, arguments, *args, **kwargs):
-    """Make a function by the `make` of the running block; outside of a block compile it serially.
+def make_instead(compile_function, arguments, modules, args, kwargs):
+    """Make the function of an intercepted call by the `make` of the running block.
 
-    ``make(compile_serially, arguments())`` returns the function.
+    ``make(compile_serially, arguments())`` returns it. Calls from the library itself, from this
+    package, from other threads and after the block compile serially. `modules` are those with the
+    frames between this function and the caller.
     """
+    frame = sys._getframe(2)
+    while any(frame.f_globals is vars(module) for module in modules):
+        frame = frame.f_back
+    if frame.f_globals.get("__name__", "").split(".")[0] in (library.__name__, "synkhronos"):
+        return compile_function(*args, **kwargs)
     make = _make.get()
     compile_serially = functools.partial(_compile_serially, compile_function, args, kwargs)
-    if make is None:  # after the block, or in another thread
-        return compile_serially()
-    return make(compile_serially, arguments())
+    return compile_serially() if make is None else make(compile_serially, arguments())
 
 
 def begin(make):
@@ -46,18 +51,6 @@ def count_alone():
 
 
 end = _make.reset
-
-
-def is_called_inside(modules):
-    """Return whether the library or this package, not a script, calls the calling function.
-
-    Frames of these `modules` between them are skipped.
-    """
-    frame = sys._getframe(2)
-    while any(frame.f_globals is vars(module) for module in modules):
-        frame = frame.f_back
-    name = frame.f_globals.get("__name__", "").split(".")[0]
-    return name in (library.__name__, "synkhronos")
 
 
 def _compile_serially(compile_function, args, kwargs, note=None):

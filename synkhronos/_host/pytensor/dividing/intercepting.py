@@ -45,23 +45,12 @@ def intercept(make):
 
 
 def _intercepted(*args, **kwargs):
-    if serial_functions.is_called_inside([maker]):
-        return _compile(*args, **kwargs)
-    return serial_functions.make_instead(
-        _compile, lambda: _arguments(args, kwargs), *args, **kwargs
-    )
+    def arguments():
+        """Return the arguments under the names that Theano's have."""
+        bound = _PARAMETERS.bind(*args, **kwargs)
+        bound.apply_defaults()
+        named = dict(bound.arguments)
+        named.update(params=named.pop("inputs"), output_keys=None)
+        return {**named, "no_default_updates": bool(named["no_default_updates"])}
 
-
-def _arguments(args, kwargs):
-    """Return the arguments under the names that Theano's have."""
-    bound = _PARAMETERS.bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    no_default_updates = bool(arguments.pop("no_default_updates"))
-    params = arguments.pop("inputs")
-    return {
-        **arguments,
-        "params": params,
-        "no_default_updates": no_default_updates,
-        "output_keys": None,
-    }
+    return serial_functions.make_instead(_compile, arguments, [maker], args, kwargs)

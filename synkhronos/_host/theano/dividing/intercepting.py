@@ -49,21 +49,16 @@ def intercept(make):
 
 
 def _intercepted(*args, **kwargs):
-    if serial_functions.is_called_inside(_MODULES):
-        return _compile(*args, **kwargs)
-    return serial_functions.make_instead(
-        _compile, lambda: _arguments(args, kwargs), *args, **kwargs
-    )
+    def arguments():
+        bound = _PARAMETERS.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
 
-
-def _arguments(args, kwargs):
-    bound = _PARAMETERS.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return dict(bound.arguments)
+    return serial_functions.make_instead(_compile, arguments, _MODULES, args, kwargs)
 
 
 def _noted(*args, **kwargs):
-    if serial_functions.is_called_inside(_MODULES):
-        return orig_function(*args, **kwargs)
-    arguments = {"name": kwargs.get("name"), "params": None}
-    return serial_functions.make_instead(orig_function, lambda: arguments, *args, **kwargs)
+    def arguments():
+        return {"name": kwargs.get("name"), "params": None}
+
+    return serial_functions.make_instead(orig_function, arguments, _MODULES, args, kwargs)

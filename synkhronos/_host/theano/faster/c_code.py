@@ -6,14 +6,8 @@ FLOATS = ("float32", "float64")
 def allocate(output, shape, like, fail):
     """Return C code that makes a contiguous output, unless that of the last call has its shape.
 
-    Parameters
-    ----------
-    output, like : str
-        Names of arrays: the output gets the dtype of `like`.
-    shape : list of str
-        C expressions of its lengths.
-    fail : str
-        C code that leaves the operation with an error.
+    `output` and `like` are names of arrays: the output gets the dtype of `like`. `shape` has C
+    expressions of its lengths, `fail` is C code that leaves the operation with an error.
     """
     fits = "".join(f" && PyArray_DIM({output}, {i}) == {n}" for i, n in enumerate(shape))
     return f"""

@@ -203,7 +203,6 @@ class _FunctionModules:
         return False
 
     def remove_folder(self):
-        """Remove the files of all compilers."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -293,7 +292,6 @@ class _Command:
 
     @staticmethod
     def is_of_module(command):
-        """Return whether a command of Theano compiles a module."""
         return isinstance(command, list) and command[1:2] == ["-shared"] and "-o" in command
 
     def with_header(self, arguments):
@@ -335,7 +333,6 @@ class _Job:
             raise
 
     def is_running(self):
-        """Return whether the compiler has not ended."""
         return self._process.poll() is None
 
     def hand_over(self, library):
@@ -353,7 +350,6 @@ class _Job:
             return self._messages.read()
 
     def succeeded(self):
-        """Return whether the compiler has ended without an error."""
         return self._process.returncode == 0
 
     def stop(self):

@@ -39,7 +39,6 @@ VARIABLES = "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH"
 
 
 def compile_folder():
-    """Return the folder of Theano's compile cache."""
     return theano.config.compiledir
 
 
