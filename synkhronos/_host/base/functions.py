@@ -312,7 +312,7 @@ _KEEP |= {"Maximum", "Minimum", "IncSubtensor", "AdvancedIncSubtensor1", "Advanc
 def is_total(value, variable, rows):
     """Return whether a value is the variable's own, but for factors and terms without it.
 
-    Then a total, such as a moving average, is updated. No factor may depend on `rows`.
+    Totals and moving averages are updated so. No factor may depend on `rows`.
     """
     left, seen = [value], {variable}
     while left:

@@ -161,10 +161,7 @@ class InOrder(Feature):
             fgraph.remove_feature(self)
 
     def arranged(self, nodes, before):
-        """Return the nodes in another order in which each comes after those that it needs.
-
-        ``before(node)`` returns the nodes that it needs.
-        """
+        """Return the nodes, each after those that it needs, which ``before(node)`` returns."""
         raise NotImplementedError
 
     def orderings(self, fgraph):

@@ -49,10 +49,7 @@ def is_state_equal(variable) -> bool:
 
 
 def drawn_rows(size):
-    """Return the number of rows that all ranks draw, and where this rank's begin and end.
-
-    `size`, an array, is that of this rank's random numbers.
-    """
+    """Return the number of rows that all ranks draw, and where those of this rank begin and end."""
     counts, rank = rows_of_ranks()
     if counts is None or not size[0]:
         return size[0], 0, size[0]

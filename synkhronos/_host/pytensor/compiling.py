@@ -96,10 +96,7 @@ def expression_of(function, inputs, outputs, updates, kwargs):
 
 
 def run(function, arguments, output_subset=None):
-    """Call a compiled function; return all outputs, or those that `output_subset` numbers.
-
-    PyTensor computes all outputs in any case.
-    """
+    """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
     try:
         if hasattr(function.vm, "jit_fn"):
             arguments = [

@@ -7,23 +7,13 @@ def refuse_open_device() -> None:
     """Do nothing: no process has opened a device."""
 
 
-def import_device_backend():
+def import_device_backend(*arguments, **options):
     """Raise ImportError: ranks on devices need Theano."""
     raise ImportError(
         "The host library is PyTensor, with which all ranks are on the cores of the CPU: write "
         "fork(n) without use_gpu and devices. Ranks on GPUs and OpenCL devices need Theano 1.0.5 "
         "with pygpu, on Python 3.8 to 3.11."
     )
-
-
-def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> None:
-    """Raise ImportError, as `import_device_backend`."""
-    import_device_backend()
-
-
-def require_open_device(device: str) -> None:
-    """Raise ImportError, as `import_device_backend`."""
-    import_device_backend()
 
 
 def device_context():
@@ -51,6 +41,7 @@ def _on_no_device(*arguments):
     raise RuntimeError("PyTensor has no values on devices; this is a mistake of Synkhronos.")
 
 
+open_device = require_open_device = import_device_backend
 to_device = to_host
 copy_from_device = copy_to_device = empty_on_device = join_on_device = _on_no_device
 scale_on_device = take_on_device = _on_no_device

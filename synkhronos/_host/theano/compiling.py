@@ -22,10 +22,7 @@ from synkhronos._machine.log import rank_in_a_call
 
 
 def _print_ranks() -> None:
-    """Let each Print that runs in a call of several ranks begin with its rank: "[rank 1] ...".
-
-    Functions that Theano runs in the master alone print as before.
-    """
+    """Let each Print that runs in a call of several ranks begin with its rank: "[rank 1] ..."."""
     perform = Print.perform
 
     @functools.wraps(perform)
@@ -84,15 +81,11 @@ def run(function, arguments, output_subset=None):
     try:
         if output_subset is None:
             return function(*arguments)
-        if _takes_subset(type(function.fn)):
+        # The lazy virtual machines accept a subset; the plain loops take no argument at all.
+        if type(function.fn).__name__ in ("CVM", "Stack"):
             return function(*arguments, output_subset=list(output_subset))
         outputs = function(*arguments)
         return [outputs[index] for index in output_subset]
     except BaseException:
         release_arguments(function)
         raise
-
-
-def _takes_subset(vm_type):
-    # The lazy virtual machines accept a subset; the plain loops take no argument at all.
-    return vm_type.__name__ in ("CVM", "Stack")

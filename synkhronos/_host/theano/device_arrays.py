@@ -62,10 +62,7 @@ def require_open_device(device: str) -> None:
 
 
 def import_device_backend():
-    """Import Theano's backend for devices; this opens no device.
-
-    Raises ImportError if pygpu is missing.
-    """
+    """Import Theano's backend for devices, which needs pygpu; this opens no device."""
     try:
         import pygpu  # noqa: F401
     except ImportError as error:
@@ -134,9 +131,10 @@ def _work_around_opencl():
             [optimization] = database.__db__[name]
             for tag in ("fast_run", "fast_compile"):
                 database.__db__[tag].discard(optimization)
+        [careduce] = database.__db__["local_gpua_careduce"]
+        careduce.transform = _unless_half_precision(careduce.transform)
     # CLBlast adds 0 times the old contents of the result of a matrix-vector product, even if NaN.
     optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
-    _keep_half_precision_on_host(opt, "local_gpua_careduce")
     # PoCL has no nan(""), and Theano ends the process when a kernel can't be built.
     for op in (scalar.Maximum, scalar.Minimum):
         _replace_in_code(op, 'nan("")', "NAN")
@@ -159,12 +157,6 @@ def _let_reductions_be_cached():
         return original(counted, node)
 
     GpuCAReduceCuda.c_code_cache_version_apply = c_code_cache_version_apply
-
-
-def _keep_half_precision_on_host(opt, name):
-    for database in (opt.gpu_optimizer, opt.gpu_optimizer2):
-        [optimization] = database.__db__[name]
-        optimization.transform = _unless_half_precision(optimization.transform)
 
 
 def _unless_half_precision(transform):

@@ -121,25 +121,19 @@ def dump(functions, known, new, portable=False) -> bytes:
         if isinstance(function, Function):
             _drop_kernels(function)
     values = values_of(new, known) if portable else None
-    settings = _compile_config(), () if portable else (cudnn.facts(),)
+    # These settings are part of the keys of the compile cache.
+    config = {v.fullname: v.__get__(True, None) for v in config_variables if v.in_c_key}
+    settings = config, () if portable else (cudnn.facts(),)
     return dump_with(_TheanoPickler, settings, functions, known, new, values)
 
 
 def _drop_kernels(function):
-    """Drop the kernels that OpenCL reductions keep on their nodes: they can't be pickled.
-
-    The reductions make them again.
-    """
+    """Drop kernels that can't be pickled: OpenCL reductions keep them on nodes, and remake them."""
     for node in function.maker.fgraph.apply_nodes:
         node.__dict__.pop("@cache_reduction_k", None)
         inner = getattr(node.op, "fn", None)  # the function of a scan, or an OpFromGraph
         if isinstance(inner, Function):
             _drop_kernels(inner)
-
-
-def _compile_config():
-    """Return the settings that are part of the keys of the compile cache."""
-    return {v.fullname: v.__get__(True, None) for v in config_variables if v.in_c_key}
 
 
 def _adopt(settings):

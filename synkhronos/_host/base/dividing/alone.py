@@ -155,11 +155,13 @@ class Alone(WrittenForRanks):
             return [self.of(node.inputs[0])]
         if isinstance(node.op, RankOperation) and not isinstance(node.op, _OF_ROWS):
             raise CannotDivide(f"has {type(node.op).__name__}")
-        part = self._half_part(node) if _is_half(node.outputs[0]) else None
+        part = self._half_part(node)
         return super()._apply(node) if part is None else [part]
 
     def _half_part(self, node):
         """Return a part in half precision, which the division refuses because it may overflow."""
+        if getattr(node.outputs[0].type, "dtype", "") != "float16":
+            return None
         values = [self.of(each) for each in node.inputs]
         kinds = {each.kind for each in values}
         if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, scalar.Add):
@@ -214,10 +216,6 @@ class Alone(WrittenForRanks):
     def is_zero(self, variable):
         """Return whether a variable is 0 everywhere, and of the serial shape."""
         return number(variable) == 0 and self.relation(variable).is_equal
-
-
-def _is_half(variable):
-    return getattr(variable.type, "dtype", "") == "float16"
 
 
 def _is_length_or_equal(value, relation):

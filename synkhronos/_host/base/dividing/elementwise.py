@@ -333,10 +333,7 @@ def _accumulator(node):
 
 
 def _add_up(division, node, value):
-    """Return the sum or product of rows or parts, in the dtype in which serial Theano computes it.
-
-    The value of one rank may not fit into the dtype of the result.
-    """
+    """Return the sum or product of rows or parts, in the dtype that serial Theano computes in."""
     before, within, after = value.variable.dtype, _accumulator(node), node.outputs[0].dtype
     if is_truncated(before, within) or {within, after} & {"float16", "bool"}:
         division.refuse(node, f"{node.inputs[0].dtype} numbers as {after}")

@@ -143,11 +143,6 @@ def summed(relation):
     return Relation(ADDS, relation.degree)
 
 
-def _as_sum(relation):
-    """Return the relation to a sum of a value that all ranks have: ADDS."""
-    return Relation(ADDS, relation.degree + 1) if relation.kind == SCALED else relation
-
-
 def joint(given):
     """Return the relation of a result that is linear in several values together, as a sum is."""
     worst = worst_of(given)
@@ -155,8 +150,8 @@ def joint(given):
         return worst
     if len(given) > 1 and any(each.kind == MERGED for each in given):
         return Relation(OWN)  # the largest sum is not the sum of the largest
-    if any(each.kind == ADDS for each in given):
-        given = [_as_sum(each) for each in given]
+    if any(each.kind == ADDS for each in given):  # values that all ranks have count as parts, too
+        given = [Relation(ADDS, r.degree + 1) if r.kind == SCALED else r for r in given]
     first = given[0]._replace(is_filled=all(each.is_filled for each in given))
     if all(each[:3] == first[:3] for each in given):
         return first

@@ -131,15 +131,12 @@ class _Loop:
             dtype = np.promote_types(state.variable.dtype, result.variable.dtype).name
             return Value(tensor.cast(state.variable, dtype), PART)
         if state.kind == PART:
-            return self._joined_whole(place, result)
+            self.values[place] = self._whole(place)
+            return self._joined(place, result)
         if kinds == (SAME, ROWS):
             what = f"rows and the initial value of {name}, which has a fixed number of rows"
             self.outer.refuse(self.node, f"{what}: make it with x.shape[0] rows")
         self.outer.refuse(self.node, f"rows of which {name} is sometimes none")
-
-    def _joined_whole(self, place, result):
-        self.values[place] = self._whole(place)
-        return self._joined(place, result)
 
     def outputs(self):
         """Return the values of the scan's outputs."""

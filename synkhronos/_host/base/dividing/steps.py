@@ -56,7 +56,9 @@ def divide_step(
     alone = Alone(list(values), values, draws_all)
     alone.walk(list(values), wanted)
     # A graph for a fixed number of rows, or with a rank's weight, can't stay as it is.
-    stays = alone.n_rows is None and not _is_weighted(wanted, values)
+    nodes = (each.owner for each in ancestors(wanted, blockers=list(values)) if each.owner)
+    is_weighted = any(isinstance(node.op, RankWeight) for node in nodes)
+    stays = alone.n_rows is None and not is_weighted
     chosen = [_as_it_is(alone, each, mode, stays) for each, (_, mode) in zip(computed, outputs)]
     stay = {
         target for target, each in update_of.items() if stays and _may_stay(alone, target, each)
@@ -81,11 +83,6 @@ def divide_step(
     )
 
 
-def _is_weighted(wanted, values):
-    nodes = (each.owner for each in ancestors(wanted, blockers=list(values)) if each.owner)
-    return any(isinstance(node.op, RankWeight) for node in nodes)
-
-
 def _as_it_is(alone, variable, mode, stays):
     """Return an output as it is, the mode that makes the value asked for, and the axis of its rows.
 
@@ -108,9 +105,8 @@ def _as_it_is(alone, variable, mode, stays):
 
 
 def _may_stay(alone, target, value):
-    is_right = alone.relation(value).is_equal
-    is_right = is_right and alone.of(value).kind not in (ROWS, POSITIONS)
-    return is_right or is_random_state(target)
+    has_rows = alone.of(value).kind in (ROWS, POSITIONS)
+    return (alone.relation(value).is_equal and not has_rows) or is_random_state(target)
 
 
 def _divided(values, outputs, updates, draws_all):

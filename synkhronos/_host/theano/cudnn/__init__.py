@@ -275,6 +275,7 @@ def _change_theano(found):
     from theano.gpuarray import dnn
 
     mine = facts()
+    checksum = zlib.crc32(b"".join(path.read_bytes() for path in sorted(INCLUDE.glob("*.h"))))
     parts = {
         "c_header_dirs": [str(INCLUDE), found.headers],
         "c_lib_dirs": [found.folder],
@@ -282,7 +283,7 @@ def _change_theano(found):
             f"-Wl,-rpath,{found.folder}",
             f"-DSYNKHRONOS_TF32={int(mine.tf32)}",
             f"-DSYNKHRONOS_DETERMINISTIC={int(mine.deterministic)}",
-            f"-DSYNKHRONOS_HEADERS={_checksum()}",  # only for the key of the compile cache
+            f"-DSYNKHRONOS_HEADERS={checksum}",  # only for the key of the compile cache
         ],
     }
     for kind in (dnn.DnnBase, dnn.GpuDnnConvDesc, CDataType):
@@ -343,7 +344,3 @@ def _refuse_to_make(kind, version):
         )
 
     kind.__init__ = __init__
-
-
-def _checksum():
-    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(INCLUDE.glob("*.h"))))

@@ -57,10 +57,7 @@ def _sum_of_blocks(division, node):
 
 
 def _of_images(*positions, kind=ROWS):
-    """Return a rule: inputs at these positions are images in rows, each computed alone.
-
-    If `kind` is PART, the result is a sum over all images.
-    """
+    """Return a rule: inputs at `positions` are images in rows; `kind` PART is a sum over them."""
 
     def of_images(division, node):
         values = [division.of(node.inputs[position]) for position in positions]

@@ -67,10 +67,7 @@ void synkhronos_sum(const In* x, Out* out, npy_intp rows, npy_intp channels, npy
 
 
 class InterleavedSum(Sum):
-    """A Sum that leaves neighbouring axes, such as axis 1 of (rows, channels, height, width).
-
-    Arrays that are not contiguous are summed by Theano's code.
-    """
+    """A Sum of contiguous arrays that leaves neighbouring axes, such as the channels of images."""
 
     def c_headers(self):
         return [*super().c_headers(), "<algorithm>"]
