@@ -42,7 +42,7 @@ def is_mode(name) -> bool:
     """Return whether the library has a mode, or a linker, of this name."""
     try:
         get_mode(name)
-    except raised_here(Exception):  # of any kind
+    except raised_here(Exception):  # libraries raise several kinds
         return False
     return True
 
@@ -245,9 +245,11 @@ def compiling_deep(compile_function, computed):
 
 
 def depth(variables) -> int:
-    """Return the number of operations on the longest path to one of some variables."""
+    """Return the number of operations on the longest path to one of some variables, or Outs."""
     depths = {}
-    left = [getattr(getattr(each, "variable", each), "owner", None) for each in variables]  # or Out
+    left = [
+        getattr(getattr(each, "variable", each), "owner", None) for each in variables
+    ]  # or Outs
     while left:
         node = left[-1]
         if node is None or node in depths:

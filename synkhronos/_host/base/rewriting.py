@@ -126,9 +126,9 @@ def _reduces(outputs):
 
 def _ancestors(outputs):
     """Return all variables that the outputs and default updates are computed from."""
-    found = ancestors(outputs)
-    default = [v.default_update for v in found if getattr(v, "default_update", None) is not None]
-    return [*found, *ancestors(default)]
+    variables = ancestors(outputs)
+    updates = [getattr(each, "default_update", None) for each in variables]
+    return [*variables, *ancestors([each for each in updates if each is not None])]
 
 
 def n_needed(nodes, before):

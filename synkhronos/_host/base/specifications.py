@@ -53,7 +53,7 @@ def storage(variable, value):
         raise TypeError(f"it holds values of type {value.type}")
     if isinstance(value, SharedVariable):
         return value
-    made = {"name": variable.name, "type": variable.type}
+    common = {"name": variable.name, "type": variable.type}
     if isinstance(value, Container):
-        return TensorSharedVariable(**made, value=None, strict=None, container=value)
-    return TensorSharedVariable(**made, value=value.copy(), strict=True)
+        return TensorSharedVariable(**common, value=None, strict=None, container=value)
+    return TensorSharedVariable(**common, value=value.copy(), strict=True)

@@ -24,13 +24,13 @@ class _PyTensorPickler(Pickler):
         # Not isinstance: `__class__` of this package's functions is PyTensor's Function, too.
         if issubclass(type(obj), Function):
             # PyTensor would send the values of shared variables with each function.
-            made = obj.maker
-            pairs = [(each, each.variable) for each in made.inputs if each.update is not None]
-            pairs += zip(made.outputs, made.fgraph.outputs)
+            maker = obj.maker
+            pairs = [(each, each.variable) for each in maker.inputs if each.update is not None]
+            pairs += zip(maker.outputs, maker.fgraph.outputs)
             self._compiled.update((id(each), (each, variable)) for each, variable in pairs)
             # The nodes come first, each after those that it needs: else pickle would recurse as
             # deep as the graph is, beyond Python's limit.
-            return _rebuild_function, (made.fgraph.toposort(), made, list(obj.input_storage))
+            return _rebuild_function, (maker.fgraph.toposort(), maker, list(obj.input_storage))
         if id(obj) in self._compiled:
             return self._without_rewrites(obj)
         return super().reducer_override(obj)

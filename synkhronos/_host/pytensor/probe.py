@@ -16,7 +16,7 @@ def facts():
     from pytensor.compile.mode import get_default_mode
 
     config, linker = pytensor.config, type(get_default_mode().linker).__name__
-    found = {
+    versions = {
         "pytensor": pytensor.__version__,
         "path": os.path.dirname(pytensor.__file__),
         "numpy": numpy.__version__,
@@ -32,8 +32,8 @@ def facts():
     if importlib.util.find_spec("numba") is not None:
         import numba
 
-        found["numba"] = numba.__version__
-    return found
+        versions["numba"] = numba.__version__
+    return versions
 
 
 if __name__ == "__main__":

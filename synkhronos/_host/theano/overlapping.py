@@ -85,9 +85,7 @@ class _Overlap(gof.Optimizer):
         node = only_reduction(fgraph)
         # With an IfElse, Theano chooses the order of nodes while the function runs.
         is_lazy = any(isinstance(node.op, IfElse) for node in fgraph.apply_nodes)
-        if node is None or is_lazy:
-            return
-        if any(type(x.type) is not TensorType for x in node.inputs):
+        if node is None or is_lazy or any(type(x.type) is not TensorType for x in node.inputs):
             return
         buckets = _buckets(fgraph, node)
         if len(buckets) < 2:
@@ -162,12 +160,12 @@ class _BucketsInOrder(InOrder):
         ordered = {}  # as a set that keeps its order
         begins = [node for node in nodes if isinstance(node.op, Begin)]
         for begin in sorted(begins, key=lambda node: node.op.bucket):
-            found, left = {begin}, [begin]
+            needed, left = {begin}, [begin]
             while left:
                 new = [each for each in before(left.pop()) if each not in ordered]
-                left += [each for each in new if each not in found]
-                found.update(new)
-            ordered.update(dict.fromkeys(sorted(found, key=position.__getitem__)))
+                left += [each for each in new if each not in needed]
+                needed.update(new)
+            ordered.update(dict.fromkeys(sorted(needed, key=position.__getitem__)))
         ended = {}  # node -> the last bucket that it needs
         for node in nodes:
             ended[node] = max((ended[each] for each in before(node)), default=-1)

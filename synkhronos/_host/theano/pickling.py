@@ -40,8 +40,8 @@ class _TheanoPickler(Pickler):
             # Theano would send the values of shared variables with each function, and would fail if
             # the receiver has other values.
             if type(obj.maker) is FunctionMaker:
-                made = obj.maker
-                self._optimized.update((id(each), each) for each in [made.fgraph, *made.inputs])
+                maker = obj.maker
+                self._optimized.update((id(each), each) for each in [maker.fgraph, *maker.inputs])
             modules = compile_cache.modules_of(obj)
             return _rebuild_function, (obj.maker, list(obj.input_storage), modules)
         if id(obj) in self._optimized:

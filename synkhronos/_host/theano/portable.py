@@ -157,10 +157,10 @@ class PortableValue(NamedTuple):
         if self.clone_of is not None:
             return variables[self.clone_of].clone()
         of_array = {} if self.broadcastable is None else {"broadcastable": self.broadcastable}
-        made = shared(self.value, name=self.name, **of_array)
-        made.tag.is_rng = self.is_random
-        made.tag.is_equal_on_ranks = self.is_equal
-        return made
+        variable = shared(self.value, name=self.name, **of_array)
+        variable.tag.is_rng = self.is_random
+        variable.tag.is_equal_on_ranks = self.is_equal
+        return variable
 
 
 def values_of(new, known):

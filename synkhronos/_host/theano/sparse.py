@@ -18,8 +18,8 @@ class Compose(Op):
         self.format = format
 
     def make_node(self, data, indices, spans, length):
-        made = SparseType(self.format, data.dtype)()
-        return Apply(self, [data, indices, spans, length], [made])
+        matrix = SparseType(self.format, data.dtype)()
+        return Apply(self, [data, indices, spans, length], [matrix])
 
     def perform(self, node, inputs, outputs):
         """Compute the matrix: views of the data and indices where the spans are adjacent."""

@@ -195,12 +195,12 @@ class Alone(WrittenForRanks):
             if value.kind == LENGTH:
                 return Relation(SCALED, -1)
             return Relation(LENGTHS, axis=value.axis, n_lengths=vector_length(output))
-        found = related(self, node, before, given, value)
-        if found.kind in (ADDS, MERGED) and value.kind == ROWS:
+        relation = related(self, node, before, given, value)
+        if relation.kind in (ADDS, MERGED) and value.kind == ROWS:
             return Relation(OWN, cause=output)
-        if found.kind in (OWN, OPEN) and found.cause is None:
-            return found._replace(cause=output, reason=found.reason or value.reason)
-        return found
+        if relation.kind in (OWN, OPEN) and relation.cause is None:
+            return relation._replace(cause=output, reason=relation.reason or value.reason)
+        return relation
 
     def _reduced(self, variable, op, relation):
         """Return the relation of what the user reduces; note it if it is not the serial value."""
@@ -252,13 +252,13 @@ def examine(
     values = values_of(rows, inputs, wanted if trusts else ())
     alone = Alone(list(values), values, **kwargs)
     alone.walk(list(values), wanted)
-    found = [alone.relation(each) for each in wanted]
+    relations = [alone.relation(each) for each in wanted]
     return Examined(
-        found[: len(computed)],
+        relations[: len(computed)],
         [alone.of(each).kind == ROWS for each in computed],
         [
             (target, relation, _differs(alone, update_of[target], relation, rows))
-            for target, relation in zip(targets, found[len(computed) :])
+            for target, relation in zip(targets, relations[len(computed) :])
         ],
         alone.mistakes,
         alone.n_rows,

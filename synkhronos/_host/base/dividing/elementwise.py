@@ -300,7 +300,7 @@ def _reduce(division, node):
         return [_add_up(division, node, value)]
     for kind, how in _REDUCED.items():
         if kind in (scalar.AND, scalar.OR) and node.outputs[0].dtype != "bool":
-            continue  # of the bits of integers
+            continue  # these combine the bits of integers
         if isinstance(op, kind):
             [mine] = division.apply(node, [value.variable])
             return [Value(_all_reduce(mine.variable, how))]

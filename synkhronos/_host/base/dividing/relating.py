@@ -255,32 +255,32 @@ def _linear_together(places, keeps_rows, alone, node, before, given, value):
     rest = [r for i, r in _of_items(before, given, value) if i not in places]
     if any(not each.is_equal for each in rest):  # it may have another shape, too
         return no_rule((worst_of(rest) or EQUAL).cause)
-    # It adds up rows, or values that are put where the index of each row says.
+    # The operation adds up rows, or values that it puts where the index of each row says.
     by_rows = any(each.kind in (ROWS, POSITIONS) for each in before[len(places) :])
-    own = [
+    relations = [
         summed(given[i]._replace(is_filled=False))
         if value.kind != ROWS and (before[i].kind == ROWS or (i and by_rows))
         else given[i]
         for i in places
         if not alone.is_zero(node.inputs[i])
     ]
-    found = joint(own) if own else EQUAL
-    return found if keeps_rows else found._replace(is_filled=False)
+    result = joint(relations) if relations else EQUAL
+    return result if keeps_rows else result._replace(is_filled=False)
 
 
 def _linear_in_each(alone, node, before, given, value):
     arrays = [r for each, r in zip(before, given) if each.kind in (ROWS, PART, SAME, UNKNOWN)]
-    found = product(arrays)
+    result = product(arrays)
     is_sum = value.kind != ROWS and any(each.kind == ROWS for each in before)
-    return summed(found) if is_sum else found
+    return summed(result) if is_sum else result
 
 
 def _linear_in_one(place, alone, node, before, given, value):
     rest = [r for i, r in _of_items(before, given, value) if i != place]
     if not all(each.is_equal for each in rest) or given[place].kind == MERGED:
         return _any(alone, node, before, given, value)
-    found = given[place]._replace(is_filled=False)
-    return summed(found) if value.kind == PART else found
+    result = given[place]._replace(is_filled=False)
+    return summed(result) if value.kind == PART else result
 
 
 linear(DimShuffle, Reshape, ViewOp, DeepCopyOp, CpuContiguous, Retype, joint=(0,), keeps_rows=True)
@@ -312,10 +312,10 @@ def _elemwise(alone, node, before, given, value):
         if worst.is_mixed and not (is_kept or worst == given[0]):
             return Relation(OWN, cause=node.outputs[0])
         return worst
-    found = EQUAL if all(each.is_equal for each in given) else _number(alone, node, given)
+    result = EQUAL if all(each.is_equal for each in given) else _number(alone, node, given)
     rows = [r for r, each in zip(given, before) if each.kind == ROWS]
     is_filled = bool(rows) and all(each.is_filled for each in rows)
-    return found._replace(is_filled=is_filled) if found.kind == SCALED else found
+    return result._replace(is_filled=is_filled) if result.kind == SCALED else result
 
 
 def _number(alone, node, given):
@@ -372,7 +372,7 @@ def _of_merged(op, relation):
         return relation
     if isinstance(op, scalar.Neg) and relation.mode in _OPPOSITE:
         return relation._replace(mode=_OPPOSITE[relation.mode])
-    is_increasing = isinstance(op, (scalar.Exp, scalar.Tanh))  # and never NaN
+    is_increasing = isinstance(op, (scalar.Exp, scalar.Tanh))  # and defined for all numbers
     return relation if is_increasing and relation.mode in _OPPOSITE else Relation(OWN)
 
 

@@ -43,8 +43,8 @@ def as_row(x):
 
 def gradient_of_sort(argsort, gradient):
     """Return the gradient of a sort by what an ArgSortOp says."""
-    made = SortOp(**argsort.op._props_dict()).make_node(*argsort.inputs)
-    return made.op.pullback(made.inputs, made.outputs, [gradient])[0]
+    node = SortOp(**argsort.op._props_dict()).make_node(*argsort.inputs)
+    return node.op.pullback(node.inputs, node.outputs, [gradient])[0]
 
 
 def joined(node):

@@ -225,9 +225,9 @@ class _LinkMap(ctypes.Structure):
 
 def _path_of(library) -> str:
     """Return the path by which the loader has opened a library, without following links."""
-    found = ctypes.POINTER(_LinkMap)()
-    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), 2, ctypes.byref(found))
-    return os.path.abspath(os.fsdecode(found.contents.name))
+    link_map = ctypes.POINTER(_LinkMap)()
+    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), 2, ctypes.byref(link_map))
+    return os.path.abspath(os.fsdecode(link_map.contents.name))
 
 
 def _use(found, context):

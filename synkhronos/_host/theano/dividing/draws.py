@@ -53,7 +53,7 @@ def _draws_each_alone(node):
     """Return whether it is known that no number depends on others, as without replacement."""
     function = getattr(node.op, "fn", "")
     if function is raw_random.choice_helper:
-        return number(node.inputs[3]) == 1  # replace
+        return number(node.inputs[3]) == 1  # with replacement
     is_theanos = getattr(function, "__module__", "") == raw_random.__name__
     return is_theanos or isinstance(function, str)
 

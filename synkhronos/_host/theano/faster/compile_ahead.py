@@ -247,12 +247,12 @@ class _FunctionModules:
 
 def _has_own_module(node):
     """Return whether Theano compiles this operation alone, as C code."""
-    own = type(node.op)
+    kind = type(node.op)
     return (
         isinstance(node.op, Op)
-        and own.make_thunk is Op.make_thunk
-        and own.make_c_thunk is Op.make_c_thunk
-        and own.c_code is not CLinkerOp.c_code
+        and kind.make_thunk is Op.make_thunk
+        and kind.make_c_thunk is Op.make_c_thunk
+        and kind.c_code is not CLinkerOp.c_code
         and not any(getattr(v.type, "dtype", "") == "float16" for v in node.inputs + node.outputs)
     )
 

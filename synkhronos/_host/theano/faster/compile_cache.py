@@ -95,9 +95,9 @@ def modules_of(function):
 
     These are (name of this machine, flags for this CPU, list of pairs (node, file of its module)).
     """
-    made = function.fn
+    vm = function.fn
     pairs = []
-    for node, thunk in zip(getattr(made, "nodes", ()), getattr(made, "thunks", ())):
+    for node, thunk in zip(getattr(vm, "nodes", ()), getattr(vm, "thunks", ())):
         module = getattr(getattr(thunk, "thunk", None), "module", None)
         if module is not None:
             pairs.append((node, module.__file__))

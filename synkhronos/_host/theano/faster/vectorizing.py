@@ -23,8 +23,8 @@ class VectorizedElemwise(Elemwise):
 
     def c_compile_args(self):
         # Clang may refuse this option.
-        own = [] if "clang" in config.cxx else ["-fno-guess-branch-probability"]
-        return [*super().c_compile_args(), *own]
+        options = [] if "clang" in config.cxx else ["-fno-guess-branch-probability"]
+        return [*super().c_compile_args(), *options]
 
 
 class Vectorize(gof.Optimizer):
@@ -49,14 +49,14 @@ class Vectorize(gof.Optimizer):
 
 def _elementwise(outputs):
     """Return the nodes that compute outputs by elementwise expressions alone."""
-    found, left = {}, [x.owner for x in outputs]
+    nodes, left = {}, [x.owner for x in outputs]
     while left:
         node = left.pop()
         # No subclass, such as that of operations on devices.
-        if node is not None and node not in found and type(node.op) is Elemwise:
-            found[node] = True
+        if node is not None and node not in nodes and type(node.op) is Elemwise:
+            nodes[node] = True
             left += [x.owner for x in node.inputs]
-    return list(found)
+    return list(nodes)
 
 
 def _is_slow(operation):
