@@ -247,9 +247,7 @@ def compiling_deep(compile_function, computed):
 def depth(variables) -> int:
     """Return the number of operations on the longest path to one of some variables, or Outs."""
     depths = {}
-    left = [
-        getattr(getattr(each, "variable", each), "owner", None) for each in variables
-    ]  # or Outs
+    left = [getattr(getattr(each, "variable", each), "owner", None) for each in variables]
     while left:
         node = left[-1]
         if node is None or node in depths:

@@ -61,14 +61,14 @@ def _checked(mode):
     return mode
 
 
-def compile_now(function) -> None:
-    """Let numba compile a function for the arguments that ranks pass; do nothing in other modes.
+def compile_now(function):
+    """Return a function; numba compiles it now, if at all, for the arguments that ranks pass.
 
     Numba finds code that any process has compiled before in its cache. An error is left to the
     first call, which raises it again.
     """
     if not isinstance(function.maker.linker, NumbaLinker):
-        return
+        return function
     import numba
 
     try:
@@ -77,6 +77,7 @@ def compile_now(function) -> None:
         compile_deep((numba.types.BaseTuple.from_types(types),))
     except raised_here(Exception):  # of numba, or of an operation
         log.debug("%s is compiled at its first call", function.name, exc_info=True)
+    return function
 
 
 def _type_of(container):

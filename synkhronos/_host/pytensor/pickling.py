@@ -80,9 +80,4 @@ def _set_config(values):
 
 def load(data, variables):
     """Undo `dump`: add the new variables to `variables`, and return the functions and their ids."""
-    return load_with(_set_config, _compiled, data, variables)
-
-
-def _compiled(function):
-    compile_now(function)
-    return function
+    return load_with(_set_config, compile_now, data, variables)

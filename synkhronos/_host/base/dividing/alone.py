@@ -21,7 +21,6 @@ from synkhronos._host.base.dividing.chosen_operations import (
     IfElse,
     Print,
     is_random_state,
-    rebuild_collect_shared,
     scalar,
 )
 from synkhronos._host.base.dividing.division import (
@@ -37,6 +36,7 @@ from synkhronos._host.base.dividing.division import (
     Division,
     Value,
     number,
+    rebuilt,
     vector_length,
 )
 from synkhronos._host.base.dividing.elementwise import reduced_axes
@@ -244,9 +244,7 @@ def examine(
     shared variables. If `trusts` is true, each AllReduce is taken to make the serial value. Other
     arguments are those of `Alone`.
     """
-    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
-        list(outputs), list(inputs), givens, updates, True, True, no_default_updates
-    )
+    computed, update_of = rebuilt(inputs, outputs, updates, givens, no_default_updates)
     targets = list(update_of)
     wanted = [*computed, *(update_of[target] for target in targets)]
     values = values_of(rows, inputs, wanted if trusts else ())

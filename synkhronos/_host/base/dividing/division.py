@@ -113,9 +113,7 @@ def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) ->
     `optional` are the positions of inputs that have values, which calls may leave out.
     Raises `CannotDivide`, with the reason.
     """
-    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
-        list(outputs), list(inputs), givens, updates, True, True, no_default_updates
-    )
+    computed, update_of = rebuilt(inputs, outputs, updates, givens, no_default_updates)
     targets = list(update_of)
     wanted = [*computed, *(update_of[target] for target in targets)]
     failure = None
@@ -125,6 +123,14 @@ def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) ->
         except CannotDivide as error:
             failure = failure or error
     raise failure
+
+
+def rebuilt(inputs, outputs, updates, givens, no_default_updates):
+    """Return outputs and a dict of updates, default ones too, with the givens in their places."""
+    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
+        list(outputs), list(inputs), givens, updates, True, True, no_default_updates
+    )
+    return computed, update_of
 
 
 def _axes_of_inputs(inputs, wanted, optional):

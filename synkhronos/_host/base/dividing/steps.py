@@ -11,11 +11,12 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 from synkhronos._host.base.chosen_library import ancestors
 from synkhronos._host.base.dividing.alone import Alone, WrittenForRanks, values_of
-from synkhronos._host.base.dividing.chosen_operations import is_random_state, rebuild_collect_shared
+from synkhronos._host.base.dividing.chosen_operations import is_random_state
 from synkhronos._host.base.dividing.division import (
     POSITIONS,
     ROWS,
     CannotDivide,
+    rebuilt,
     with_inferred_lengths,
 )
 from synkhronos._host.base.rank_operations import RankWeight
@@ -48,9 +49,7 @@ def divide_step(
     reason.
     """
     variables = [variable for variable, _ in outputs]
-    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
-        variables, list(inputs), givens, list(updates), True, True, no_default_updates
-    )
+    computed, update_of = rebuilt(inputs, variables, list(updates), givens, no_default_updates)
     wanted = [*computed, *update_of.values()]
     values = values_of(rows, inputs, wanted)
     alone = Alone(list(values), values, draws_all)
