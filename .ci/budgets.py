@@ -12,7 +12,7 @@ CORE = {
     "synkhronos": 4_700,  # modules at the top
     "synkhronos/_arithmetic": 1_000,
     "synkhronos/_calls": 3_200,
-    "synkhronos/_host": 11_400,
+    "synkhronos/_host": 11_000,
     "synkhronos/_machine": 2_900,
     "synkhronos/_session": 2_600,
     "synkhronos/comm": 9_600,
