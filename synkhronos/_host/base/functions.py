@@ -310,9 +310,9 @@ _KEEP |= {"Maximum", "Minimum", "IncSubtensor", "AdvancedIncSubtensor1", "Advanc
 
 
 def is_total(value, variable, rows):
-    """Return whether a value is the variable's own, but for factors and terms without it.
+    """Return whether a variable's update is the variable, but for factors and terms without it.
 
-    Totals and moving averages are updated so. No factor may depend on `rows`.
+    Such are totals and moving averages. A factor must not depend on `rows`.
     """
     left, seen = [value], {variable}
     while left:
@@ -336,7 +336,7 @@ def is_total(value, variable, rows):
 def uses(value, variables):
     """Return whether a value depends on one of some variables; False if it is no variable.
 
-    Neither a use of its shape counts nor of 0 times it, by which Lasagne adds default updates.
+    Neither its shape counts, nor 0 times it, by which Lasagne adds default updates.
     """
     left, seen = [value] if isinstance(value, Variable) else [], set()
     while left:
