@@ -21,7 +21,7 @@ transport    ranks                  what it is
 ===========  =====================  ==========================================================
 
 Every rank calls the same methods in the same order, unless a method says otherwise.
-`synkhronos.comm.transports` chooses the transport. Equal ranks without a master: `group`.
+`synkhronos.comm.transports` chooses the transport. Ranks without a master form a `group`.
 """
 
 from abc import ABC, abstractmethod
@@ -56,9 +56,8 @@ class Gate(ABC):
     """The start and finish barriers of calls, and meetings of all ranks inside of a call.
 
     The master uses `run`, or `start` and `finish`. All ranks use `abort`, `meet`, `agree` and
-    `report_rows` in a call. A gate of several processes has more, for workers and their start, as
-    `shared.gate.SharedGate` shows: ``become_worker``, ``next_command``, ``worker_finish``,
-    ``watch``, ``descriptors``, and boards of news.
+    `report_rows` in a call. `shared.gate.SharedGate` shows what a gate of several processes has
+    in addition, for workers and their start.
 
     Attributes
     ----------
@@ -69,16 +68,16 @@ class Gate(ABC):
     sequence : int
         The number of the last call that was started.
     on_answer : callable
-        Takes each answer of a worker: ``on_answer(rank, answer)``. Set by the master.
+        The master sets it to take the answers of workers: ``on_answer(rank, answer)``.
     is_open : bool
         Whether the workers may still be in a call.
     errors : dict
-        Rank -> report on the error that it raised in the last call, until it is raised here.
+        Rank -> report on its error in the last call, until `raise_errors`.
     recorder : SpanRecorder or None
         Records how long barriers and meetings take, while a profile is on.
     posts_bounds : bool
-        Whether the master can post the bounds of a call's rows, so that commands need not have
-        them.
+        Whether the master can post which rows a call selects, so that the command, without
+        them, stays the same from call to call.
     """
 
     n_ranks: int
@@ -101,8 +100,8 @@ class Gate(ABC):
     def run(self, command: Any, *arguments: Any) -> Any:
         """Run a command on all ranks, between the barriers; return what it returns on the master.
 
-        The master's part is ``command.run(*arguments)``. The finish barrier comes also if that
-        raises; the errors of all ranks are raised as one WorkerError.
+        The master's part is ``command.run(*arguments)``. If that raises, the ranks still pass the
+        finish barrier; then the errors of all ranks are raised as one WorkerError.
         """
         recorder = self.recorder
         if recorder is None:
@@ -130,9 +129,9 @@ class Gate(ABC):
             return  # Ctrl-C: leave at once; the next start waits for the workers
         if isinstance(error, WorkerDied):
             return  # a dead worker never reaches the finish barrier
-        own = raised_by_handler(error)
-        if own is not None:  # as after a Ctrl-C
-            raise own from own.__cause__
+        interrupt = raised_by_handler(error)
+        if interrupt is not None:
+            raise interrupt from interrupt.__cause__
         _finish_recorded(self)
         self.raise_errors(None if isinstance(error, Aborted) else error)
 
@@ -164,11 +163,12 @@ class Gate(ABC):
         """Return the name of the machine that a rank is on; None if that is this process's."""
         return None
 
-    def introduce(self, device: str) -> None:  # noqa: B027 - one rank alone is not watched
-        """Say which rank this process is, on which device, to `synkhronos top`."""
+    # The empty methods here are for a single rank, which needs none of them.
+    def introduce(self, device: str) -> None:  # noqa: B027
+        """Tell `synkhronos top` which rank this process is, and on which device."""
 
-    def check_alive(self, milliseconds: int = 0) -> None:  # noqa: B027 - one rank alone is
-        """Raise WorkerDied if a worker is gone, or goes in that time; on workers, do nothing."""
+    def check_alive(self, milliseconds: int = 0) -> None:  # noqa: B027
+        """Raise WorkerDied if a worker has ended, or ends within this time; workers do nothing."""
 
     def raise_errors(self, own: Optional[BaseException] = None) -> None:
         """Raise the errors of all ranks as one WorkerError; `own` is the master's error."""
@@ -189,7 +189,7 @@ class Gate(ABC):
 
     @abstractmethod
     def meet(self) -> None:
-        """Wait inside a call until every rank has come to this meeting: its n-th of the call.
+        """Wait inside a call until all ranks have called `meet` as often in this call.
 
         Raises
         ------
@@ -204,11 +204,11 @@ class Gate(ABC):
         """Meet, and return whether the votes of all ranks are the same."""
 
     def post_bounds(self, begin: int, end: int) -> None:
-        """Tell all ranks, before the next call, which rows it selects: the master does."""
+        """Tell all ranks, on the master, which rows the next call selects."""
         raise NotImplementedError
 
     def bounds(self) -> Tuple[int, int]:
-        """Return, in a call, the bounds that the master has posted."""
+        """Return the first row that the present call selects, and the one after the last."""
         raise NotImplementedError
 
     @abstractmethod
@@ -219,10 +219,10 @@ class Gate(ABC):
     def rows(self) -> List[int]:
         """Return the numbers that the ranks reported in the last call, in rank order."""
 
-    def dismiss(self) -> None:  # noqa: B027 - on one machine there is nothing to do
+    def dismiss(self) -> None:  # noqa: B027
         """Tell the other machines, if there are any, that the session is over."""
 
-    def close_in_child(self) -> None:  # noqa: B027 - one rank alone has nothing open, here and below
+    def close_in_child(self) -> None:  # noqa: B027
         """Close what keeps workers alive, in a process that the user forked from the master."""
 
     def close(self) -> None:  # noqa: B027
@@ -230,7 +230,7 @@ class Gate(ABC):
 
 
 def _finish_recorded(gate: Gate) -> None:
-    recorder = gate.recorder  # which close() in another thread may take away
+    recorder = gate.recorder  # read once: close() in another thread may set it to None
     if recorder is None:
         gate.finish()
     else:
@@ -239,10 +239,10 @@ def _finish_recorded(gate: Gate) -> None:
 
 
 class Reference(Protocol):
-    """Stands for an array in messages: any rank can fetch the array with it, or some rows.
+    """Stands for an array in messages: with it any rank can fetch the array, or some rows.
 
-    It need not keep the memory alive: the rank that has made the block does. Two references are
-    equal only if they stand for the same memory, dtype and shape.
+    It need not keep the memory alive: the rank that made the block does. Two references are equal
+    only if they stand for the same memory, dtype and shape.
     """
 
     @property
@@ -257,12 +257,12 @@ class Reference(Protocol):
 class Block(Protocol):
     """A piece of memory that this rank has made, and that all ranks can read and write.
 
-    The memory is freed when the block and its views have gone on the rank that has made it. Other
-    ranks must not use their views from then on: see `Memory.forget`.
+    The memory is freed when the rank that made it has no reference to the block or its views any
+    more. Other ranks must not use their views after that: see `Memory.forget`.
     """
 
     def array(self, dtype: Any, shape: Sequence[int], offset: int = 0) -> np.ndarray:
-        """Return a view, which keeps the memory alive for as long as it exists."""
+        """Return a view, which keeps the memory alive."""
 
     def reference(self, dtype: Any, shape: Sequence[int], offset: int = 0) -> Reference:
         """Return the reference that stands for ``array(dtype, shape, offset)`` in messages."""
@@ -271,10 +271,9 @@ class Block(Protocol):
 class Memory(ABC):
     """The memory of arrays that commands refer to: the master makes them, all ranks fetch them."""
 
-    # Whether `fetch` returns views, so that it costs nothing to fetch more than is needed.
-    is_near = True
+    is_near = True  # whether `fetch` returns views: then it costs nothing to fetch whole arrays
     lent: Optional[Block] = None  # a block of this rank that the master may fetch from
-    # Returns whether the script has Data whose memory it can free: for the advice in errors.
+    # Returns whether the script has Data that it could free: errors then advise to do so.
     has_data: Callable[[], bool] = staticmethod(lambda: False)
 
     @abstractmethod
@@ -306,9 +305,9 @@ class Memory(ABC):
     ) -> np.ndarray:
         """Return the array that a reference stands for, or some of its rows, along an axis.
 
-        It is a view where ranks share memory, except for rows in the order of indices: these are
-        copied, into `buffer` if there is one. A view is valid until the end of the command, or
-        for as long as the master keeps the array.
+        Where ranks share memory it is a view, unless `rows` are indices: these rows are copied,
+        into `buffer` if there is one. A view is valid until the end of the command, or for as
+        long as the master keeps the array.
         """
 
     def fetch_from(self, rank: int, reference: Reference) -> np.ndarray:
@@ -316,7 +315,7 @@ class Memory(ABC):
         return self.fetch(reference).copy()
 
     def forget(self, references: Iterable[Hashable]) -> None:  # noqa: B027 - there may be none
-        """Drop this rank's access to arrays that the master has released, so that they can go."""
+        """Unmap arrays that the master has released, so that their memory can be freed."""
 
     def holds(self, array: np.ndarray) -> bool:
         """Return whether an array is a view of memory that other ranks can access, too."""

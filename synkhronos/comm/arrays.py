@@ -1,13 +1,13 @@
 """Reductions inside of a function: ranks compute arrays, reduce them, and go on with the results.
 
-    fill buffers, post ──▶ meet ──▶ hear ──▶ little: each rank reduces all arrays for itself
-                                             much: each rank reduces a share, for all ──▶ meet
+    fill buffers, post ──▶ meet ──▶ hear ──▶ small: each rank reduces all arrays for itself
+                                             large: each rank reduces a share, for all ──▶ meet
 
 A buffer is memory for one array of this rank, in a scratch region that all other ranks map. A
 function may compute an array in its buffer, which saves a copy: see `Arrays.landing_place`.
 
-A buffer is valid until the next exchange that uses its region. The exchanges of a call take two
-regions in turns: when a rank fills one of them, all ranks have met since it was read.
+The exchanges of a call alternate between two regions. When a rank fills one of them again, all
+ranks have met since it was read.
 """
 
 import functools
@@ -18,29 +18,24 @@ from synkhronos import _host
 from synkhronos._arithmetic.blocks import cut, reduce_block, with_one_nan
 from synkhronos._arithmetic.operations import OPERATIONS, wide
 
-# Up to so many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
+# Up to this many ranks and bytes, each rank reads the arrays of all ranks and reduces them for
 # itself. Beyond that the ranks share the work, which takes a second meeting.
 _ALL_READ_ALL = 3
 _LITTLE = 1 << 17
-_PLANS = 64  # lists of views that are kept
+_MOST_PLANS = 64  # that are kept
 
 
 class Arrays:
     """One rank's part in reductions inside of functions, of arrays that every rank computes there.
 
-    Parameters
-    ----------
-    worker : Worker
-    storage : Storage
-    devices : Nccl, optional
-        Reduces arrays on devices, where it can.
+    `devices`, an Nccl or None, reduces arrays on devices, where it can.
     """
 
     def __init__(self, worker, storage, devices=None):
         self._worker, self._gate, self._storage = worker, worker.gate, storage
         self._devices = devices
         self._is_alone = self._gate.n_ranks == 1
-        # (key of the region, ranks that weigh) -> version of the storage, arrays, plan
+        # (key of the region, ranks with rows) -> version of the storage, arrays, plan
         self._shares = {}
         self._everyone = {}  # key of the region -> version of the storage, buffers of each rank
         self._exchanges = 0, 0  # the number of the call, and of the exchanges in it
@@ -62,7 +57,7 @@ class Arrays:
             The number of rows that each rank computed from. The arrays of a rank without rows
             don't count.
         targets : list of numpy.ndarray, pygpu.gpuarray.GpuArray or None
-            Where the results go. A target may be the array itself; None stands for any array.
+            Where the results go. A target may be the array itself. None: in any array.
         between_devices : bool
             Whether arrays on devices may be reduced there.
 
@@ -161,7 +156,7 @@ class Arrays:
         return buffer if buffer.shape == shape and buffer.dtype == dtype else None
 
     def _next_key(self, bucket):
-        # A bucket may not be the next to be exchanged.
+        # Here a bucket is exchanged at its end, so another exchange may come before it.
         return self._next_scratch() if bucket is None else None
 
     def _next_scratch(self):
@@ -170,23 +165,23 @@ class Arrays:
         if sequence != self._gate.sequence:
             self._exchanges = self._gate.sequence, 0
             count = 0
-        # In turns: a rank that is ahead fills one region while others still read the other.
+        # A rank that is ahead fills one region while others still read the other.
         return f"scratch {count % 2}"
 
     def _buffers_for(self, key, arrays):
-        """Return the arrays, and buffers for them; of arrays in other buffers, copies."""
+        """Return the arrays, copied if they are in old buffers, and buffers for them."""
         layout = tuple((wide(a.dtype).str, a.shape) for a in arrays)
         region = self._storage.region_of(key)
         if region and region.layout != layout:
-            # They have been computed in buffers of the old layout; the new ones take their memory.
+            # The new buffers may take the memory of the old ones.
             arrays = [a.copy() if any(a is b for b in region.arrays) else a for a in arrays]
         return arrays, self._storage.room_for(key, layout)
 
     def _fill(self, arrays, ops, buffers, factor, in_shares):
-        """Copy arrays into buffers; return, for each, what this rank reads itself: either of both.
+        """Copy arrays into buffers; return for each the one that this rank reads: array or buffer.
 
-        If ranks reduce in shares, only this rank reads its share of its array. So of a large array
-        that share is not copied, but read from the array itself.
+        If ranks reduce in shares, only this rank reads its own share of its array. So that share of
+        a large array is not copied: the rank reads it in the array itself.
         """
         own = list(buffers)
         for position, (array, op, buffer) in enumerate(zip(arrays, ops, buffers)):
@@ -226,13 +221,13 @@ class Arrays:
         """Return the blocks of this rank's share of the reduction.
 
         For each block: the position of its array, the view of this rank's buffer for the result,
-        the views of the ranks that weigh, and the views of the other ranks' buffers that get a
-        copy. Plans are kept from call to call, to save the time of making the views. A plan is
-        valid until the storage's version changes: its views may be of freed memory after that.
+        the views of the ranks with rows, and the views of the other ranks' buffers that get a copy.
+        Plans are kept, because it takes time to make the views, until the storage's version
+        changes: after that the views may be of freed memory.
         """
         plan = self._shares.get((key, weighing))
         if plan is not None and plan[0] != self._storage.version:
-            self._shares.clear()  # its views may be of freed memory
+            self._shares.clear()
             plan = None
         if plan is not None and _are_same(own, plan[1]):
             return plan[2]
@@ -240,14 +235,14 @@ class Arrays:
         others = [buffers for rank, buffers in enumerate(everyone) if rank != me]
         sources = [everyone[rank] for rank in weighing if rank != me]
         if me in weighing:
-            sources.insert(0, own)  # first: `reduce_block` may write the result to the first only
+            sources.insert(0, own)  # `reduce_block` may write the result to the first source only
         values = list(zip(everyone[me], *others, *sources))
         blocks = [
             (position, buffer, rest[len(others) :], rest[: len(others)])
             for position, (buffer, *rest) in cut(values, self._worker.n_ranks, me)
         ]
         if _are_same(own, everyone[me]):  # else `own` has arrays of the function, new in each call
-            if plan or len(self._shares) >= _PLANS:
+            if plan or len(self._shares) >= _MOST_PLANS:
                 self._shares.clear()
             self._shares[key, weighing] = self._storage.version, own, blocks
         return blocks
@@ -255,7 +250,7 @@ class Arrays:
 
 @functools.lru_cache(maxsize=64)  # most calls have the same weights as one before
 def weigh(weights, rank):
-    """Return which ranks have rows, the factor of a rank's arrays in an average, and its divisor.
+    """Return the ranks with rows, the factor of a rank's arrays in an average, and its divisor.
 
     >>> weigh((3, 3, 0), 0), weigh((3, 2), 1)
     (((0, 1), 1, 2), ((0, 1), 2, 5))
@@ -291,7 +286,7 @@ def reduce_whole(op, sources, target, divisor):
 
 
 def reduce_alike(op, sources, target, divisor):
-    """Reduce little arrays to the bits that other ranks get, which do the same; see `into`."""
+    """Reduce small arrays, to the same bits on all ranks that do so; return as `into` does."""
     is_whole = target is not None and not _host.is_on_device(target)
     whole = target if is_whole and _is_like(sources[0], target) else np.empty_like(sources[0])
     reduce_block(op, sources, whole, divisor)
@@ -314,7 +309,7 @@ def into(target, array):
 
 
 def _give(target, array):
-    """Return what `into` does, of any array: it may be on a device, and not contiguous."""
+    """Return as `into` does, for an array that may be on a device or not contiguous."""
     if target is None or target is array:
         return array
     if _host.is_on_device(target):

@@ -1,7 +1,7 @@
 """Messages between two processes of one machine, over a Unix socket: any object that pickles.
 
-Descriptors can go with a message: what they stand for lasts until the other end has them, also if
-the sender ends before.
+File descriptors can go with a message. The system keeps their files open until the other end has
+received them, even if the sender ends before.
 """
 
 import array
@@ -15,15 +15,15 @@ from typing import Any, List, NamedTuple
 
 from synkhronos._machine.interrupts import raised_here
 
-_HEADER = struct.Struct("QQ")  # bytes that follow, descriptors
-_MOST_DESCRIPTORS = 64  # of one message
+_HEADER = struct.Struct("QQ")  # number of bytes that follow, and of descriptors
+_MOST_DESCRIPTORS = 64  # with one message
 _SEND_AT_ONCE = 1 << 20  # bytes
-_READS = 16  # of `receive`
-_READ_AT_ONCE = 1 << 16  # memory for more is mapped anew for each read
+_READS = 16  # at most, in one `receive`
+_READ_AT_ONCE = 1 << 16  # bytes; the system would map a larger buffer anew for each read
 
 
 class WithDescriptors(NamedTuple):
-    """A message that came with descriptors, which are the receiver's now."""
+    """A message that came with descriptors, which the receiver has to close."""
 
     message: Any
     descriptors: List[int]
@@ -34,7 +34,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end of a pair; messages arrive in order, none twice.
+    """One end of a connection; messages arrive in order, each once.
 
     Parameters
     ----------
@@ -46,10 +46,10 @@ class Channel:
         self._socket = connection
         self._received = bytearray()
         self._unsent = bytearray()
-        self._n_sent = 0  # bytes, ever
-        # (position in all bytes of this end, descriptors that go with the byte there)
+        self._n_sent = 0  # bytes, since the start
+        # (position in the stream of bytes to send, descriptors that go with the byte there)
         self._beside = collections.deque()
-        self._descriptors = []  # that have come
+        self._descriptors = []  # received, of messages that are not complete
         connection.setblocking(False)
 
     def fileno(self) -> int:
@@ -58,7 +58,7 @@ class Channel:
 
     @property
     def peer(self) -> int:
-        """The id of the process that listened, on the end that has connected to it."""
+        """The process id of the end that listened; for the end that has connected to it."""
         return _credentials(self._socket)[0]
 
     def send(self, message) -> None:
@@ -125,10 +125,10 @@ class Channel:
         self._beside.clear()
 
     def receive(self):
-        """Return a list of the messages that have come since, or of the first of them."""
+        """Return the messages that have arrived; if there are very many, the first of them."""
         ended = False
         try:
-            for _ in range(_READS):  # a peer that fills the socket again must not hold the caller
+            for _ in range(_READS):  # a peer that keeps sending must not hold up the caller
                 data = self._receive_some()
                 if not data:
                     ended = True
@@ -168,7 +168,7 @@ class Channel:
         return data
 
     def wait(self, seconds=None) -> bool:
-        """Wait until something can be received, at most so long; return whether it can."""
+        """Wait up to `seconds` until something can be received; return whether it can."""
         return _wait_for(self._socket, select.POLLIN, seconds)
 
     def close(self) -> None:
@@ -186,16 +186,15 @@ def _wait_for(connection, event, seconds):
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Return whether the process at the other end is of this user; what it sends is unpickled."""
+    """Return whether the other end is a process of this user; only then may it be unpickled."""
     return _credentials(connection)[1] == os.getuid()
 
 
 def _credentials(connection):
-    """Return process, user and group of the other end: that has connected, or that listens."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return struct.unpack("3i", found)
+    """Return the ids of the process at the other end, of its user and of its group."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
 
 
 def pair():
-    """Return two sockets that are connected with one another."""
+    """Return two sockets that are connected with each other."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -9,8 +9,8 @@
 ``mpi``         processes of several machines: `shared` on each, and a carrier that speaks MPI
 ==============  ==================================================================================
 
-A rank that dies is in `losses` of the others. Collectives raise RankLost then;
-`receive` tells of it once, after all messages of that rank, and the others can go on.
+When a rank dies, it is in `losses` of the others. Their collectives raise RankLost; `receive`
+returns the end of that rank once, after all of its messages, and the others can go on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 
 class RankLost(RuntimeError):
-    """Another rank has ended, and did not say so; `rank` is its number."""
+    """Another rank has died, or has left the group too early; `rank` is its number."""
 
     def __init__(self, text: str, rank: int | None = None) -> None:
         super().__init__(text)
@@ -70,7 +70,7 @@ class Group(ABC):
     patience: float = 600.0
 
     def introduce(self, device: str) -> None:  # noqa: B027 - one rank alone is not watched
-        """Say what this process is, and on which device, to `synkhronos top`."""
+        """Tell `synkhronos top` which rank this process is, and on which device."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -79,7 +79,7 @@ class Group(ABC):
         Raises
         ------
         RankLost
-            If a rank was lost, also a while before, or has left, before it came to this barrier.
+            If a rank was lost at any time, or has left, before it came to this barrier.
         Aborted
             If a rank has aborted the group.
         WaitedTooLong
@@ -96,24 +96,21 @@ class Group(ABC):
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order: any objects that pickle.
 
-        Raises what `barrier` raises.
+        All collectives raise what `barrier` raises.
         """
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
-        """Return the values of all ranks on rank `root`, and None on the others.
-
-        Raises what `barrier` raises.
-        """
+        """Return the values of all ranks on rank `root`, and None on the others."""
         values = self.all_gather(value)
         return values if self.rank == root else None
 
     def broadcast(self, value: Any = None, root: int = 0) -> Any:
-        """Return the value of rank `root`; what other ranks give is not looked at."""
+        """Return the value of rank `root`; the values of other ranks are ignored."""
         return self.all_gather(value if self.rank == root else None)[root]
 
     @abstractmethod
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
-        """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks.
+        """Return memory for `all_reduce`: a flat array of zeros on each rank.
 
         It is a collective: all ranks call it with the same arguments.
 
@@ -127,67 +124,59 @@ class Group(ABC):
 
     @abstractmethod
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
-        """Replace the values of an array of `allocate`, on all ranks, with the reduction of all.
+        """Replace an array from `allocate`, on all ranks, with the reduction over the ranks.
 
         The result has the same bits on all ranks.
 
         Parameters
         ----------
         array : numpy.ndarray
-            The same on all ranks: that of their first `allocate`, or of their second, and so on.
+            From the same call of `allocate` on all ranks, such as the second of each.
         op : str
             See `synkhronos._arithmetic.operations`.
         sixteen_bits : bool
-            Whether each contribution is rounded to float16, with a scale of its own. Between
-            machines it travels so. Of floats only.
+            Whether each rank's array, of floats, is first rounded to float16, with a scale of its
+            own. It crosses the network in that form.
 
         Raises
         ------
         ValueError
-            If it is no array of `allocate`; on all ranks, if it is another one on some.
+            If the array is not from `allocate`; on all ranks, if it is from different calls.
         """
 
     @abstractmethod
     def send(self, rank: int, *message: Any) -> None:
-        """Send a message; don't wait for its receiver. To a rank that was lost nothing is sent.
+        """Send a message without waiting for its receiver; to a lost rank nothing is sent.
 
-        Arrays in it are copied now, but for those in memory of `allocate`: these must not change
+        Arrays in it are copied now, except for arrays from `allocate`: these must not change
         until the receiver has taken the message after this one, or has answered.
         """
 
     def under_way(self, rank: int) -> int:
-        """Return how many messages to a rank it has not taken, of those with large arrays."""
+        """Return the number of messages with large arrays that a rank has not received yet."""
         return 0
 
     @abstractmethod
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
         """Return (rank, message): the next message that has come from any rank.
 
-        Messages of one rank come in their order, and its end after all of them, once; between ranks
-        there is no order. Large arrays in a message are views of the sender's memory, valid until
-        the next `receive`.
+        Messages of one rank come in their order, then once (rank, None): it has left the group, or
+        is in `losses`. Between ranks there is no order. Large arrays in a message are views of the
+        sender's memory, valid until the next `receive`.
 
-        Parameters
-        ----------
-        seconds : float, optional
-            How long to wait; None for as long as it takes.
-
-        Returns
-        -------
-        (int, tuple), (int, None) or None
-            Without a message the rank has left the group, or is in `losses`. None if nothing has
-            come.
+        Returns None if nothing comes within `seconds`; without `seconds` it waits for as long as
+        it takes.
         """
 
     def receive_from(self, rank: int, what: str = "") -> tuple:
-        """Return the next message of a rank; nothing is kept that comes from others before it.
+        """Return the next message of a rank; drop messages of others that come before it.
 
         Raises
         ------
         RankLost
             If the rank has died, or has left.
         WaitedTooLong
-            After `patience` seconds: for `what`, or the rank.
+            After `patience` seconds; it names `what`, or else the rank.
         """
         end = time.monotonic() + self.patience
         while True:
@@ -201,7 +190,7 @@ class Group(ABC):
 
     @abstractmethod
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
-        """Wait until `receive` has something, or a descriptor can be read, at most so long."""
+        """Wait until `receive` has something, or a descriptor in `also` can be read."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -209,7 +198,7 @@ class Group(ABC):
 
     @abstractmethod
     def close(self, seconds: float = 10.0) -> None:
-        """Leave the group, when others have taken what was sent to them, or after so many seconds.
+        """Leave the group when others have received all messages, or after `seconds`.
 
-        The others are told that this rank has left, and is not lost.
+        The others learn that this rank has left, so they don't count it as lost.
         """

@@ -1,4 +1,4 @@
-"""The methods that take messages: each class that has some makes a table of them."""
+"""Tables of the methods that take messages."""
 
 
 class Handlers(dict):

@@ -1,7 +1,7 @@
-"""Signs of life between the carriers of machines: one that is cut off tells of no death.
+"""Heartbeats between machines: one that is cut off from the network can't report its own death.
 
-A carrier tells others each second that it is alive, and takes them for lost when they are silent:
-for 8 seconds, or as many as ``SYNKHRONOS_LOST_AFTER`` says; 0 is never.
+The carrier of each machine, its network process, sends one each second. It counts a machine as lost
+after 8 seconds without one, or as many as ``SYNKHRONOS_LOST_AFTER`` says; 0 is never.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def limit(given: str | None, name: str = VARIABLE) -> float:
 
 
 def lost_seconds() -> float:
-    """Return the limit that this process's environment says; raise ValueError if it is none."""
+    """Return the limit in this process's environment; raise ValueError if it is not valid."""
     return limit(os.environ.get(VARIABLE))
 
 
 def silent() -> str:
-    """Return what is said of a machine that is lost.
+    """Return why a machine counts as lost, for messages.
 
     >>> silent()
     'has not been heard of for 8 s'
@@ -46,37 +46,34 @@ def silent() -> str:
 
 
 class Heartbeats:
-    """The signs of life of this carrier, and of those of other machines.
+    """Send heartbeats to other machines, and note when each was last heard of.
 
-    Parameters
-    ----------
-    machines : iterable of int
-    tell : callable
-        ``tell(machine)`` sends one of them a sign of life.
+    ``tell(machine)`` sends a heartbeat.
     """
 
     def __init__(self, machines: Iterable[int], tell: Callable[[int], None]) -> None:
-        self._tell, self._beaten = tell, time.monotonic()
-        self._heard = dict.fromkeys(machines, self._beaten)  # when each was heard of last
+        self._tell, self._last_beat = tell, time.monotonic()
+        self._heard = dict.fromkeys(machines, self._last_beat)  # when each was last heard of
 
     def note(self, machine: int) -> None:
-        """Take note that a machine has been heard of."""
+        """Note that something has come from a machine."""
         if machine in self._heard:
             self._heard[machine] = time.monotonic()
 
     def drop(self, machine: int) -> None:
-        """Expect no signs of a machine any more, and send it none."""
+        """Send a machine no more heartbeats, and expect none of it."""
         self._heard.pop(machine, None)
 
     def beat(self) -> bool:
-        """Tell the others that this machine is alive, each second; return whether it was time."""
+        """Send heartbeats if the last are a second old; return whether they were."""
         now = time.monotonic()
-        if now - self._beaten < BEAT_SECONDS:
+        pause = now - self._last_beat
+        if pause < BEAT_SECONDS:
             return False
-        # This process has been stopped itself. A limit of 2 s has no room for later beats.
-        if now - self._beaten > max(lost_seconds() / 2, 1.5 * BEAT_SECONDS):
-            self._forget(now)
-        self._beaten = now
+        # After such a pause it was this process that was stopped: it counts silence from now on.
+        if pause > max(lost_seconds() / 2, 1.5 * BEAT_SECONDS):
+            self._heard = dict.fromkeys(self._heard, now)
+        self._last_beat = now
         for machine in list(self._heard):
             self._tell(machine)
         return True
@@ -85,7 +82,3 @@ class Heartbeats:
         """Return the machines that are lost."""
         limit = time.monotonic() - lost_seconds()
         return [machine for machine, heard in self._heard.items() if heard < limit]
-
-    def _forget(self, now):
-        """Count the silence of the others from now on."""
-        self._heard = dict.fromkeys(self._heard, now)

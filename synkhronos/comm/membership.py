@@ -1,6 +1,6 @@
 """How a process finds the group that it was started for.
 
-Light: it imports no NumPy before `join`, because what comes before may set its environment.
+Nothing before `join` imports NumPy: the caller may first set environment variables that it reads.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Mapping
 if TYPE_CHECKING:
     from synkhronos.comm.group import Group
 
-VARIABLE = "SYNKHRONOS_GROUP"  # what a launcher tells a rank of its group, as JSON
+VARIABLE = "SYNKHRONOS_GROUP"  # in which a launcher describes its group to a rank, as JSON
 
 
 def place_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the rank of this process, and how many are on its machine; None without a launcher.
+    """Return this process's rank, and the number of ranks on its machine; None without a launcher.
 
     >>> place_of({VARIABLE: '{"rank": 1, "size": 2}'}), place_of({})
     ((1, 2), None)
@@ -40,7 +40,7 @@ def without_mpi(environment: Mapping[str, str]) -> dict[str, str]:
 
 def join() -> Group:
     """Return the group of this process, which `launch` has started for it."""
-    told = json.loads(os.environ.pop(VARIABLE))  # not for what this process starts
+    told = json.loads(os.environ.pop(VARIABLE))  # processes that this one starts must not join
     if "machines" in told:
         from synkhronos.comm.mpi import machines_group as over_machines
 

@@ -4,8 +4,8 @@
                  on what each rank                   workers: the master waits for them
                  is going to reduce                  in the meeting, where it sees a death
 
-Arrays that all ranks have with the same shape, in a dtype that NCCL knows, stay on the devices. All
-others go through the memory of the host; so do all arrays before `join`.
+Arrays that have the same shape on all ranks, and a dtype that NCCL knows, stay on the devices. All
+others go through the memory of the host, as do all arrays before `join`.
 
 NCCL has no way out for a rank if another rank does not come: its kernel spins for ever. Therefore:
 
@@ -125,7 +125,7 @@ class Nccl:
 
     def exchange(self, arrays, ops, weights, targets):
         """Reduce what it can as `Arrays.exchange`; return the positions of these arrays."""
-        # A rank without rows contributes a neutral element, which is known (zero) for sums only.
+        # A rank without rows contributes zeros, which are neutral in sums only.
         known = _KNOWN if all(weights) else ("avg", "sum")
         chosen = []
         if self._comm is not None:
@@ -177,7 +177,7 @@ class Nccl:
             _host.replace(self._worker.variables[key], array)
 
     def _run(self, rounds, verb):
-        """Reduce, if all ranks are going to reduce the same; return whether this was done."""
+        """Reduce, if all ranks reduce alike arrays in the same way; return whether they did."""
         if not self._agree([each.description for each in rounds], verb):
             return False
         with self._enqueuing():
@@ -305,8 +305,8 @@ def _id(number=None):
     from pygpu.collectives import GpuCommCliqueId
 
     # GpuCommCliqueId takes writable buffers only.
-    given = {} if number is None else {"comm_id": bytearray(number)}
-    return GpuCommCliqueId(_host.device_context(), **given)
+    arguments = {} if number is None else {"comm_id": bytearray(number)}
+    return GpuCommCliqueId(_host.device_context(), **arguments)
 
 
 def _member(group_id, size, rank):
@@ -316,15 +316,10 @@ def _member(group_id, size, rank):
 
 
 class GroupSums:
-    """Sums of arrays on the devices of a group's ranks, each of which has one of one machine.
+    """Sums of arrays on the devices of a group's ranks, each on its own device of one machine.
 
-    Not tested where there is no machine with several GPUs: docs/rules.rst says how to test it.
-
-    Parameters
-    ----------
-    group : Group
-    sixteen_bits : bool
-        Whether to sum in float16, scaled so that no sum overflows.
+    With `sixteen_bits` the sums are computed in float16, scaled so that none overflows. The tests
+    need a machine with several GPUs: docs/rules.rst says how to run them.
     """
 
     def __init__(self, group, sixteen_bits):
@@ -347,7 +342,7 @@ class GroupSums:
         return out
 
     def _sum_in_16_bits(self, value):
-        # NCCL sums in the dtype that it sends: the largest sum must fit, so the scale is shared.
+        # NCCL sums in float16, in which the largest sum must fit: so all ranks use one scale.
         host = np.asarray(value)
         largest = float(np.abs(host).max(initial=0.0)) * self._group.size
         largest = max(self._group.all_gather(largest))

@@ -6,8 +6,8 @@ change, it also sends the new layout with its answer. The master reads the buffe
 barrier, so no rank waits for another inside of the call.
 
 A worker writes to a buffer in calls of its function only, so the master's views are valid until the
-next call. The worker owns the segment; it drops it when the function is forgotten, or replaces it
-by a larger one, and the master drops its map when it hears of that.
+next such call. The worker owns the segment: it drops it when the function is forgotten, or replaces
+it if outputs need a larger one. The master then drops its map.
 """
 
 from typing import Hashable, NamedTuple, Tuple
@@ -67,8 +67,8 @@ class Outputs:
     def deposit(self, key, parts):
         """Copy a worker's parts of the outputs of function `key` into its buffer.
 
-        Returns the buffer's layout, which the master must `hear` before it can `collect` them, if
-        it is a new one, or None.
+        Returns the buffer's layout if it is new, which the master must `hear` before it can
+        `collect` them; else None.
         """
         segment, views = self._buffers.get(key, (None, ()))
         if len(views) == len(parts):
@@ -107,7 +107,7 @@ class Outputs:
             return False
         old = self._received.get((answer.key, rank))
         if old is not None and old[0] != answer.segment:
-            # The worker has dropped the old segment already; here it would stay mapped.
+            # The worker has dropped the old segment already.
             self._memory.forget([old[0]])
         segment = self._memory.attach(answer.segment)
         self._received[answer.key, rank] = answer.segment, _views(segment, answer), answer.parts

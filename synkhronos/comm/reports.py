@@ -12,7 +12,7 @@ from synkhronos._machine.log import log
 from synkhronos._machine.processes import life_of, name_of_signal
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
 
-# Attributes of exceptions: advice, and whether it follows from what another rank did.
+# Attributes of exceptions: advice, and whether the error follows from one of another rank.
 _ADVICE, _FOLLOWS = "_synkhronos_advice", "_synkhronos_follows"
 
 
@@ -42,7 +42,7 @@ def _pickled(error, message, limit):
     for arguments in (error.args, (message,)):
         try:
             data = pickle.dumps((type(error), arguments), pickle.HIGHEST_PROTOCOL)
-        except raised_here(Exception):  # a class of a function, or an argument of any class
+        except raised_here(Exception):  # a class or an argument that can't be pickled
             continue
         if len(data) <= limit:
             return data
@@ -51,18 +51,19 @@ def _pickled(error, message, limit):
 
 def raised_by_rank(error: WorkerError) -> Optional[BaseException]:
     """Return the exception that a rank raised, caused by this WorkerError; None if unknown."""
-    own = error.__cause__
-    if isinstance(own, RemoteTraceback):
+    original = error.__cause__
+    if isinstance(original, RemoteTraceback):
         try:
             kind, arguments = pickle.loads(error._pickled)
-            own = kind(*arguments)
-        except raised_here(Exception):  # its module is not here, or it can't be made of these
+            original = kind(*arguments)
+        except raised_here(Exception):  # its module is not here, or it takes other arguments
             return None
-    if own is None or isinstance(own, SessionError):
+    if original is None or isinstance(original, SessionError):
         return None
-    error.__cause__ = RemoteTraceback(error.remote_traceback)  # not itself: no circle
-    own.__cause__ = error
-    return own
+    # In place of `original`: else each of the two would be the cause of the other.
+    error.__cause__ = RemoteTraceback(error.remote_traceback)
+    original.__cause__ = error
+    return original
 
 
 def add_advice(error: BaseException, advice: str) -> None:
@@ -185,7 +186,7 @@ class Patience:
             log.warning("a call has waited %.0f s for %s to finish", waited, " and ".join(hosts))
 
     def wait_for_others(self, named: str) -> None:
-        """Warn, if it is time, with the names of what is waited for."""
+        """Warn, if it is time, with the name of what the wait is for."""
         waited = time.monotonic() - self._begin
         if waited >= self._next:
             self._next = 2 * waited

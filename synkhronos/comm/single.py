@@ -1,7 +1,7 @@
 """One rank, and no other process: the plainest transport.
 
-The reduction over one rank is the rank's own value, and its memory is private to the process. A
-block's memory goes with the block and its views; references keep none.
+The reduction over one rank is the rank's own value, and its memory is private to the process. The
+memory is freed with its block and views; references don't keep it.
 """
 
 import weakref
@@ -48,7 +48,7 @@ class SingleGate(Gate):
         self._bounds = begin, end
 
     def bounds(self):
-        """Return these bounds."""
+        """Return the bounds that were posted."""
         return self._bounds
 
     def report_rows(self, rows):
@@ -66,7 +66,7 @@ class _Reference:
     __slots__ = ("_memory", "dtype", "offset", "shape")
 
     def __init__(self, memory, dtype, shape, offset):
-        # Weak: a function keeps the references of its last call, but not the user's memory.
+        # A function keeps the references of its last call, which must not keep the user's memory.
         self._memory, self.dtype, self.shape = weakref.ref(memory), dtype, tuple(shape)
         self.offset = offset
 

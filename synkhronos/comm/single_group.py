@@ -36,7 +36,7 @@ class SingleGroup(Group):
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the value, in a list."""
-        pickle.dumps(value)  # as with more ranks, which it would have to reach
+        pickle.dumps(value)  # raises for what could not be sent to other ranks
         self.barrier()
         return [value]
 

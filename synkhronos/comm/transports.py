@@ -1,4 +1,4 @@
-"""The transports that ranks have: chosen by their number and devices."""
+"""The choice of a transport, by the number of ranks and their devices."""
 
 from typing import Tuple
 
@@ -36,15 +36,15 @@ def make_gate_of_machines(plan, link) -> Gate:
 
 
 def kinds_for(devices) -> Tuple[str, ...]:
-    """Return the transports that ranks on these devices have, each on top of the one before.
+    """Return the transports for ranks on these devices, each on top of the one before.
 
     >>> kinds_for(["cpu"]), kinds_for(["cuda0", "cuda0"]), kinds_for(["cuda0", "cuda1"])
     (('single',), ('shared',), ('shared', 'nccl'))
     """
     base = "single" if len(devices) == 1 else "shared"
     # NCCL refuses two ranks on one GPU.
-    own = all(device.startswith("cuda") for device in devices) and len({*devices}) == len(devices)
-    return (base, "nccl") if own else (base,)
+    are_gpus = all(device.startswith("cuda") for device in devices)
+    return (base, "nccl") if are_gpus and len({*devices}) == len(devices) else (base,)
 
 
 def connect(worker, on_release=None) -> Communicator:
@@ -54,16 +54,16 @@ def connect(worker, on_release=None) -> Communicator:
     ----------
     worker : Worker
     on_release : callable, optional
-        Called when the last view of a block of this rank's memory has gone, with a hashable that
-        names the block and a function that frees the memory. By default it is freed at once.
+        Called when a block of this rank's memory has no view any more, with a hashable that names
+        the block and a function that frees the memory. By default it is freed at once.
     """
     if isinstance(worker.gate, GateOfMachines):
         return MachinesCommunicator(worker, on_release)
     kinds = kinds_for(worker.devices)
     memory = SingleMemory()
     if kinds[0] == "shared":
-        # A segment can't be opened if its owner has died. The master may learn of the death a
-        # moment later, and waits for that, so that it reports the death and not the failed open.
+        # A segment can't be opened if its owner has died. The master, which may learn of the death
+        # a moment later, waits for that, so that it reports the death and not the failed open.
         memory = SharedMemory(on_release, lambda: worker.gate.check_alive(milliseconds=1000))
     storage = Storage(worker, memory)
     devices = Nccl(worker) if "nccl" in kinds else None

@@ -1,8 +1,8 @@
 """Collectives on the values of shared variables, in memory that ranks share.
 
-    store, post ──▶ meet ──▶ hear ──▶ reduce or copy        ──▶ finish barrier of the call
-    every rank      where    the rank's own share
-    its own values  they are of every rank's array
+    store, post ──▶ meet ──▶ hear ───────▶ reduce or copy ──▶ finish barrier of the call
+    own values               where those   own share of
+                             of others are all arrays
 
 No value is sent: each rank reads it in the region of the rank that has it. See `variable_memory`.
 
@@ -18,9 +18,9 @@ from synkhronos._arithmetic.blocks import plan
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos.comm.arrays import reduce_whole
 
-_PLANS = 64  # lists of each kind that are kept
-# So many bytes of a rank the master reduces for all, after the finish barrier: a meeting in the
-# call takes longer, above all with more ranks than cores.
+_MOST_ENTRIES = 64  # in a cache
+# Up to this many bytes of each rank, the master reduces for all after the finish barrier: a meeting
+# in the call takes longer, above all with more ranks than cores.
 _LITTLE = 1 << 14
 
 
@@ -29,14 +29,8 @@ class Variables:
 
     Collectives that need equal shapes on all ranks return None; if shapes differ, they change no
     value and return the position of the first variable whose shapes differ, with its shape on each
-    rank. With ``between_devices=False`` values on devices go through the memory of the host.
-
-    Parameters
-    ----------
-    worker : Worker
-    storage : Storage
-    devices : Nccl, optional
-        Does collectives between devices, where it can.
+    rank. `devices`, an Nccl or None, does what it can between devices, unless a method is called
+    with ``between_devices=False``; other values on devices go through the memory of the host.
     """
 
     def __init__(self, worker, storage, devices=None):
@@ -44,10 +38,9 @@ class Variables:
         self._devices = devices
         self._has_devices = any(device != "cpu" for device in worker.devices)
         self._is_alone = self._gate.n_ranks == 1  # then values stay where they are
-        # Found out once for each version of the storage.
-        self._plans = _Kept(storage)  # (keys, operation, root, number of shares) -> blocks
-        self._copies = _Kept(storage)  # (keys, root) -> arrays to copy, and from where
-        self._values = _Kept(storage)  # keys -> values on all ranks
+        self._plans = _Cache(storage)  # (keys, operation, root, number of shares) -> blocks
+        self._copies = _Cache(storage)  # (keys, root) -> pairs of target and source
+        self._values = _Cache(storage)  # keys -> values on all ranks
 
     def close(self):
         """Drop all memory and views; the variables that are left keep their values."""
@@ -60,8 +53,8 @@ class Variables:
         self._storage.forget(keys)
 
     def _drop_views(self):
-        for each in self._plans, self._copies, self._values:
-            each.clear()
+        for cache in self._plans, self._copies, self._values:
+            cache.clear()
 
     def are_little(self, keys):
         """Return, on the master, whether `all_reduce_exposed` is faster for these variables."""
@@ -105,7 +98,7 @@ class Variables:
         return self._storage.value_of(rank, key)
 
     def make_room(self, shapes):
-        """Make memory, in one segment, for values of these shapes, which are assigned next."""
+        """Make memory, in one segment, for values of these shapes that are assigned next."""
         self._storage.begin()
         self._make_room(shapes)
 
@@ -254,29 +247,26 @@ class Variables:
         return None
 
 
-class _Kept:
-    """Facts about keys, valid for one version of the storage."""
+class _Cache:
+    """What was computed for keys, valid for one version of the storage."""
 
     def __init__(self, storage):
-        self._storage, self._version, self._lists = storage, None, {}
+        self._storage, self._version, self._entries = storage, None, {}
+        self.clear = self._entries.clear
 
     def find(self, key):
         """Return what was kept for a key, or None."""
         if self._version != self._storage.version:
-            self._lists.clear()  # their views may be of freed memory, and keep it mapped
-        return self._lists.get(key)
+            self.clear()  # its views may be of freed memory, and keep it mapped
+        return self._entries.get(key)
 
-    def keep(self, key, kept):
+    def keep(self, key, entry):
         """Keep what is true of a key now, and return it."""
-        if self._version != self._storage.version or len(self._lists) >= _PLANS:
-            self._lists.clear()
+        if self._version != self._storage.version or len(self._entries) >= _MOST_ENTRIES:
+            self.clear()
         self._version = self._storage.version
-        self._lists[key] = kept
-        return kept
-
-    def clear(self):
-        """Drop all."""
-        self._lists.clear()
+        self._entries[key] = entry
+        return entry
 
 
 def first_unequal(shapes):
@@ -284,13 +274,13 @@ def first_unequal(shapes):
 
     `shapes` has the shapes on all ranks for each variable.
     """
-    for position, each in enumerate(shapes):
-        if any(shape != each[0] for shape in each):
-            return position, list(each)
+    for position, on_ranks in enumerate(shapes):
+        if any(shape != on_ranks[0] for shape in on_ranks):
+            return position, list(on_ranks)
     return None
 
 
 def first_unequal_rows(shapes):
-    """Return the same for shapes that differ beyond their number of rows."""
+    """Return what `first_unequal` does, for shapes that may differ in their number of rows."""
     unequal = first_unequal([[shape[1:] for shape in each] for each in shapes])
     return None if unequal is None else (unequal[0], list(shapes[unequal[0]]))

@@ -1,6 +1,6 @@
 """Storage of shared variables' values: regions of shared memory, mapped by all ranks.
 
-    own      key -> region    this rank's values, which Theano works on where they are
+    own      key -> region    this rank's values; Theano computes with them where they are
     boards   rank -> log      the places of each rank's regions: written before a meeting,
                               read after it
     others   key -> arrays    views of the other ranks' values, in their regions
@@ -10,16 +10,16 @@ there; if Theano or ``set_value`` has put another array into the variable, `stor
 the region. Each collective copies the value of a variable on a device into its region, and back.
 
 A rank writes to a region only if nothing but its variable may still use the memory. When an update
-replaces a variable's array, Theano hands the old one out: as an output, as the value of another
-variable, or as a view in one of these. All of them refer to the array that stood in the variable,
-`_Region.value`. While it has such a reference, the region is given up (`_give_up_held`), and the
+replaces a variable's array, Theano may hand out the old one: as an output, as the value of another
+variable, or as a view in one of these. All of them refer to the array that was in the variable,
+`_Region.value`. If it has such a reference, the region is given up (`_give_up_held`), and the
 variable gets another one. An array that the user has borrowed (``get_value(borrow=True)``) shows
 what is written to the variable, as in Theano, until the variable has another array.
 
 Lifetimes: a region that this rank replaces stays readable until its next command, because other
-ranks may still read it in this one: see `Storage.begin`. The memory of a segment is freed when the
-last region in it has gone, with all views. Views of other ranks' regions are valid as long as
-`version` stays the same. A process that the script forks has a copy of this rank's values.
+ranks may still read it in this one: see `Storage.begin`. The memory of a segment is freed with the
+last of its regions and views. Views of other ranks' regions are valid as long as `version` stays
+the same. A process that the script forks has a copy of this rank's values.
 
 A log holds the present places, not events: a rank that has missed an entry, because a call failed,
 reads it in the next call.
@@ -35,14 +35,14 @@ import numpy as np
 from synkhronos import _host
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
-_LISTS = 64  # of keys, of which the cells are kept
+_LISTS = 64  # of keys whose cells are kept
 _HEADER = 8  # bytes before each entry of a log, with its length
 
 
 class ArrayPlace(NamedTuple):
     """The place of arrays in a segment: the dtype, shape and offset of each.
 
-    `spare` is the segment of the place that these arrays had before, if they turn: see `turn`.
+    `spare` is the segment that they alternate with, if there is one: see `Storage.turn`.
     """
 
     segment: Hashable  # stands for it in messages
@@ -54,11 +54,11 @@ class _Region:
     """A part of a segment that this rank owns, and the arrays that are in it now."""
 
     def __init__(self, segment, begin, nbytes):
-        # The regions that were made together share one segment. They keep its memory alive.
+        # The regions that were made together share one segment, and keep its memory alive.
         self.segment, self.begin, self.nbytes = segment, begin, nbytes
-        self.layout, self.arrays = None, [None]  # no layout: `arrays` is not to be used
-        self.value = None  # the array for the variable, with the memory of the first of `arrays`
-        self.shape = None  # of `value`, unless the script has assigned another one to it in place
+        self.layout, self.arrays = None, [None]  # without a layout `arrays` must not be used
+        self.value = None  # the variable's array, in the memory of the first of `arrays`
+        self.shape = None  # of `value` when it was made; the script may assign to `value.shape`
 
     def lay_out(self, layout):
         """Divide the region into arrays of these dtypes and shapes, one after another."""
@@ -73,8 +73,8 @@ class _Region:
             end = begin + _nbytes(dtype, shape)
             self.segment.array(np.uint8, (_round_up(end) - end,), end).fill(0)
         self.place, self.arrays = ArrayPlace(self.segment.ref, tuple(places)), arrays
-        # A second array: NumPy's views of a view refer to the array that owns or maps the memory,
-        # here to `value`, so its references are not mixed up with those to `arrays`.
+        # Not the first of `arrays`: a view that Theano makes of `value` refers to it, so that its
+        # references are counted apart from those of `arrays`.
         self.value = self.segment.array(*places[0])
         self.shape = self.value.shape
         self.layout = layout
@@ -84,7 +84,7 @@ class _Alone:
     value = np.empty(0)
 
 
-_REFERENCES = sys.getrefcount(_Alone.value)  # of an array that one attribute refers to
+_REFERENCES = sys.getrefcount(_Alone.value)  # what it returns for an array in one attribute
 
 
 class Storage:
@@ -100,7 +100,7 @@ class Storage:
     def __init__(self, worker, memory):
         self._worker, self._memory = worker, memory
         self._own = {}  # key -> region of this rank
-        self._cells, self._cells_version = {}, 0  # what `cells_of` has returned
+        self._cells, self._cells_version = {}, 0  # the results of `cells_of`
         self._unposted = set()  # keys of regions whose places are not in the log yet
         self._retired = []  # regions that this command has replaced
         self._spares = {}  # key -> the region before the present one, see `turn`
@@ -108,10 +108,10 @@ class Storage:
         # rank -> key -> (segment, arrays, place), or the ArrayPlace until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
         self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
-        # rank -> key -> {segment, spare: their memory, as far as it is mapped}, of what turns. Each
-        # rank would map that of all others anew at each turn otherwise.
+        # rank -> key -> {segment: its map}, of the two segments that a variable alternates between.
+        # Without it each rank would map one of them anew for each `turn` of another rank.
         self._turning = [{} for _ in range(worker.n_ranks)]
-        # Weak: a segment stays mapped for as long as `_others` has an array in it.
+        # A segment stays mapped for as long as `_others` has an array in it.
         self._attached = weakref.WeakValueDictionary()
         self.version = 0
 
@@ -134,7 +134,7 @@ class Storage:
                 on_device.append(key)
             elif region is None or value is not region.value or value.shape != region.shape:
                 moved.append(key)
-        # No reference to a value is kept here: it would count as one that is held.
+        # A reference here would look like one of the script: see `_give_up_held`.
         value = region = None
         if moved:
             self._move_in(moved)
@@ -154,7 +154,7 @@ class Storage:
             self.post()
 
     def are_in_place(self, keys) -> bool:
-        """Return whether the values of these variables are in their regions, for sure."""
+        """Return whether it is certain that the values of these variables are in their regions."""
         cells, _ = self.cells_of(keys)
         for cell, region in cells:
             value = cell[0]
@@ -168,12 +168,12 @@ class Storage:
         There are no pairs if not all variables have both.
         """
         if self._cells_version != self.version or len(self._cells) >= _LISTS:
-            self._cells.clear()  # regions would keep their memory
+            self._cells.clear()  # its regions would keep their memory
             self._cells_version = self.version
-        found = self._cells.get(keys)
-        if found is None:
-            found = self._cells[keys] = self._find_cells(keys)
-        return found
+        cells = self._cells.get(keys)
+        if cells is None:
+            cells = self._cells[keys] = self._find_cells(keys)
+        return cells
 
     def _find_cells(self, keys):
         variables, regions = self._worker.variables, [self._own.get(key) for key in keys]
@@ -208,10 +208,10 @@ class Storage:
             _host.replace(variables[key], region.value)
 
     def _is_view_of_own(self, key):
-        """Put a region's array back in place of another view of the same memory, made by an op.
+        """Return whether a variable has its region's array, also if it has to be put back first.
 
-        Returns whether the variable has the region's array then. Not if anything else holds the
-        region's memory: the next collective would write to it.
+        An op may have replaced it with another view of the same memory. It is not put back if
+        anything else uses that memory, which the next collective would write to.
         """
         variable, region = self._worker.variables[key], self._own.get(key)
         if region is None or region.layout is None or region.value.shape != region.shape:
@@ -231,8 +231,8 @@ class Storage:
         region = self._own[key]
         if region.value is None:
             return  # `make_room` has made it
-        own = _REFERENCES + (_host.peek(self._worker.variables[key]) is region.value)
-        if sys.getrefcount(region.value) > own:
+        expected = _REFERENCES + (_host.peek(self._worker.variables[key]) is region.value)
+        if sys.getrefcount(region.value) > expected:
             self.version += 1
             self._retired.append(self._own.pop(key))
 
@@ -275,8 +275,7 @@ class Storage:
     def turn(self, keys):
         """Let variables get their next values in other regions; the present ones stay readable."""
         # No rank reads the region before the present one any more. So a variable that is gathered
-        # again and again uses two regions in turns, and takes no new memory, which the system would
-        # have to clear.
+        # again and again alternates between two, without new memory that the system has to clear.
         for key in keys:
             old, spare = self._own.get(key), self._spares.get(key)
             self._spares[key] = old
@@ -316,7 +315,7 @@ class Storage:
                 begin += nbytes
 
     def _use_layout(self, key, layout):
-        self._unposted.add(key)  # first: after a Ctrl-C below, the next command posts the place
+        self._unposted.add(key)  # before the rest: after a Ctrl-C the next command posts the place
         self.version += 1
         self._own[key].lay_out(layout)
 
@@ -348,10 +347,7 @@ class Storage:
         self.version += 1
 
     def post(self) -> None:
-        """Write the places of this rank's regions to its log, if they have changed.
-
-        All ranks meet after it.
-        """
+        """Write the places of this rank's regions to its log, if they have changed; then meet."""
         if not self._unposted:
             return
         gate = self._worker.gate
@@ -391,7 +387,7 @@ class Storage:
         return None if spare is None else spare.segment.ref
 
     def hear(self) -> None:
-        """Read the new entries in the logs of the other ranks. All ranks have met before it."""
+        """Read the new entries in the logs of the other ranks, after a meeting."""
         gate = self._worker.gate
         every = gate.news()
         if every == self._heard:
@@ -413,7 +409,7 @@ class Storage:
         while at < end:
             length = int.from_bytes(log[at : at + _HEADER], "little")
             at += _HEADER
-            # Not attached yet: the segment of an old entry may have gone since.
+            # Segments are attached later: that of an old entry may have gone since.
             self._others[rank].update(pickle.loads(log[at : at + length]))
             at += length
 
@@ -421,15 +417,15 @@ class Storage:
         """Return the arrays of a key's region on one rank: views."""
         if rank == self._worker.rank:
             return self._own[key].arrays
-        found = self._others[rank][key]
-        if isinstance(found, ArrayPlace):
-            found = self._others[rank][key] = self._attach(found)
-            segment, _, place = found
+        attached = self._others[rank][key]
+        if isinstance(attached, ArrayPlace):
+            attached = self._others[rank][key] = self._attach(attached)
+            segment, _, place = attached
             kept = self._turning[rank].pop(key, {})
             if place.spare is not None:
                 memory = {place.segment: segment, place.spare: kept.get(place.spare)}
                 self._turning[rank][key] = memory
-        return found[1]
+        return attached[1]
 
     def places(self, rank, key) -> list:
         """Return the places of a key's arrays on one rank: (segment, dtype, shape, offset) each."""
@@ -460,8 +456,8 @@ class Storage:
     def runs(self, keys, ranks) -> list:
         """Return flat arrays that span the values of all keys: lists with one for each rank.
 
-        One array spans several values if their regions lie side by side on all of these ranks, as
-        those that were made together do, and have one dtype. Shapes must be equal on the ranks.
+        One array spans several values of one dtype whose regions lie side by side on all of these
+        ranks: these were made together. Shapes must be equal on the ranks.
         """
         runs: list = []
         for key in keys:

@@ -5,7 +5,7 @@
     runs its part                                                   runs its part
     finish()       ◀── reply, DONE[rank] = n ─────────  wakes       worker_finish(reply, error)
 
-How ranks wait, spin, sleep and wake one another is in `meetings`. The data come before the cell
+`meetings` has how ranks wait, spin, sleep and wake one another. Data are stored before the cell
 that announces them: the command before SEQUENCE, the reply before DONE.
 
 The master pickles a command into the mailbox once; for later calls of it the slot number is enough.
@@ -59,17 +59,16 @@ class SharedGate(Meetings, Gate):
     it has ended.
     """
 
-    # With several machines: the first of this one's ranks, and its name, for messages.
+    # For messages, with several machines: the number of this machine's first rank, and its name.
     first_rank, host = 0, ""
 
     def __init__(self, n_ranks: int, master_rank: int, spin: bool):
         Gate.__init__(self, n_ranks, master_rank)
-        self._files = []  # none, where Python or the system makes no files of this kind
+        self._files = []  # empty where Python or the system has no memfd_create
         with contextlib.suppress(AttributeError, OSError):
             self._files.append(make_file(n_ranks))
-        # No rank writes to it. The master alone holds the write end, so its end of file is the
-        # master's death.
-        self._life_pipe, self._life = (), None  # on workers, their own end of it
+        # No rank writes to this pipe. Only the master has the write end: the pipe ends with it.
+        self._life_pipe, self._life = (), None  # `_life`: a worker's descriptor of the read end
         try:
             memory = GateMemory(n_ranks, *self._files)
             self._life_pipe = make_pipe()
@@ -83,7 +82,7 @@ class SharedGate(Meetings, Gate):
         self._processes = {}  # rank -> process, on the master
         self._slots = {}  # command -> its slot number, for commands that all workers have
         self.is_open = False
-        self._last = None, 0  # the last command and its slot: found without hashing the command
+        self._last = None, 0  # the last command and its slot, to save hashing the command again
 
     def _locate_cells(self):
         super()._locate_cells()
@@ -91,7 +90,7 @@ class SharedGate(Meetings, Gate):
 
     def _on_end(self, fd):
         if fd == self._life:
-            os._exit(1)  # the master is gone: no process is left to report to
+            os._exit(1)  # the master has ended: no process is left to report to
         self.check_alive()
 
     def _raise_left(self, rank):
@@ -116,12 +115,12 @@ class SharedGate(Meetings, Gate):
                 self._meet()
 
     def introduce(self, device: str) -> None:
-        """Say which rank this process is, on which device."""
+        """Tell `synkhronos top` which rank this process is, and on which device."""
         role = "master" if self.rank == self.master_rank else "worker"
         self.label(rank=self.rank, of=self.n_ranks, device=device, pid=os.getpid(), role=role)
 
     def become_worker(self, rank: int) -> None:
-        """Take the place of `rank`, in its own process, right after the fork."""
+        """Make this gate that of `rank`, in its process, right after the fork."""
         self.rank = rank
         self._locate_cells()
         self._sequence = 0
@@ -166,12 +165,12 @@ class SharedGate(Meetings, Gate):
             self.abort()
         elif reply is not None:
             self._put_reply(ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
-        # Last: from here on the master may read the reply, return, and start the next call.
+        # After this store the master may read the reply, return, and start the next call.
         cells[done] = self._sequence
         with self._fence:
             waits_for = cells[self._master_sleeps]
-        # The master may also wait for this rank to come to a meeting: then it hears that it never
-        # will. Other ranks hear of that a heartbeat later.
+        # The master may also wait for this rank at a meeting, to which it will not come: the master
+        # is woken now, and other ranks look a heartbeat later.
         if waits_for in (done + 1, self._met + 1):
             write(self._wake_pipes[self.master_rank])
 
@@ -200,7 +199,7 @@ class SharedGate(Meetings, Gate):
         if self.is_open:
             self.drain()
         if self.errors:
-            self.errors.clear()  # from a call in which a Ctrl-C came before they were raised
+            self.errors.clear()  # a Ctrl-C may have come before the last call raised them
         cells = self._cells
         known, slot = self._last
         length = 0
@@ -222,10 +221,7 @@ class SharedGate(Meetings, Gate):
         self._wake(SEQUENCE)
 
     def _post(self, command):
-        """Put a new command into the mailbox; return its slot and length.
-
-        No worker reads the mailbox meanwhile: all have finished the call before.
-        """
+        """Put a new command into the mailbox, which no worker reads now; return slot and length."""
         payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
         if len(payload) > MAILBOX:
             raise SessionError(f"A command of {len(payload)} bytes is too long to send.")
@@ -235,8 +231,8 @@ class SharedGate(Meetings, Gate):
         return len(self._slots), len(payload)
 
     def _forget_slots(self):
-        # The workers keep their commands until a new command comes for the slot. First `_last`,
-        # which is looked at first: a Ctrl-C may come in between.
+        # The workers keep a command until a new one comes for its slot. `_last` is cleared first,
+        # because `start` looks there first, and a Ctrl-C may come in between.
         self._last = None, 0
         self._slots.clear()
 
@@ -250,21 +246,21 @@ class SharedGate(Meetings, Gate):
                 self._wait(line + DONE, sequence)
             if cells[line + REPLY_KIND]:
                 self._take_reply(rank, line)
-        # After all replies: a finish that a Ctrl-C has interrupted is repeated by the next start.
+        # Set after all replies: the next start repeats a finish that a Ctrl-C has interrupted.
         self.is_open = False
 
     def _take_reply(self, rank, line):
         cells = self._cells
         data = pickle.loads(self._replies[rank][: cells[line + REPLY_LENGTH]])
         if cells[line + REPLY_KIND] == ERROR:
-            self._forget_slots()  # the worker may not have the command, so it must be sent again
+            self._forget_slots()  # the worker may not have been able to unpickle the command
             self.errors[rank] = data
         else:
             self.on_answer(rank, data)
-        cells[line + REPLY_KIND] = NO_REPLY  # last: a reply is taken again rather than lost
+        cells[line + REPLY_KIND] = NO_REPLY  # after the rest: a Ctrl-C then loses no reply
 
     def check_alive(self, milliseconds: int = 0) -> None:
-        """Raise WorkerDied if a worker is gone, or goes in that time; the master knows them all."""
+        """Raise WorkerDied if a worker has ended, or ends within this time; workers do nothing."""
         ended = {fd for fd, _ in self._deaths.poll(milliseconds)}
         for rank, process in self._processes.items():
             if process.sentinel in ended:

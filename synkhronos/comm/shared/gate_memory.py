@@ -8,8 +8,8 @@
 
 The memory is made before the fork. Pages that no rank writes to take no memory. It is freed when
 the last process that has inherited it has ended or dropped it. `synkhronos top` finds it by its
-name in /proc/<pid>/fd, and reads cells and labels; so the name has a number, which a change of
-these changes.
+name in /proc/<pid>/fd, and reads cells and labels. The name has a number: whoever changes cells or
+labels changes the number.
 """
 
 import ctypes
@@ -29,13 +29,13 @@ REPLY = 1 << 16  # bytes for each rank
 BOARD = 1 << 21  # bytes for each rank
 
 # The master's cells: the number of the last call, the slot of its command, the command's length in
-# the mailbox (0 for a command that the workers know), the number of the last aborted call, the rows
-# that the call selects: the first, and the one after the last; until when ranks don't spin, and how
-# long the last such time was (see `spinning`). All ranks write ABORT, CROWDED and PAUSE.
+# the mailbox (0 for a command that the workers know), the number of the last aborted call, the
+# first row that the call selects and the one after the last, the time until which ranks don't spin,
+# and the length of the last such pause (see `spinning`). All ranks write ABORT, CROWDED and PAUSE.
 SEQUENCE, SLOT, LENGTH, ABORT, BEGIN, END, CROWDED, PAUSE = range(8)
 # A rank's cells: the last call that it has finished, the cell that it sleeps for plus one (0 if it
-# is awake, ELSEWHERE if it waits for another machine), its reply, the rows that it has computed,
-# its last meeting, how far its board is written, and its vote.
+# is awake, ELSEWHERE if it waits for another machine), the kind and length of its reply, the number
+# of rows that it has computed, its last meeting, how far its board is written, and its vote.
 DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, VOTE = range(8)
 LINE = 8  # cells of a rank, 64 bytes: ranks that write to one cache line slow each other down
 NO_REPLY, ANSWER, ERROR = range(3)
@@ -73,10 +73,9 @@ class GateMemory:
 
 
 def _map(file, nbytes):
-    """Return a map of a file as an array.
+    """Return a map of a file as an array, which takes no descriptor, other than Python's mmap.
 
-    Python's mmap would keep a descriptor until the map goes, which functions of a closed session
-    keep.
+    Functions of a closed session keep the map.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     number, size = ctypes.c_int, ctypes.c_size_t
@@ -92,12 +91,12 @@ def _map(file, nbytes):
 
 
 def make_file(n_ranks: int) -> int:
-    """Return the descriptor of memory for so many ranks: a file without a place."""
+    """Return the descriptor of memory for so many ranks: a file that is in no folder."""
     file = os.memfd_create(NAME, os.MFD_CLOEXEC)
     try:
         os.fchmod(file, 0o600)
         os.ftruncate(file, GateMemory.nbytes(n_ranks))
-    except OSError:  # such as of a limit of the size of files
+    except OSError:  # such as a limit of the size of files
         os.close(file)
         raise
     return file
@@ -106,21 +105,21 @@ def make_file(n_ranks: int) -> int:
 def make_fence():
     """Return a fence: entering ``with fence:`` orders a store to a cell before the next load.
 
-    A processor may delay a store past a later load of another cell, x86 too. Then a rank that
+    A processor, x86 too, may delay a store past a later load of another cell. Then a rank that
     stores its ASLEEP flag and loads a cell, and one that stores the cell and loads the flag, can
     miss each other, and the first sleeps on. Taking a lock is an atomic read-modify-write: on x86 a
-    full memory barrier, whichever lock it is. Each process takes its own copy of the lock, so no
-    rank waits for another. ``with``, because a Ctrl-C between acquire() and release() would leave
-    the lock taken for ever; and with a statement in it, because Python does not leave the block
-    if an exception comes at a ``pass``.
+    full memory barrier, whichever lock it is. Each process has its own copy of the lock, so no rank
+    waits for another. Use ``with``: a Ctrl-C between acquire() and release() would leave the lock
+    taken for ever. Put a statement in the block: Python does not leave it if an exception comes at
+    a ``pass``.
     """
     return threading.Lock()
 
 
 def make_wake_pipes(count):
-    """Return `count` descriptors, each of both ends of a pipe; they don't block.
+    """Return a descriptor for each rank, of both ends of a pipe; reads and writes don't block.
 
-    One for each rank, which all ranks have: two would be twice as many in every process.
+    All ranks have all of them, so a descriptor for each end would be twice as many.
     """
     pipes = []
     try:

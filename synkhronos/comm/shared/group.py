@@ -4,9 +4,9 @@
                starts each rank with its descriptors, and their numbers in its environment
     rank       join()  ──▶  SharedGroup
 
-Collectives work in shared memory (`meetings`): each rank reduces its share of all arrays where they
-lie. Messages go through the sockets, large arrays in them through shared memory. The end of a
-socket is the death of its rank, unless the rank has left.
+Collectives work in shared memory (`meetings`): each rank reduces its share of all ranks' arrays in
+place. Messages go through the sockets, large arrays in them through shared memory. If a socket ends
+before its rank has left the group, the rank has died.
 """
 
 from __future__ import annotations
@@ -61,9 +61,8 @@ class GroupSetup:
         take_standard_streams()  # the descriptors made here must not be theirs
         allow_descriptors(size)
         self._memory = make_file(size)
-        GateMemory(size, self._memory).cells[SEQUENCE] = (
-            1  # the one call that all collectives are in
-        )
+        # To the cells, all collectives are meetings in one call.
+        GateMemory(size, self._memory).cells[SEQUENCE] = 1
         self._wake_pipes = make_wake_pipes(size)
         members = range(size + has_carrier)
         self._sockets: list[dict[int, socket.socket]] = [{} for _ in members]
@@ -72,13 +71,13 @@ class GroupSetup:
                 self._sockets[rank][other], self._sockets[other][rank] = socket.socketpair()
 
     def sockets_of_carrier(self) -> dict[int, socket.socket]:
-        """Return the sockets of the carrier, which are its own from now on."""
+        """Return the sockets of the carrier, which closes them."""
         return self._sockets.pop()
 
     def place(self, rank: int, **more: Any) -> tuple[str, list[int]]:
-        """Return what to tell a rank, as JSON, and the descriptors that it inherits."""
+        """Return what `join` needs on a rank, as JSON, and the descriptors that it inherits."""
         peers = {other: each.fileno() for other, each in self._sockets[rank].items()}
-        told = {
+        place = {
             **more,
             "rank": rank,
             "size": self._size,
@@ -87,7 +86,7 @@ class GroupSetup:
             "wake": self._wake_pipes,
             "peers": peers,
         }
-        return json.dumps(told), [self._memory, *self._wake_pipes, *peers.values()]
+        return json.dumps(place), [self._memory, *self._wake_pipes, *peers.values()]
 
     def close(self) -> None:
         """Close all descriptors of this process."""
@@ -114,7 +113,7 @@ def allow_descriptors(size: int) -> None:
 
 
 def join(told: Mapping[str, Any], kind: type[SharedGroup] | None = None) -> SharedGroup:
-    """Return the group that this process was started for, told its `GroupSetup.place`."""
+    """Return the group of a process that was started with a `GroupSetup.place`."""
     rank, size = told["rank"], told["size"]
     memory = GateMemory(size, told["memory"])
     os.set_inheritable(told["memory"], False)
@@ -145,7 +144,7 @@ class SharedGroup(Meetings, Group):
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
         self._segments = Segments()
         self._mail = Mail(peers, self._segments, self._on_notice, self._on_end)
-        # id of an own array -> its number, those of all ranks
+        # id of this rank's array -> its number, the arrays of all ranks
         self._arrays: dict[int, tuple[int, list[np.ndarray]]] = {}
         self._boards: dict[int, Any] = {}  # segments of values that are too large for a board
         self.is_closed = False
@@ -160,7 +159,7 @@ class SharedGroup(Meetings, Group):
             self._poll.register(descriptor, select.POLLIN)
 
     def introduce(self, device: str) -> None:
-        """Say what this process is, and on which device."""
+        """Tell `synkhronos top` which rank this process is, and on which device."""
         self.label(rank=self.rank, of=self.size, device=device, pid=os.getpid())
 
     def barrier(self) -> None:
@@ -178,7 +177,7 @@ class SharedGroup(Meetings, Group):
             raise RuntimeError("the group is closed.")
 
     def _check_not_left(self, cell, value, abort):
-        # Only here: a rank that dies after it has come to a barrier does not fail the barrier.
+        # Called while the rank is missing: a death after it has come does not fail a barrier.
         self._raise_loss()
         super()._check_not_left(cell, value, abort)
 
@@ -216,7 +215,7 @@ class SharedGroup(Meetings, Group):
     def _put_on_board(self, value):
         """Put a value on this rank's board, and wait until all have done so."""
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        # In turns: a rank that is ahead writes one half, while others still read the other.
+        # A rank that is ahead writes to one half, while others still read the other.
         self._n_gathered += 1
         board = _half(self.boards[self.rank], self._n_gathered)
         length = len(data)
@@ -236,7 +235,7 @@ class SharedGroup(Meetings, Group):
             pairs = enumerate(zip(boards, lengths))
             values = [own if rank == self.rank else self._read(*each) for rank, each in pairs]
         if min(lengths) < 0:
-            self.barrier()  # until then the memory beside the boards is read
+            self.barrier()  # until then other ranks may read this rank's segment
         return values
 
     def _read(self, board, length):
@@ -246,20 +245,20 @@ class SharedGroup(Meetings, Group):
         return pickle.loads(segment.array(np.uint8, (-length,)))
 
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
-        """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks."""
+        """Return memory for `all_reduce`: a flat array of zeros on each rank."""
         dtype = np.dtype(dtype)
-        segment, told = None, None
+        segment = None
         try:
             segment = self._segments.create(max(1, size * dtype.itemsize))
             segment.copy_for_children()  # values of variables may lie there
-            told = segment.ref
+            ref_or_problem = segment.ref
         except SharedMemoryFull as error:
-            told = str(error)
-        everyone = self.all_gather((told, size, dtype.str))
-        asked = [each[1:] for each in everyone]
-        if any(each != asked[0] for each in asked):
-            raise ValueError(f"allocate() got other arguments on other ranks: {asked}.")
-        problems = [ref for ref, *_ in everyone if isinstance(ref, str)]
+            ref_or_problem = str(error)
+        everyone = self.all_gather((ref_or_problem, size, dtype.str))
+        arguments = [each[1:] for each in everyone]
+        if any(each != arguments[0] for each in arguments):
+            raise ValueError(f"allocate() got other arguments on other ranks: {arguments}.")
+        problems = [problem for problem, *_ in everyone if isinstance(problem, str)]
         if problems:
             raise SharedMemoryFull(problems[0])
         arrays = [
@@ -269,11 +268,11 @@ class SharedGroup(Meetings, Group):
         own = arrays[self.rank]
         self._arrays[id(own)] = len(self._arrays) + 1, arrays
         self._mail.large_messages.note(own, segment.ref)
-        self.barrier()  # until all have opened all
+        self.barrier()  # all ranks have opened all segments
         return own
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
-        """Replace the values of an array of `allocate` with the reduction over all ranks."""
+        """Replace an array from `allocate`, on all ranks, with the reduction over the ranks."""
         number, arrays = self.arrays_of(array)
         check_kind("all_reduce()", op, array.dtype, "array")
         if sixteen_bits:
@@ -287,22 +286,22 @@ class SharedGroup(Meetings, Group):
             raise ValueError("all_reduce() got another array on other ranks.")
         for reduce, out, copies in plan:
             reduce()
-            for each in copies:
-                each[...] = out
+            for target in copies:
+                target[...] = out
         self.barrier()
 
     def arrays_of(self, array: np.ndarray) -> tuple[int, list[np.ndarray]]:
-        """Return the number of an array of `allocate`, and those of all ranks."""
+        """Return the number of an array from `allocate`, and the arrays of all ranks."""
         if id(array) not in self._arrays:
             raise ValueError("all_reduce() takes arrays of allocate(), not views or others.")
         return self._arrays[id(array)]
 
     def forget(self, array: np.ndarray) -> None:
-        """Drop an array of `allocate`; all ranks do."""
+        """Drop an array from `allocate`; all ranks do."""
         self._arrays.pop(id(array), None)
 
     def place_of(self, array: np.ndarray) -> tuple:
-        """Return where an array of `allocate` lies: its segment, offset and bytes."""
+        """Return where an array from `allocate` is: its segment, offset and bytes."""
         return self._mail.large_messages.place_of(array)
 
     def meet(self):
@@ -310,7 +309,7 @@ class SharedGroup(Meetings, Group):
         self.barrier()
 
     def send(self, rank: int, *message: Any) -> None:
-        """Send a message; don't wait for its receiver."""
+        """Send a message without waiting for its receiver."""
         self.check_open()
         if rank == self.rank:
             self._own.append(copy.deepcopy(message))
@@ -318,11 +317,11 @@ class SharedGroup(Meetings, Group):
             self._mail.send(rank, message)
 
     def tell(self, rank: int, *notice: Any) -> None:
-        """Send a small thing, which the receiver notes when it comes; see `Mail.tell`."""
+        """Send a small message that `receive` does not return; see `Mail.tell`."""
         self._mail.tell(rank, *notice)
 
     def under_way(self, rank: int) -> int:
-        """Return how many messages with large arrays a rank has not taken."""
+        """Return the number of messages with large arrays that a rank has not received yet."""
         return self._mail.large_messages.under_way(rank)
 
     def receive(self, seconds: float | None = None) -> tuple[int, tuple | None] | None:
@@ -346,7 +345,7 @@ class SharedGroup(Meetings, Group):
             self.look(seconds, also)
 
     def look(self, seconds: float | None, also: Sequence[int] = ()) -> bool:
-        """Read what comes on sockets within a time; return whether there was something."""
+        """Read from the sockets; wait up to `seconds` for something; return whether it came."""
         unsent = self._mail.unsent
         for descriptor in unsent:
             self._poll.modify(descriptor, select.POLLIN | select.POLLOUT)
@@ -374,7 +373,7 @@ class SharedGroup(Meetings, Group):
             self.losses[rank] = "has died"
 
     def close(self, seconds: float = 10.0) -> None:
-        """Leave the group, when others have taken what was sent to them."""
+        """Leave the group when others have received all messages, or after `seconds`."""
         if self.is_closed:
             return
         self._mail.give_back()
@@ -384,7 +383,7 @@ class SharedGroup(Meetings, Group):
         self.is_closed = True
         self._cells[self._done] = self._cells[SEQUENCE]
         self._wake_all()
-        self._segments.leave()  # others may use what is left
+        self._segments.leave()  # others may still use these segments
         self._mail.close()
         self._arrays.clear()
         self._plans.clear()

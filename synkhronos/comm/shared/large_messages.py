@@ -1,12 +1,12 @@
-"""Messages with arrays, between ranks of one machine: what is large goes through shared memory.
+"""Messages with arrays, between ranks of one machine: large arrays go through shared memory.
 
-    sender      pack       small arrays in the message; large ones in a segment, whose place is sent
-    receiver    unpack     views of the segment
-                give_back  the answer that the views are not needed any more
-    sender      take_back  the segment can be filled again
+    sender      pack       puts large arrays into a segment, and sends their places
+    receiver    unpack     makes views of the segment
+                give_back  answers that the views are not needed any more
+    sender      take_back  can fill the segment again
 
-An array in memory that its sender has shared already is not copied: its place is sent. Descriptors
-of the segments go with the message, so that its arrays outlive a sender that dies.
+An array that is in shared memory already is not copied: its place is sent. Descriptors of the
+segments go with the message, so that its arrays outlive a sender that dies.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from synkhronos._machine.shared_memory import SegmentRef, Segments
 
 _SMALL = 1 << 15  # bytes of an array that is pickled with the message
-_FREE_SEGMENTS = 4  # that are kept to be filled again
+_FREE_SEGMENTS = 4  # at most, kept to be filled again
 _ALIGN = 64
 
 
 class Packed(NamedTuple):
-    """A message as `pack` has made it."""
+    """A message as `pack` makes it."""
 
     data: bytes
-    number: int = 0  # of the answer that the sender waits for; 0 for none
+    number: int = 0  # which the receiver answers; 0 for a message without large arrays
     places: tuple = ()  # (segment, offset, bytes) of each large array
 
 
@@ -37,7 +37,7 @@ class _Taken(NamedTuple):
 
 
 def pickled(message: tuple) -> tuple[bytes, list[np.ndarray]]:
-    """Return a message as pickle has it, and the memory of its large arrays, as bytes."""
+    """Return a pickled message without its large arrays, and the bytes of these arrays."""
     large: list[np.ndarray] = []
 
     def is_small(buffer):
@@ -51,12 +51,7 @@ def pickled(message: tuple) -> tuple[bytes, list[np.ndarray]]:
 
 
 class LargeMessages:
-    """The arrays of one rank that are under way, and those that have come.
-
-    Parameters
-    ----------
-    segments : Segments
-    """
+    """The large arrays that one rank has sent, and those that it has received."""
 
     def __init__(self, segments: Segments):
         self._segments = segments
@@ -64,14 +59,14 @@ class LargeMessages:
         self._under_way: dict[int, tuple[int, Any]] = {}  # number -> receiver, segment
         self._free: list[Any] = []  # segments
         self._shared: list[tuple[int, int, SegmentRef]] = []  # first address, end, segment
-        self._held: list[tuple[int, int]] = []  # sender, number of what `unpack` has returned
+        self._held: list[tuple[int, int]] = []  # sender, number of each message that is in use
 
     def under_way(self, rank: int) -> int:
-        """Return how many messages with large arrays a rank has not taken."""
+        """Return the number of messages with large arrays that a rank has not received yet."""
         return sum(to == rank for to, _ in self._under_way.values())
 
     def note(self, array: np.ndarray, segment: SegmentRef) -> None:
-        """Take note of memory that all ranks share: `array` begins where the segment does."""
+        """Note that a segment has the memory of an array, from its beginning."""
         begin = array.__array_interface__["data"][0]
         self._shared.append((begin, begin + array.nbytes, segment))
 
@@ -96,7 +91,7 @@ class LargeMessages:
         return Packed(data, number, tuple(places)), [each.fd for each in segments]
 
     def place_of(self, array: np.ndarray) -> tuple[SegmentRef, int, int] | None:
-        """Return where an array lies in memory that all ranks share; None if it does not."""
+        """Return where in the noted segments an array is: (segment, offset, bytes), or None."""
         begin = array.__array_interface__["data"][0]
         for first, end, segment in self._shared:
             if first <= begin and begin + array.nbytes <= end:
@@ -135,19 +130,19 @@ class LargeMessages:
         return pickle.loads(packed.data, buffers=views)
 
     def give_back(self) -> list[tuple[int, _Taken]]:
-        """Return (rank, answer) for each message of which the arrays are not needed any more."""
+        """Return (rank, answer) for each message in use, whose arrays are not needed any more."""
         held, self._held = self._held, []
         return [(rank, _Taken(number)) for rank, number in held]
 
     def take_back(self, answer: Any) -> bool:
-        """Take an answer of a receiver; return False if it is something else."""
+        """Take the answer of a receiver; return False for any other message."""
         if not isinstance(answer, _Taken):
             return False
         self._release(answer.number)
         return True
 
     def drop(self, rank: int) -> None:
-        """Wait for no answers of a rank that has ended."""
+        """Wait for no answer of a rank that has ended."""
         for number in [number for number, (to, _) in self._under_way.items() if to == rank]:
             self._release(number)
         self._held = [each for each in self._held if each[0] != rank]

@@ -1,7 +1,7 @@
-"""The messages of one process with its peers on the same machine: a socket for each of them.
+"""The messages between one process and its peers on the same machine, each through a socket.
 
-Large arrays go through shared memory (`large_messages`). The end of a socket is the end of its
-peer, and comes after all that the peer has sent.
+Large arrays go through shared memory (`large_messages`). The end of a socket, after all that its
+peer has sent, is the end of the peer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ class Mail:
     Parameters
     ----------
     peers : dict
-        Number -> socket.
-    segments : Segments
+        Number of a peer -> socket.
     on_notice : callable
-        Takes the number of a peer and what has come from its `tell`.
+        Takes the number of a peer, and a message that it has sent with `tell`.
     on_end : callable, optional
         Takes the number of a peer that has ended.
 
@@ -47,9 +46,9 @@ class Mail:
         self._channels: dict[int, Channel] = {}
         self.peers: dict[int, int] = {}
         self._came: collections.deque[tuple[int, Any]] = collections.deque()
-        self._ended: collections.deque[int] = collections.deque()  # of which `take` has not told
+        self._ended: collections.deque[int] = collections.deque()  # that `take` has to return
         self.large_messages = LargeMessages(segments)
-        # A process that this one forks must not hide its end.
+        # A forked process would keep the sockets open, and so hide the end of this one.
         channels = self._all = weakref.WeakSet[Channel]()
         os.register_at_fork(after_in_child=lambda: [each.close() for each in channels])
         for number, each in peers.items():
@@ -68,31 +67,31 @@ class Mail:
 
     @property
     def unsent(self) -> list[int]:
-        """The descriptors of those peers for whom there is more than their sockets have room."""
+        """The descriptors of sockets that had no room for all that was sent."""
         return [each.fileno() for each in self._channels.values() if each.has_unsent]
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something that was sent has not been taken."""
+        """Whether a peer has not received all that was sent to it."""
         return any(
             channel.has_unsent or self.large_messages.under_way(peer)
             for peer, channel in self._channels.items()
         )
 
     def send(self, peer: int, message: tuple) -> None:
-        """Send a message, with arrays in it; to a peer that has ended nothing is sent."""
+        """Send a message, which may have arrays; to a peer that has ended nothing is sent."""
         if peer in self._channels:
             self._post(peer, *self.large_messages.pack(peer, message))
 
     def tell(self, peer: int, *notice: Any) -> None:
-        """Send a small thing, which `on_notice` of the peer gets when it comes."""
+        """Send a small message, which goes to `on_notice` of the peer as soon as it comes."""
         if peer in self._channels:
             self._post(peer, notice)
 
     def _post(self, peer, packed, descriptors=()):
         try:
             self._channels[peer].post(packed, descriptors)
-        except Closed:  # what it has sent before is still to be received
+        except Closed:  # what the peer has sent can still be received
             self._channels[peer].discard()
 
     def take(self) -> tuple[int, tuple | None] | None:

@@ -3,9 +3,9 @@
     rank                              shared cells                      another rank
     meet() ── MET[rank] = n ──▶ wakes those that sleep for this cell ──▶ meet() goes on
 
-A waiting rank first spins on a cell, for as long as `spinning` says. Then it sleeps in ``poll``: on
-a pipe of its own, to which another rank writes if it has stored the cell that the sleeper waits
-for, and on descriptors that become readable with a death. So a wait ends with the answer or with
+A waiting rank first spins on a cell, for as long as `spinning` says. Then it sleeps in ``poll`` on
+a pipe of its own, to which another rank writes when it stores the cell that the sleeper waits for,
+and on descriptors that become readable when a process dies. So a wait ends with the answer or with
 the death, and an idle rank uses no CPU.
 
 The order of stores and loads:
@@ -58,13 +58,13 @@ class Notices:
         return LINE * (rank + 1)
 
     def label(self, **told) -> None:
-        """Say what this rank is, to `synkhronos top`; without a word, that it is no more."""
+        """Tell `synkhronos top` what this rank is; without arguments, that it has ended."""
         text = json.dumps(told).encode() if told else b""
         self._labels[self.rank][:] = text[:LABEL].ljust(LABEL, b"\0")
 
     def post_news(self, news: int) -> None:
-        """Tell how far this rank's board is written: a larger number with every change."""
-        # Stored after the board is written: a rank that reads the number finds the entries.
+        """Publish how far this rank's board is written: a larger number with every change."""
+        # Stored after the board is written: a rank that loads the number finds the entries.
         self._cells[self._line(self.rank) + NEWS] = news
 
     def news(self) -> list:
@@ -72,8 +72,8 @@ class Notices:
         return self._cells[LINE + NEWS :: LINE].tolist()
 
     def post_bounds(self, begin: int, end: int) -> None:
-        """Tell all ranks, before the next call, which rows it selects: the master does."""
-        # As the slot of the command, they are stored before SEQUENCE, and read in the call only.
+        """Tell all ranks, on the master, which rows the next call selects."""
+        # As the slot of the command, they are stored before SEQUENCE and loaded in the call only.
         cells = self._cells
         cells[BEGIN], cells[END] = begin, end
 
@@ -83,7 +83,7 @@ class Notices:
         return cells[BEGIN], cells[END]
 
     def report_rows(self, rows: int) -> None:
-        """Tell from how many rows this rank computed; -1 says that it did not run."""
+        """Publish the number of rows that this rank computed from; -1 if it did not run."""
         self._cells[self._own_rows] = rows
 
     def rows(self) -> list:
@@ -113,14 +113,9 @@ class Notices:
         return self._cells[self._line(rank) + DONE] >= self._cells[SEQUENCE]
 
     def slowest(self, ranks, kind: int, value: int) -> list:
-        """Return those of `ranks` that hold up the others in a wait for cells to reach a value.
+        """Return those of `ranks` that hold up a wait until their cells of a kind reach a value.
 
-        Parameters
-        ----------
-        ranks : iterable of int
-        kind : int
-            Which cell of each rank is waited for: DONE or MET.
-        value : int
+        The kind is DONE or MET.
         """
         cells, begin = self._cells, self._cells[SEQUENCE] << 20
         met = {
@@ -197,7 +192,7 @@ class Meetings(Notices):
                 if not self._sleep():
                     patience = self._warn(patience, cell % LINE, value)
         finally:
-            cells[asleep] = 0  # a flag that a Ctrl-C here leaves set costs needless writes only
+            cells[asleep] = 0  # if a Ctrl-C comes before this, ranks wake this one needlessly
 
     def _sleep(self):
         """Sleep until a rank wakes this one or a process ends; return False after a heartbeat."""
@@ -228,7 +223,7 @@ class Meetings(Notices):
         raise NotImplementedError
 
     def _warn(self, patience, kind, value):
-        """Warn of a wait for cells of a kind, if it is time; return the `Patience` of the wait."""
+        """Warn, if it is time, that ranks keep this one waiting; return the wait's `Patience`."""
         return patience
 
     def _wake(self, stored):
@@ -248,7 +243,7 @@ class Meetings(Notices):
 
     def abort(self):
         """Tell every rank to leave the call that is under way."""
-        # The number of the call, so that the next call need not clear it.
+        # ABORT gets the number of the call, so that the next call need not clear it.
         self._cells[ABORT] = self._cells[SEQUENCE]
         self._wake_all()
 
@@ -285,7 +280,7 @@ class Meetings(Notices):
             self._raise_left(done // LINE - 1)
 
     def _raise_left(self, rank):
-        """Raise what it means that a rank has left without coming to a meeting."""
+        """Raise the exception for a rank that has left without coming to a meeting."""
         raise NotImplementedError
 
 

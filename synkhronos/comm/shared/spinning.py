@@ -1,19 +1,18 @@
-"""The time that a waiting rank looks at a cell, before it sleeps.
+"""How long a waiting rank spins on a cell before it sleeps.
 
     wait ──▶ looks without a pause ──▶ looks, and leaves the core to others ──▶ sleeps in `poll`
              100 microseconds          twice as long as the last wait took,
                                        at most 2 milliseconds
 
-To spin is the fastest way to wait for as long as each rank has a core for itself: to wake a sleeper
-takes some 50 microseconds. If other processes want the core, it is the slowest: a spinning rank
-keeps the core from the rank that it waits for, or it is suspended in turn for some milliseconds. So
-a rank that was suspended while it spun says so in a cell, CROWDED, and for a while no rank spins:
-then the ranks take turns on the cores that are left, and one wakes the next when it has news. When
-that while is over the ranks spin again; if that fails again soon, the next one is twice as long.
+To spin is the fastest way to wait if each rank has a core for itself: to wake a sleeper takes some
+50 microseconds. If other processes need the core, it is the slowest: a spinning rank keeps the core
+from the rank that it waits for, or is itself suspended for some milliseconds. So a rank that was
+suspended while it spun sets the cell CROWDED, and all ranks sleep instead of spinning during a
+pause. The pause is twice as long as the one before if that ended a short time ago.
 
 With more ranks than cores a rank looks only a few times, and leaves the core to others in between.
 
-No order of stores matters here. What a rank reads late, or never, costs time only.
+The order of stores does not matter here: a value that a rank reads too late only costs time.
 """
 
 import os
@@ -23,28 +22,23 @@ import time
 from synkhronos.comm import Aborted
 from synkhronos.comm.shared.gate_memory import ABORT, CROWDED, LINE, PAUSE, SEQUENCE
 
-_MS = 1_000_000  # nanoseconds, which all times here are in
+_MS = 1_000_000  # nanoseconds, the unit of all times here
 _LOOKS = range(50)  # looks at a cell between two of the clock: 2 to 3 microseconds
 _YIELDS = range(20)  # looks with more ranks than cores
-SHORTEST = 100_000  # every rank that may spin at all spins as long
+SHORTEST = 100_000  # at least as long a rank spins, if it spins at all
 LONGEST = 2 * _MS
-_SUSPENDED = 400_000  # a gap between two looks that no interrupt of the processor explains
-_TAKEN = 100_000  # the same, after the rank has offered its core to others
-_SLICE = 10 * _MS  # the system gives another process the core for less at a time
+_SUSPENDED = 400_000  # a gap between two looks that is too long for an interrupt of the processor
+_TAKEN = 100_000  # a gap after which another process has had the core that was offered to it
+_SLICE = 10 * _MS  # longer than another process has the core at a time
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 2 * _MS, 250 * _MS
 
 _clock = time.monotonic_ns  # the same in all processes of a machine
 
 
 class Spinning:
-    """One rank's limits, from its last waits.
+    """How long one rank spins, as it has learnt from its last waits.
 
-    Parameters
-    ----------
-    cells : memoryview
-        The cells of the gate.
-    has_cores : bool
-        Whether there is a core for each rank.
+    `cells` are those of the gate; `has_cores` says whether there is a core for each rank.
     """
 
     def __init__(self, cells, has_cores: bool):
@@ -52,10 +46,10 @@ class Spinning:
         self._has_cores = has_cores
         self._limits = [SHORTEST] * LINE  # for each kind of cell, how long to spin
         self._began = 0  # when this rank began to spin in the present wait; 0 if it did not
-        self._switches = 0  # how often this thread had been suspended when it last asked
+        self._switches = 0  # how often this thread had been suspended, at the last look
 
     def wait(self, cell: int, value: int, abort) -> bool:
-        """Return whether a cell reaches a value soon; raise Aborted if the call `abort` ends."""
+        """Return whether a cell reaches a value soon; raise Aborted if call `abort` is aborted."""
         cells = self._cells
         self._began = 0
         if not self._has_cores:
@@ -92,25 +86,25 @@ class Spinning:
                     return False
 
     def learn(self, cell: int) -> None:
-        """Take account of a wait that has just ended, in which this rank has slept."""
+        """Set the next limit after a wait in which this rank has slept."""
         if not self._began:
             return
         kind, took = cell % LINE, _clock() - self._began
         if took < LONGEST:
             self._limits[kind] = min(max(2 * took, SHORTEST), LONGEST)
-        else:  # not at once: long and short waits may come in turns
+        else:  # only by half: long and short waits may alternate
             self._limits[kind] = max(self._limits[kind] // 2, SHORTEST)
 
     def _note_suspended(self, cell, value, now):
-        # Between two calls the cores are the script's, which may compute with threads on all of
-        # them. That a rank was suspended then says nothing, unless a call began meanwhile.
+        # Between two calls the script may compute with threads on all cores. That a rank was
+        # suspended then does not count, unless a call began meanwhile.
         if cell != SEQUENCE or self._cells[cell] >= value:
             self._report(now)
 
     def _report(self, now):
         """Stop all ranks from spinning for a while, if another process has had this core."""
-        # It may have been another thread of this process, which holds Python's lock for 5 ms at a
-        # time: then the core is still this rank's.
+        # The gap may come from another thread of this process, which holds Python's lock for 5 ms
+        # at a time: then the core is still this rank's.
         switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         if switches == self._switches:
             return
@@ -118,7 +112,7 @@ class Spinning:
         cells = self._cells
         since = now - cells[CROWDED]
         if since < 0:
-            return  # another rank was faster
+            return  # another rank has reported it
         self._began = 0  # this wait says nothing about the next
         again = since < 2 * cells[PAUSE] + _SLICE
         pause = 2 * cells[PAUSE] if again else _SHORTEST_PAUSE
