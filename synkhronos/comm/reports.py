@@ -168,29 +168,24 @@ class Patience:
 
     def wait_for(self, processes, in_a_meeting: bool) -> None:
         """Warn, if it is time, with the ranks that the call waits for: rank -> process id."""
-        waited = time.monotonic() - self._begin
-        if waited < self._next:
-            return
-        self._next = 2 * waited
-        ranks = " and ".join(
-            f"rank {rank} (process {pid}, {life_of(pid)})" for rank, pid in processes.items()
-        )
+        ranks = (f"rank {rank} (process {pid}, {life_of(pid)})" for rank, pid in processes.items())
         what = "come to a reduction with the other ranks" if in_a_meeting else "finish its part"
-        log.warning("a call has waited %.0f s for %s to %s", waited, ranks, what)
+        self._warn("a call has waited %.0f s for %s to %s", " and ".join(ranks), what)
 
     def wait_for_hosts(self, hosts) -> None:
         """Warn, if it is time, with the machines that the call waits for."""
-        waited = time.monotonic() - self._begin
-        if hosts and waited >= self._next:
-            self._next = 2 * waited
-            log.warning("a call has waited %.0f s for %s to finish", waited, " and ".join(hosts))
+        if hosts:
+            self._warn("a call has waited %.0f s for %s to finish", " and ".join(hosts))
 
     def wait_for_others(self, named: str) -> None:
         """Warn, if it is time, with the name of what the wait is for."""
+        self._warn("has waited %.0f s for %s", named)
+
+    def _warn(self, text, *arguments):
         waited = time.monotonic() - self._begin
         if waited >= self._next:
             self._next = 2 * waited
-            log.warning("has waited %.0f s for %s", waited, named)
+            log.warning(text, waited, *arguments)
 
     def end(self) -> None:
         """Log the end of the wait, if there was a warning."""

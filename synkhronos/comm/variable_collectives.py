@@ -100,9 +100,6 @@ class Variables:
     def make_room(self, shapes):
         """Make memory, in one segment, for values of these shapes that are assigned next."""
         self._storage.begin()
-        self._make_room(shapes)
-
-    def _make_room(self, shapes):
         self._storage.make_room(
             {key: shape for key, shape in shapes.items() if not self._is_apart(key)}
         )
@@ -196,7 +193,7 @@ class Variables:
                     target[...] = source
                 return
         values = {key: self._storage.value_of(root, key) for key in keys}
-        self._make_room({key: value.shape for key, value in values.items()})
+        self.make_room({key: value.shape for key, value in values.items()})
         for key, value in values.items():
             self._give(key, value)
 

@@ -373,18 +373,14 @@ class Storage:
         self._unposted.clear()
 
     def _entry(self, keys):
-        regions = {key: self._own[key] for key in keys if key in self._own}
+        regions = [(key, self._own.get(key), self._spares.get(key)) for key in keys]
         places = {
-            key: region.place._replace(spare=self._spare_of(key))
-            for key, region in regions.items()
-            if region.layout is not None
+            key: region.place._replace(spare=spare.segment.ref if spare else None)
+            for key, region, spare in regions
+            if region is not None and region.layout is not None
         }
         data = pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
         return len(data).to_bytes(_HEADER, "little") + data
-
-    def _spare_of(self, key):
-        spare = self._spares.get(key)
-        return None if spare is None else spare.segment.ref
 
     def hear(self) -> None:
         """Read the new entries in the logs of the other ranks, after a meeting."""

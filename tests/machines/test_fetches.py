@@ -62,8 +62,8 @@ def test_many_arrays_lie_in_few_segments():
     for _ in range(3):
         arena.begin()
         places = blocks_of(arena, [10_000] * 1000)
-        assert len({block.ref for block, _ in places}) <= 5
-        taken = sorted((block.ref.serial, offset) for block, offset in places)
+        assert len({block.segment.ref for block, _ in places}) <= 5
+        taken = sorted((block.segment.ref.serial, offset) for block, offset in places)
         for (serial, offset), (other, following) in zip(taken, taken[1:]):
             assert serial != other or offset + 10_000 <= following
 
@@ -79,7 +79,7 @@ def test_calls_of_the_same_arrays_take_no_new_memory():
     for _ in range(100):
         arena.begin()
         blocks_of(arena, [100])
-    assert [block.ref.nbytes for block in arena._blocks] == [1 << 20]
+    assert [block.segment.ref.nbytes for block in arena._blocks] == [1 << 20]
 
 
 def test_what_is_still_coming_is_not_overwritten():

@@ -16,7 +16,6 @@ over the machines (`reductions`).
 `variable_collectives`  collectives on shared variables
 `arrays`                reductions inside of functions
 `outputs`               outputs of functions
-`communicator`          one rank's end of all this
 ======================  ==========================================================================
 
 A group over several machines is `machines_group`, with a `group_carrier` on each. Both kinds of

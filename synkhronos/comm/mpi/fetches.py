@@ -28,6 +28,8 @@ it, also after an abort.
 
 import collections
 import socket
+from dataclasses import dataclass
+from typing import Any, List, Optional
 
 import numpy as np
 
@@ -43,24 +45,15 @@ _SMALLEST_PART, _PARTS = 1 << 16, 4  # of a chain; so many for each machine, if 
 _UNUSED_CALLS = 64  # a segment that no call needed for so long is freed
 
 
+@dataclass(eq=False)
 class _Fetch:
-    """Arrays of another machine on their way to this one.
+    """Arrays of another machine on their way to this one."""
 
-    Attributes
-    ----------
-    waiting : list of (int, object)
-        The peer, and the id of its request, for each that wants them.
-    call : tuple
-    targets : list of numpy.ndarray, or None
-        Where they are to lie; None for the arena.
-    answer : tuple
-        The name of the message, and its content.
-    relay : _Relay, or None
-    """
-
-    def __init__(self, peer, id, call, targets, relay=None):
-        self.waiting, self.call, self.targets, self.relay = [(peer, id)], call, targets, relay
-        self.answer = None
+    waiting: list  # (peer, id of its request) of each that wants them
+    call: tuple  # its session and number
+    targets: Optional[List[np.ndarray]]  # where they go; None for the arena
+    relay: "Optional[_Relay]" = None
+    answer: Optional[tuple] = None  # the name of the message to `waiting`, and its content
 
 
 class _Relay:
@@ -148,7 +141,7 @@ class Fetches:
             self._arena.begin()
         fetch = self._whole.get((machine, place)) if rows is None else None
         if fetch is None:
-            fetch = self._want(_Fetch(peer, id, call, None), machine, [place], rows, axis)
+            fetch = self._want(_Fetch([(peer, id)], call, None), machine, [place], rows, axis)
             if rows is None:
                 self._whole[machine, place] = fetch
         elif fetch.answer is None:
@@ -160,7 +153,7 @@ class Fetches:
     def from_rank_copy(self, peer, id, call, machine, places, targets):
         """Copy arrays of another machine into arrays of ranks here; answer when they are there."""
         arrays = [self._carrier.open(place) for place in targets]
-        self._want(_Fetch(peer, id, call, arrays), machine, places)
+        self._want(_Fetch([(peer, id)], call, arrays), machine, places)
 
     def from_rank_copy_to_all(self, peer, id, call, machine, places, targets):
         """Copy arrays of another machine, as all machines do, and pass them on."""
@@ -174,7 +167,8 @@ class Fetches:
             relay = self._relays[key] = _Relay(carrier, key, n_behind)
             for asked in self._asked.pop(key, ()):
                 relay.ask(*asked)
-        self._want(_Fetch(peer, id, call, arrays, relay), before, places, origin=machine, part=part)
+        fetch = _Fetch([(peer, id)], call, arrays, relay)
+        self._want(fetch, before, places, origin=machine, part=part)
 
     def _want(self, fetch, machine, places, rows=None, axis=0, origin=None, part=PART):
         self._numbers += 1
@@ -255,8 +249,8 @@ class Fetches:
                 # It comes all the same; the next array must not be taken for it.
                 targets, answer = [np.empty(shape, dtype)], ("failed", problem_here(error))
             else:
-                targets = [block.array(dtype, shape, offset)]
-                answer = "done", (block.ref, dtype, shape, offset)
+                targets = [block.segment.array(dtype, shape, offset)]
+                answer = "done", (block.segment.ref, dtype, shape, offset)
                 block.n_coming += 1
 
         def end():
@@ -326,7 +320,7 @@ class Arena:
         return block, offset
 
     def _add(self, nbytes):
-        sizes = [block.ref.nbytes for block in self._blocks]
+        sizes = [block.segment.ref.nbytes for block in self._blocks]
         total = sum(size for size in sizes if size <= _LARGEST)
         try:
             segment = self._create(max(nbytes, min(max(total, _SMALLEST), _LARGEST)))
@@ -338,33 +332,21 @@ class Arena:
         return block
 
 
+@dataclass(eq=False)
 class _ArenaBlock:
-    """A segment of the arena, filled from its begin.
+    """A segment of the arena, filled from its beginning."""
 
-    Attributes
-    ----------
-    used : int
-        The bytes that this call has taken.
-    n_coming : int
-        The number of arrays in it that have not come yet.
-    unused_calls : int
-        The number of calls since one has taken bytes.
-    """
-
-    def __init__(self, segment):
-        self._segment, self.ref = segment, segment.ref
-        self.used = self.n_coming = self.unused_calls = 0
+    segment: Any
+    used: int = 0  # bytes that this call has taken
+    n_coming: int = 0  # arrays in it that have not come yet
+    unused_calls: int = 0  # since the last call that has taken bytes
 
     def takes(self, nbytes):
         """Return whether an array of so many bytes belongs here."""
-        size = self.ref.nbytes
+        size = self.segment.ref.nbytes
         # A segment for one large array is not filled with small ones, or the next call's large one
         # would need another.
         return self.used + nbytes <= size and (size <= _LARGEST or nbytes > size // 4)
-
-    def array(self, dtype, shape, offset):
-        """Return an array in it."""
-        return self._segment.array(dtype, shape, offset)
 
 
 def route(nbytes, machine, origin, n_machines):

@@ -178,11 +178,6 @@ class MachinesGroup(Group):
         everyone = dict(zip(self._order, (value for each in found for value in each)))
         return [everyone[rank] for rank in range(self.size)]
 
-    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
-        """Return the values of all ranks on rank `root`, and None on the others."""
-        everyone = self.all_gather(value)
-        return everyone if self.rank == root else None
-
     def _answer_to(self, question, place=None):
         """Return the carriers' answer, when the first ranks of all machines have asked."""
         number = self._n_asked + 1

@@ -90,11 +90,10 @@ class GroupSetup:
 
     def close(self) -> None:
         """Close all descriptors of this process."""
-        os.close(self._memory)
-        for pipe in self._wake_pipes:
-            os.close(pipe)
-        for each in self._sockets:
-            for end in each.values():
+        for descriptor in (self._memory, *self._wake_pipes):
+            os.close(descriptor)
+        for ends in self._sockets:
+            for end in ends.values():
                 end.close()
 
 
@@ -114,16 +113,12 @@ def allow_descriptors(size: int) -> None:
 
 def join(told: Mapping[str, Any], kind: type[SharedGroup] | None = None) -> SharedGroup:
     """Return the group of a process that was started with a `GroupSetup.place`."""
-    rank, size = told["rank"], told["size"]
-    memory = GateMemory(size, told["memory"])
-    os.set_inheritable(told["memory"], False)
+    file, pipes = told["memory"], told["wake"]
+    for descriptor in (file, *pipes, *told["peers"].values()):
+        os.set_inheritable(descriptor, False)
     peers = {int(other): socket.socket(fileno=fd) for other, fd in told["peers"].items()}
-    for pipe in told["wake"]:
-        os.set_inheritable(pipe, False)
-    for each in peers.values():
-        each.set_inheritable(False)
-    shared = memory, told["memory"]
-    return (kind or SharedGroup)(rank, *shared, told["wake"], peers, told["host"])
+    memory = GateMemory(told["size"], file)
+    return (kind or SharedGroup)(told["rank"], memory, file, pipes, peers, told["host"])
 
 
 class SharedGroup(Meetings, Group):
@@ -233,7 +228,7 @@ class SharedGroup(Meetings, Group):
         values = None
         if is_reader:
             pairs = enumerate(zip(boards, lengths))
-            values = [own if rank == self.rank else self._read(*each) for rank, each in pairs]
+            values = [own if rank == self.rank else self._read(*pair) for rank, pair in pairs]
         if min(lengths) < 0:
             self.barrier()  # until then other ranks may read this rank's segment
         return values

@@ -49,10 +49,46 @@ from synkhronos.comm.shared.spinning import Spinning
 HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes it
 
 
-class Notices:
-    """Cells in which each rank tells the others something: they read it after a meeting."""
+class Meetings:
+    """One rank's end of the cells, and of the pipes that wake sleepers.
+
+    Parameters
+    ----------
+    memory : GateMemory
+        Of all ranks.
+    wake_pipes : list of int
+        One for each rank, of `make_wake_pipes`.
+    rank, n_ranks : int
+    spin : bool
+        Whether each rank has a core of its own.
+    """
 
     posts_bounds = True
+
+    def __init__(self, memory, wake_pipes, rank, n_ranks, spin):
+        self.rank, self.n_ranks = rank, n_ranks
+        self._cells, self._labels = memory.cells, memory.labels
+        # Each rank writes to its own board before a meeting; all others read it after the meeting.
+        self.boards = memory.boards
+        self._spinning = Spinning(self._cells, spin)
+        self._wake_pipes = wake_pipes
+        self._fence = make_fence()
+        self._locate_cells()
+
+    def _locate_cells(self):
+        """Note where this rank's cells are, and those of the others."""
+        line = self._line(self.rank)
+        self._done, self._met, self._asleep = line + DONE, line + MET, line + ASLEEP
+        self._own_rows = line + ROWS
+        others = [rank for rank in range(self.n_ranks) if rank != self.rank]
+        self._others = tuple((rank, self._line(rank)) for rank in others)
+        self._meetings = tuple(line + MET for _, line in self._others)
+        self._sleepers = tuple(
+            (line + ASLEEP, self._wake_pipes[rank]) for rank, line in self._others
+        )
+        self._wake_pipe = self._wake_pipes[self.rank]
+        self._poll = select.poll()
+        self._poll.register(self._wake_pipe, select.POLLIN)
 
     def _line(self, rank):
         return LINE * (rank + 1)
@@ -126,46 +162,6 @@ class Notices:
         # A rank that has come to more meetings of the call waits for the ranks with fewer.
         fewest = min(met.values(), default=begin)
         return [rank for rank in met if met[rank] == fewest]
-
-
-class Meetings(Notices):
-    """One rank's end of the cells, and of the pipes that wake sleepers.
-
-    Parameters
-    ----------
-    memory : GateMemory
-        Of all ranks.
-    wake_pipes : list of int
-        One for each rank, of `make_wake_pipes`.
-    rank, n_ranks : int
-    spin : bool
-        Whether each rank has a core of its own.
-    """
-
-    def __init__(self, memory, wake_pipes, rank, n_ranks, spin):
-        self.rank, self.n_ranks = rank, n_ranks
-        self._cells, self._labels = memory.cells, memory.labels
-        # Each rank writes to its own board before a meeting; all others read it after the meeting.
-        self.boards = memory.boards
-        self._spinning = Spinning(self._cells, spin)
-        self._wake_pipes = wake_pipes
-        self._fence = make_fence()
-        self._locate_cells()
-
-    def _locate_cells(self):
-        """Note where this rank's cells are, and those of the others."""
-        line = self._line(self.rank)
-        self._done, self._met, self._asleep = line + DONE, line + MET, line + ASLEEP
-        self._own_rows = line + ROWS
-        others = [rank for rank in range(self.n_ranks) if rank != self.rank]
-        self._others = tuple((rank, self._line(rank)) for rank in others)
-        self._meetings = tuple(line + MET for _, line in self._others)
-        self._sleepers = tuple(
-            (line + ASLEEP, self._wake_pipes[rank]) for rank, line in self._others
-        )
-        self._wake_pipe = self._wake_pipes[self.rank]
-        self._poll = select.poll()
-        self._poll.register(self._wake_pipe, select.POLLIN)
 
     def _wait(self, cell, value, abort=None):
         """Wait until the cell has reached `value`, or until the call `abort` is aborted."""

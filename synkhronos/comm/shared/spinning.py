@@ -96,20 +96,18 @@ class Spinning:
             self._limits[kind] = max(self._limits[kind] // 2, SHORTEST)
 
     def _note_suspended(self, cell, value, now):
+        """Stop all ranks from spinning for a while, if another process has had this core."""
+        cells = self._cells
         # Between two calls the script may compute with threads on all cores. That a rank was
         # suspended then does not count, unless a call began meanwhile.
-        if cell != SEQUENCE or self._cells[cell] >= value:
-            self._report(now)
-
-    def _report(self, now):
-        """Stop all ranks from spinning for a while, if another process has had this core."""
+        if cell == SEQUENCE and cells[cell] < value:
+            return
         # The gap may come from another thread of this process, which holds Python's lock for 5 ms
         # at a time: then the core is still this rank's.
         switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         if switches == self._switches:
             return
         self._switches = switches
-        cells = self._cells
         since = now - cells[CROWDED]
         if since < 0:
             return  # another rank has reported it
