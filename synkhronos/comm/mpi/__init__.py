@@ -1,15 +1,16 @@
 """The transport of ranks on several machines: shared memory within each, MPI between them.
 
-The process of a machine that mpirun has started is its leader: the master, or one that takes the
-master's commands. It speaks for its machine in three ways: values to all other leaders
-(`GateOfMachines.exchange`), arrays that its carrier gets from others (`fetches`), and all-reduces
-over the machines (`reductions`).
+The *leader* of a machine is its first process, which mpirun has started: the master, or a process
+that takes the master's commands. Each leader starts a *carrier*, the only process of its machine
+that speaks MPI. Three things cross the network: values from leader to leader
+(`GateOfMachines.exchange`), arrays that carriers fetch for their ranks (`fetches`), and all-reduces
+(`reductions`).
 
 ======================  ==========================================================================
-`carrier`               the process of each machine that speaks MPI, started by its leader
-`fetches`               arrays that ranks get from other machines, as the carriers get and send them
-`reductions`            all-reduces that ranks have begun, of `buckets` and others
-`all_reduce`            the messages of one of these
+`carrier`               the carrier's loop for a session
+`fetches`               its part in fetching arrays from other machines
+`reductions`            its part in all-reduces that ranks have begun, of `buckets` and others
+`all_reduce`            the messages of one all-reduce
 `link`                  a process's connection with the carrier, over a `~synkhronos.comm.channel`
 `gate`                  the barriers: `master_gate`, `leader_gate`
 `memory`                arrays of commands: the rows that a machine needs are fetched
@@ -18,7 +19,7 @@ over the machines (`reductions`).
 `outputs`               outputs of functions
 ======================  ==========================================================================
 
-A group over several machines is `machines_group`, with a `group_carrier` on each. Both kinds of
+A group over several machines is in `machines_group`, with a `group_carrier` on each. Both kinds of
 carriers have the loop of `base_carrier`, its `waiting`, and messages that are `sealed` with a
 `secret`.
 """

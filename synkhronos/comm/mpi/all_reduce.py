@@ -5,18 +5,18 @@
     2   the owner of c ── the result ──▶ every machine
 
 Each machine sends and receives 2 (M - 1) / M of the bytes, the least that is possible (Patarasuk
-and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). The number
-t of the all-reduce gives each its turn to own the chunks of small arrays, of which there are fewer
-than machines. The owner reduces in the order of the machines, so that the bits of a result depend
-on nothing but the layout, and all machines get the same. Chunks are under way in both steps at the
+and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). Small
+arrays have fewer chunks than there are machines: the number t of the all-reduce lets all machines
+own them in turn. The owner reduces in the order of the machines, so that the bits of a result
+depend only on the layout, and all machines get the same. Chunks are under way in both steps at the
 same time.
 
 Nothing here waits: `AllReduce.progress` does what can be done now.
 
-MPI's own collectives can't have each message checked: they would sum what a forged one brings. Nor
-are they faster. On 12 test hosts, which share two cores, 16 MiB take 0.25 s with these messages,
-0.70 s with Iallreduce, 0.63 s with Ireduce_scatter and Iallgather, and 0.72 s with these messages
-checked; 1 MiB takes 28, 32, 27 and 71 ms.
+MPI's own collectives can't check each message: they would sum the values of a forged one. Nor are
+they faster. On 12 test hosts, which share two cores, 16 MiB take 0.25 s with these messages, 0.70 s
+with Iallreduce, 0.63 s with Ireduce_scatter and Iallgather, and 0.72 s with these messages checked;
+1 MiB takes 28, 32, 27 and 71 ms.
 """
 
 import collections
@@ -32,7 +32,7 @@ _WINDOW = 16  # messages to or from one machine that are under way in each step
 
 
 def chunk_bytes(nbytes: float, n_machines: int) -> int:
-    """Return the bytes of a chunk: all machines own as many chunks, if these are not too small.
+    """Return the bytes of a chunk: all machines own equally many, unless chunks get too small.
 
     >>> CHUNK, chunk_bytes(1 << 20, 4), chunk_bytes(1 << 20, 12), chunk_bytes(1 << 10, 12)
     (262144, 262144, 87424, 4096)
@@ -56,7 +56,7 @@ class NetworkAllReduce:
     divisor : float
         For averages.
     tag : int
-        An even one; this one and the next are used, and half of it is `t`.
+        An even one: it and the next one are used; half of it is `t`.
     compress : bool
         Whether floats cross the network in half precision.
     compress_results : bool
@@ -77,11 +77,11 @@ class NetworkAllReduce:
         self._results = {}  # own chunk -> result
         self._spreading = []  # the streams of results to other machines
         self._streams = []
-        for distance in range(1, n_machines):  # in turns, or all would send to one at a time
+        for distance in range(1, n_machines):  # machines begin with different ones
             other = (machine + distance) % n_machines
             theirs = [c for c in numbers if (c + turn) % n_machines == other]
             self._add_streams(other, theirs, tag)
-        if n_machines == 1:  # no values come that would complete a chunk
+        if n_machines == 1:  # no values come from others, so chunks are complete
             for chunk in self._mine:
                 self._take(chunk, machine, self._values(self._chunk_list[chunk]))
 
@@ -195,7 +195,7 @@ class _Stream:
     Attributes
     ----------
     may : set of int, or None
-        The chunks that can be sent or received already; None for all.
+        The chunks that may be sent or received already; None for all.
     """
 
     machine = tag = 0

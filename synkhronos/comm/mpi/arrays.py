@@ -4,8 +4,8 @@
                               buffers, of this machine                   buffers, in place
                      ──▶ meet ──▶ every rank copies from rank 0's buffers
 
-So a byte crosses the network once for each machine, and not once for each rank. "Rank 0" is the
-first rank of a machine here.
+So a byte crosses the network once for each machine, not once for each rank. Rank 0 means the first
+rank of a machine here.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from synkhronos.comm.arrays import Arrays, into, refuse_shapes, weigh
 from synkhronos.comm.mpi.buckets import reduce_into_first
 
 EQUAL, UNEQUAL = 1, 2  # decisions of leaders
-_BUCKET_BITS = 16  # of the number of a bucket, beside the number of the run
+_BUCKET_BITS = 16  # for the number of a bucket; higher bits have the number of the run
 
 
 class MachinesArrays(Arrays):
@@ -56,7 +56,7 @@ class MachinesArrays(Arrays):
         """Return views of the reduced arrays, valid until the next exchange; or Unequal."""
         gate, worker = self._gate, self._worker
         if self._all.is_leader:
-            self._all.release_interrupts()  # of the reduction before
+            self._all.release_interrupts()  # delayed since the reduction before
         key = self._next_scratch()
         self._exchanges = gate.sequence, self._exchanges[1] + 1
         if self._exchanges[1] == 1:
@@ -100,8 +100,8 @@ class MachinesArrays(Arrays):
         gate, worker = self._all, self._worker
         if gate.is_leader:
             if not self._begun:
-                gate.release_interrupts()  # of the slice before
-            gate.hold_interrupts()  # ranks may get results before this one waits for them
+                gate.release_interrupts()  # delayed since the slice before
+            gate.hold_interrupts()  # other ranks may get results before this one waits for them
         if self._call != gate.sequence:
             self._call = gate.sequence
             for kept in (self._runs, self._begun, self._ended):
@@ -113,7 +113,7 @@ class MachinesArrays(Arrays):
         arrays, buffers = self._buffers_for(key, arrays)
         self._fill(arrays, ops, buffers, factor, False)
         layout = self._storage.region_of(key).layout
-        # All ranks begin the same buckets in the same order; the carriers count with this number.
+        # All ranks begin the same buckets in the same order, so these numbers rise on all machines.
         number = run << _BUCKET_BITS | bucket + 1
         id = gate.session, gate.sequence, number
         self._runs[bucket] = run + 1
@@ -124,10 +124,10 @@ class MachinesArrays(Arrays):
         gate.begin_bucket(number, id, worker.rank, worker.n_ranks, places, layout, *how)
 
     def end(self, bucket, arrays, ops, weights, targets):
-        """Return the results of a bucket, in arrays of this rank if need be.
+        """Return the results of a bucket: in the targets, or where the first rank has them.
 
-        The first end waits for all buckets. If a rank fails before it has begun the last one, no
-        rank has used a result: else they would have different values of shared variables.
+        The first end waits for all buckets: if a rank fails before it has begun the last one, no
+        rank has used a result. Else ranks could have different values of shared variables.
         """
         self.end_all()
         results = self._results(*self._ended[bucket])
@@ -155,19 +155,19 @@ class MachinesArrays(Arrays):
     def _next_key(self, bucket):
         if bucket is None:
             return self._next_scratch()
-        # In turns, where a function runs several times in a call: a rank that is ahead fills one
-        # region while others still use the results in the other.
+        # A function may run several times in a call: a rank that is ahead fills one region while
+        # others still use the results in the other.
         run = self._runs.get(bucket, 0) if self._call == self._all.sequence else 0
         return f"bucket {bucket} {run % 2}"
 
     def _of_ranks(self, layouts):
-        """Return the shapes on each rank, of the layouts of all machines."""
-        gate, found = self._all, []
-        for n_ranks, each in zip(gate.layout.counts, layouts):
-            found += each[1] if each[0] == "unequal" else [each[1]] * n_ranks
-        if all(shapes == found[0] for shapes in found):
+        """Return the shapes on each rank, from the layouts of all machines."""
+        gate, of_ranks = self._all, []
+        for n_ranks, (kinds, shapes) in zip(gate.layout.counts, layouts):
+            of_ranks += shapes if kinds == "unequal" else [shapes] * n_ranks
+        if all(shapes == of_ranks[0] for shapes in of_ranks):
             raise ValueError(_about_dtypes(gate.layout.hosts, [dtypes for dtypes, _ in layouts]))
-        return found
+        return of_ranks
 
 
 class Unequal:

@@ -4,11 +4,9 @@
     their memory ◀── mapped ──▶
 
 A message is a tuple whose first item names it: a carrier's tables `from_ranks` and `from_machines`
-have the methods that take it. Messages between two carriers keep their order. They travel in parts,
-so that each part of a long one is a sign of life. Arrays of ranks go from memory to memory, in
+have the methods that take it. Messages between two carriers keep their order. They are sent in
+parts, so that each part of a long one is a heartbeat. Arrays of ranks go from memory to memory, in
 messages of their own, which a small one announces: then both sides are ready for them.
-
-Each second carriers tell one another that they are alive: one that is cut off is silent.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from synkhronos.comm.mpi.waiting import Waiting
 from synkhronos.comm.shared.large_messages import pickled
 from synkhronos.comm.shared.mail import Mail
 
-_MESSAGE = 1  # a tag; all-reduces have others
+_MESSAGE = 1  # the tag of messages; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
-_WINDOW = 16  # parts of arrays to one machine that are under way, each of them copied to be checked
+_WINDOW = 16  # parts of arrays under way to one machine, each of which takes memory for a copy
 _LENGTH, _HEAD = struct.Struct("Q"), struct.Struct("2Q")
-_LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # for what was sent last
+_LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # to wait at the end for messages to be sent
 
 
 class BaseCarrier:
@@ -46,9 +44,9 @@ class BaseCarrier:
     Parameters
     ----------
     comm : MPI.Comm or Sealed
-        Of the carriers; machines have the numbers of its processes.
+        Of all carriers; a machine has the number of its carrier in it.
     sockets : dict
-        Number -> socket of each peer: of processes of this machine.
+        Number of a peer, a process of this machine -> socket.
 
     Attributes
     ----------
@@ -60,10 +58,10 @@ class BaseCarrier:
     from_ranks, from_machines : Handlers
         Of messages of ranks of this machine, and of carriers of other machines.
     traffic : list of int
-        The messages that this one has sent, and their bytes.
+        The number of messages that this carrier has sent, and of their bytes.
     is_running : bool
     has_lost : bool
-        Whether a machine was lost: MPI's own end would wait for it.
+        Whether a machine was lost: MPI_Finalize would wait for it.
     """
 
     def __init__(self, comm: Any, sockets: Mapping[int, socket.socket]) -> None:
@@ -81,19 +79,19 @@ class BaseCarrier:
         self._sending: list[tuple] = []  # request, its memory, machine
         self._abandoned: list[tuple] = []  # to lost machines: MPI may still read the memory
         self._coming: dict[int, list[np.ndarray]] = {}  # parts of the next message of each machine
-        self._moving: list[tuple] = []  # request, memory, what to do then
+        self._moving: list[tuple] = []  # request, memory, what to call at its end
         self._bulk: Any = collections.defaultdict(collections.deque)  # machine -> parts to send
-        self._n_bulk: collections.Counter[int] = collections.Counter()  # of those under way
+        self._n_bulk: collections.Counter[int] = collections.Counter()  # machine -> parts under way
         self._lost: set[int] = set()
-        watched = self.others if self.machine == 0 else [0]  # the first one tells of its losses
+        watched = self.others if self.machine == 0 else [0]  # which tells the others of losses
         self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
         if isinstance(comm, Sealed):
-            comm.on_message = self._heartbeats.note  # parts of arrays are signs of life, too
+            comm.on_message = self._heartbeats.note  # parts of arrays are heartbeats, too
         self.traffic = [0, 0]
         self.is_running, self.has_lost = True, False
 
     def run(self) -> None:
-        """Carry messages until it is over."""
+        """Carry messages until `is_running` is false."""
         while self.is_running:
             is_busy = self._sending or self._moving or self.is_busy or self._mail.unsent
             happened = False
@@ -115,22 +113,22 @@ class BaseCarrier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way that this class does not know of."""
+        """Whether the subclass has something under way."""
         return False
 
     def progress(self) -> bool:
-        """Go on with what this class does not know of; return whether something has ended."""
+        """Go on with what the subclass has under way; return whether something has ended."""
         return False
 
     def each_second(self) -> None:
-        """Do what is to be done each second."""
+        """Do what the subclass does each second."""
 
     def on_loss(self, machine: int) -> None:
-        """Take note that a machine is silent."""
+        """Act on the loss of a silent machine."""
         raise NotImplementedError
 
     def on_end(self, peer: int) -> None:
-        """Take note that a process of this machine has ended, after all that it has sent."""
+        """Act on the end of a process of this machine, all of whose messages have been taken."""
         raise NotImplementedError
 
     def on_notice(self, peer: int, notice: tuple) -> None:
@@ -143,7 +141,7 @@ class BaseCarrier:
         self._mail.tell(peer, *message)
 
     def read(self, descriptor: int) -> None:
-        """Take what has come through a socket."""
+        """Take the messages that have come through a socket."""
         self._mail.read(descriptor)
         if descriptor not in self._mail.peers:
             self._waiting.remove(descriptor)
@@ -156,7 +154,7 @@ class BaseCarrier:
             self._mail.give_back()
 
     def from_rank(self, peer: int, *message: Any) -> None:
-        """Take a message that may have arrays in memory of its sender."""
+        """Take a message, which may have arrays in memory of its sender."""
         raise NotImplementedError
 
     def tell(self, machine: int, *message: Any) -> None:
@@ -175,7 +173,7 @@ class BaseCarrier:
                 self._sending.append((self.send(machine, part, _MESSAGE), part, machine))
 
     def _take_messages(self):
-        """Take what other carriers have told; return whether there was something."""
+        """Take the messages of other carriers; return whether there were any."""
         status, has_come = MPI.Status(), False
         while self._comm.Iprobe(MPI.ANY_SOURCE, _MESSAGE, status):
             has_come = True
@@ -194,7 +192,7 @@ class BaseCarrier:
         return has_come
 
     def from_machine_alive(self, machine: int) -> None:
-        """Take note: the time was written down already."""
+        """Do nothing: `_take_messages` has noted the time."""
 
     def send(self, machine: int, buffer: Any, tag: int) -> Any:
         """Send an array; return the request."""
@@ -208,7 +206,7 @@ class BaseCarrier:
         return self._comm.Irecv(bytes_of(buffer), machine, tag)
 
     def send_parts(self, machine: int, parts: Iterable[np.ndarray], transfer: int) -> None:
-        """Send parts of arrays, for `receive_parts` with the same number of a transfer."""
+        """Send parts of arrays to a `receive_parts` with the same number of the transfer."""
         tag = _FIRST_BULK + transfer % _N_BULK
         self._bulk[machine].extend((part, tag) for part in parts)
         self._send_bulk(machine)
@@ -231,14 +229,14 @@ class BaseCarrier:
         transfer: int,
         then: Callable[[int], None],
     ) -> None:
-        """Receive parts of arrays where they are to lie.
+        """Receive into parts of arrays; `then` takes the position of each that has come.
 
-        `then` is called with the position of each that has come, in any order.
+        They may come in any order.
         """
         tag = _FIRST_BULK + transfer % _N_BULK
         for position, part in enumerate(parts):
-            come = functools.partial(then, position)
-            self._moving.append((self.receive(machine, part, tag), part, come))
+            on_end = functools.partial(then, position)
+            self._moving.append((self.receive(machine, part, tag), part, on_end))
 
     def move(self) -> bool:
         """Go on with what is under way; return whether something has ended."""
@@ -262,7 +260,7 @@ class BaseCarrier:
         self._sending = [each for each in self._sending if each[2] != machine]
 
     def send_what_is_left(self) -> None:
-        """Wait until what was told has gone, but not for long."""
+        """Wait until all messages have been sent, but not for long."""
         end = time.monotonic() + (_AFTER_A_LOSS if self.has_lost else _LAST_SECONDS)
         while (self._sending or self._mail.unsent) and time.monotonic() < end:
             self._mail.flush()
@@ -271,9 +269,10 @@ class BaseCarrier:
 
 
 def _framed(message):
-    """Return a message as bytes: its length, what pickle has, and its large arrays.
+    """Return a message as bytes: a head, what pickle makes of it, and its large arrays.
 
-    Before the arrays are their number and their lengths, and that of what pickle has.
+    The head has the length of all, and with large arrays their number plus one, the length of what
+    pickle makes, and the length of each array.
     """
     data, large = pickled(message)
     if not large:

@@ -1,8 +1,8 @@
 """Buckets: reductions that a function begins long before it needs the results.
 
     rank      fills buffers ── ("bucket", id, buffers) ──▶ carrier            and computes on
-    carrier   when all ranks of its machine have come: reduces into the buffers of the first rank,
-              then between the machines ── ("done", id, places) ──▶ all ranks of its machine
+    carrier   when all ranks of its machine have begun it: reduces into the buffers of the first
+              rank, then between machines ── ("done", id, places) ──▶ all ranks of its machine
     rank      uses the buffers of the first rank where they are, or copies them
 
 No rank waits for another one, or for the carrier, before it needs a result.
@@ -21,7 +21,7 @@ class Bucket:
         self._layouts = [None] * n_ranks
 
     def add(self, rank, peer, places, layout):
-        """Take the part of one rank, counted on this machine."""
+        """Take the part of one rank, which has this number on its machine."""
         self._peers.append(peer)
         self._places[rank], self._layouts[rank] = places, layout
 
@@ -37,7 +37,7 @@ class Bucket:
 
     @property
     def layout(self):
-        """The dtypes and shapes that the ranks of this machine have, for comparison."""
+        """The dtypes and shapes of all ranks of this machine, or ("unequal", shapes of each)."""
         first, *others = self._layouts
         kinds = [kind for kind, _ in first]
         shapes = [[shape for _, shape in layout] for layout in self._layouts]
@@ -51,24 +51,17 @@ class Bucket:
         return self._places[0]
 
     def reduce(self, open_place, ops, counting):
-        """Reduce the buffers of some ranks into those of the first; return these."""
+        """Reduce the buffers of the `counting` ranks into those of the first; return these."""
         buffers = [[open_place(place) for place in places] for places in self._places]
         reduce_into_first(buffers, ops, counting, 1, 0)
         return buffers[0]
 
 
 def reduce_into_first(everyone, ops, counting, n_parts, part):
-    """Reduce a part of the buffers of some ranks into those of the first rank.
+    """Reduce one of `n_parts` of the buffers of some ranks into those of the first rank.
 
-    Parameters
-    ----------
-    everyone : list of list of numpy.ndarray
-        The buffers of each rank of this machine.
-    ops : tuple of str
-    counting : list of int
-        The ranks, counted on this machine, that have rows.
-    n_parts, part : int
-        Which part of each array is to be reduced here.
+    `everyone` has the buffers of each rank of this machine, `counting` the numbers that the ranks
+    with rows have on this machine.
     """
     if not counting:
         if part == 0:

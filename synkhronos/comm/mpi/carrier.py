@@ -6,20 +6,17 @@
 
 Theano holds Python's lock while it computes, so a rank can't move data meanwhile; and a process
 that has begun MPI must not be forked. So MPI has a process of its own, which the first process of
-the machine starts. It reads and writes the segments of the ranks where they are.
+the machine starts. It reads and writes the segments of the ranks where they are. Its messages are
+those of `BaseCarrier`.
 
-A message is a tuple whose first item names it: see `BaseCarrier`. Messages between two carriers
-keep their order. What is large goes in a message of its own, announced by a small one, so that both
-sides are ready for it.
-
-A request that fails here, because descriptors or shared memory are used up, is answered with
-"failed" and a sentence that names this machine: its rank raises. Ranks keep memory that the carrier
-uses until they have its answer. After a call that was aborted they ask it to "settle", which it
+A request may fail here because descriptors or shared memory are used up. The answer is then
+"failed" with a sentence that names this machine, which the rank raises. Ranks keep memory that the
+carrier uses until they have its answer. After a call that was aborted they ask it to "settle": it
 answers when nothing of the call is under way in their memory. At the end of a session, "leave",
-they don't wait: the carrier has the last maps of the memory then, which keep it until all is done.
+they don't wait: the carrier's own maps keep the memory until all is done.
 
-Each second carriers tell one another that they are alive. On other machines than the script's, a
-process that has been stopped for long counts as dead, because nothing else would tell the script.
+On other machines than the script's, a process that has been stopped for long counts as dead,
+because nothing else would tell the script.
 """
 
 import contextlib
@@ -41,10 +38,9 @@ from synkhronos.comm.mpi.fetches import Fetches, problem_here
 from synkhronos.comm.mpi.mpi_library import MPI, begin, end
 from synkhronos.comm.mpi.reductions import Reductions
 
-_LEADER = 0  # the number of the first process of the machine; those that connect have others
-_AFTER_LOSS = 1.5  # seconds for other carriers to end: they miss the first machine in a beat
-# Of ranks, of which the answer may be "failed".
-_REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}
+_LEADER = 0  # the peer number of the first process of the machine
+_AFTER_LOSS = 1.5  # seconds for other carriers to end: they miss the first machine in a heartbeat
+_REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}  # that may be answered "failed"
 
 
 class Carrier(BaseCarrier):
@@ -62,9 +58,9 @@ class Carrier(BaseCarrier):
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(secret.checked(comm, given), {_LEADER: leader})
         self._listener, self._n_peers = listener, 1
-        listener.setblocking(False)  # a connection may be gone again
+        listener.setblocking(False)  # a rank that connects may have ended before it is accepted
         self._waiting.add(listener.fileno())
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # to refuse connections with
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # see `_refuse`
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
             tell=self.from_rank_tell,
@@ -85,14 +81,14 @@ class Carrier(BaseCarrier):
             self.from_ranks.update(part.from_ranks)
             self.from_machines.update(part.from_machines)
         self._settling = None  # (peer, id, session, sequence)
-        self._settled = 0, 0  # the last call in which the ranks here will begin nothing more
+        self._settled = 0, 0  # the last call in which the ranks here begin nothing more
         self._left = 0  # the last session that has ended here
         self._stop_watch = StopWatch()
         self._workers = {}  # rank -> process id, of the present session
         self._session = 0
-        self._has_lost_job = False  # whether the leader was told of the end after a loss
-        self._was_asked = False  # to end, by a SIGTERM
-        self._counted = {}  # (peer, id) of who asks for the traffic -> machine -> that of each
+        self._has_lost_job = False  # whether the leader was told that the job has ended by a loss
+        self._got_sigterm = False
+        self._counted = {}  # (peer, id) of a request for the traffic -> machine -> its traffic
         self.post(_LEADER, "hello", self.machine, self.n_machines)
 
     def fail(self, reason):
@@ -103,7 +99,7 @@ class Carrier(BaseCarrier):
         self.send_what_is_left()
 
     def on_notice(self, peer, notice):
-        """Do what a rank asks; answer it if that fails."""
+        """Do what a rank asks; if that fails, answer "failed"."""
         try:
             super().on_notice(peer, notice)
         except Exception as error:
@@ -112,7 +108,7 @@ class Carrier(BaseCarrier):
             self.post(peer, "failed", notice[1], problem_here(error))
 
     def read(self, descriptor):
-        """Take what has come through a socket, or a connection of a rank."""
+        """Take the messages that have come through a socket, or the connection of a rank."""
         if descriptor == self._listener.fileno():
             self._accept()
         else:
@@ -130,16 +126,16 @@ class Carrier(BaseCarrier):
         self._n_peers += 1
 
     def _refuse(self, error):
-        """Answer a connection for which there is no descriptor."""
+        """Answer a connection for which there is no descriptor, with the help of the spare one."""
         os.close(self._spare)
-        with contextlib.suppress(OSError, Closed):  # it has gone
+        with contextlib.suppress(OSError, Closed):  # the rank may have ended
             connection, _ = self._listener.accept()
             with connection:
                 Channel(connection).post(("failed", None, problem_here(error)))
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def on_end(self, peer):
-        """End the other machines' parts if the leader has ended without a word."""
+        """End the job if the leader has ended without saying so."""
         if peer == _LEADER and self.is_running:
             self.from_rank_end(peer, f"The first process on {socket.gethostname()} has ended")
 
@@ -149,7 +145,7 @@ class Carrier(BaseCarrier):
         return self._reductions.are_under_way
 
     def progress(self):
-        """Go on with reductions; answer the leader when a call that was given up is settled."""
+        """Go on with reductions; answer the leader when an aborted call is settled."""
         happened = self._reductions.progress()
         if self._settling is not None:
             self._settle()
@@ -172,8 +168,8 @@ class Carrier(BaseCarrier):
         return session <= self._left
 
     def each_second(self):
-        """Kill processes of this machine that have been stopped for long, and say so."""
-        if self.machine == 0 or self._has_lost_job:  # then their numbers may be those of others
+        """Kill processes of this machine that have been stopped for long, and tell the master."""
+        if self.machine == 0 or self._has_lost_job:  # then other processes may have their numbers
             return
         where, for_long = f"on {socket.gethostname()}", f"was stopped for {lost_seconds():g} s"
         leader = os.getppid()
@@ -200,7 +196,7 @@ class Carrier(BaseCarrier):
             self.from_machine_end(machine, f"The first machine, {host}, is lost: It {silent()}")
 
     def from_rank_tell(self, peer, to, message):
-        """Pass a message on to the leaders of one machine, or of all others, as it is pickled."""
+        """Pass a pickled message on to the leader of one machine, or to those of all others."""
         self._tell(self.others if to is None else [to], ("told", message))
 
     def from_rank_count(self, peer, id):
@@ -220,17 +216,17 @@ class Carrier(BaseCarrier):
 
     def _answer_counted(self, of):
         if len(self._counted[of]) == self.n_machines:
-            found = sorted(self._counted.pop(of).items())
-            self.post(of[0], "done", of[1], [traffic for _, traffic in found])
+            by_machine = sorted(self._counted.pop(of).items())
+            self.post(of[0], "done", of[1], [traffic for _, traffic in by_machine])
 
     def from_rank_watch(self, peer, session, workers):
         """Watch the workers of this machine: rank -> process id."""
         self._session, self._workers = session, workers
 
     def from_rank_leave(self, peer, session):
-        """Forget a session that has ended here: nothing more is begun, and no rank waits.
+        """Forget a session that has ended here: no rank begins anything or waits any more.
 
-        What has been begun on all machines goes on in memory that nothing else uses any more.
+        Reductions that all machines have begun go on, in memory that nothing else uses.
         """
         self._left = max(self._left, session)
         self._workers = {}
@@ -241,29 +237,29 @@ class Carrier(BaseCarrier):
         self.segments.forget_all()
 
     def from_rank_settle(self, peer, id, session, sequence):
-        """Give up a call; answer when nothing of it is under way in memory of the ranks."""
+        """Give up a call; answer when nothing of it uses memory of the ranks any more."""
         self._reductions.from_rank_give_up(peer, session, sequence)
         self._settled = max(self._settled, (session, sequence))
         self._fetches.drop_relays()
         self._settling = peer, id, session, sequence
 
     def from_rank_end(self, peer, reason):
-        """End the job: this carrier, and those of all other machines, which are told the `reason`.
+        """End the job: this carrier, and those of all other machines, which get the `reason`.
 
-        After a loss the first machine says when its script has ended: this carrier waits for that,
-        because MPI ends all with the first.
+        After a loss this carrier waits until the first machine says that its script has ended,
+        because MPI ends all processes with the first.
         """
         if not self._has_lost_job:
             self.tell_all("end", reason)
             self._has_lost_job = self.has_lost = self.has_lost or reason is not None
         if self.machine == 0 and self._has_lost_job:
             self.tell_all("gone")
-        waits = self.machine > 0 and self._has_lost_job and not self._was_asked
+        waits = self.machine > 0 and self._has_lost_job and not self._got_sigterm
         self.is_running = waits and 0 not in self._lost
 
     def hear_sigterm(self, number, frame):
-        """End after a SIGTERM, but not before the leader, which may ignore it: see `resume`."""
-        self._was_asked = True
+        """End after a SIGTERM, but not before the leader, which may ignore it: see `synk.resume`."""
+        self._got_sigterm = True
         self.is_running = self.is_running and not self._has_lost_job
 
     def from_machine_told(self, machine, message):
@@ -273,7 +269,7 @@ class Carrier(BaseCarrier):
     def from_machine_end(self, machine, reason):
         """End, because another machine has; after a loss not before the script.
 
-        It may still save something, and MPI would end it with the first carrier.
+        The script may still save something, and MPI would end it with the first carrier.
         """
         if not self._has_lost_job:
             self.post(_LEADER, "end", reason, machine)
@@ -291,18 +287,18 @@ class Carrier(BaseCarrier):
 
 
 def main(fd: int, bound: int) -> None:
-    """Run a carrier: `fd` is its socket to the leader, and to `bound` ranks connect."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script answers it
+    """Run a carrier: `fd` is its socket to the leader; ranks connect to the socket `bound`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script handles it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     given = secret.take()
     begin()
     listener = socket.socket(fileno=bound)
-    listener.listen(1024)  # here: ranks ask for the number of the process that has called it
+    listener.listen(1024)  # not in the leader: ranks ask the socket which process has called this
     try:
         carrier = Carrier(socket.socket(fileno=fd), listener, given)
     except secret.NoSecret as error:
         log.error("%s: %s", socket.gethostname(), error)
-        os._exit(1)  # the end of MPI would wait for others
+        os._exit(1)  # MPI_Finalize would wait for others
     signal.signal(signal.SIGTERM, carrier.hear_sigterm)
     try:
         carrier.run()
@@ -312,9 +308,8 @@ def main(fd: int, bound: int) -> None:
     finally:
         if carrier.has_lost:
             time.sleep(_AFTER_LOSS)  # else MPI complains on others that a socket has closed
-            # The end of MPI would wait for the lost machine. So does what Python does at its exit.
-            os._exit(1)
-    # Here, not at Python's exit: messages may be under way in memory that the carrier holds.
+            os._exit(1)  # MPI_Finalize, also at Python's exit, would wait for the lost machine
+    # Before Python's exit: messages may be under way in memory that the carrier holds.
     end()
 
 

@@ -4,25 +4,25 @@
                                             ◀── coming    small arrays in it, others next
                  ◀── done, failed ──
 
-A rank fetches an array, or some of its rows, into its carrier's arena, where it lies until the
-next call of the session: the answer is its place. A leader has arrays copied into memory of ranks
-that it names. Each message names its call, because ranks have sockets of their own, and the carrier
-may read a rank's first message of a call before the last one of another rank in the call before.
+A rank fetches an array, or some of its rows, into its carrier's arena, where it stays until the
+next call of the session: the answer is its place. A leader asks the carrier to copy arrays into
+memory of its ranks. Each message names its call, because each rank has its own socket: the carrier
+may read a rank's first message of a call before another rank's last one of the call before.
 
-Where all machines copy the same arrays, each passes on every part when it has come. Up to
-256 KiB they are a binomial tree, in which the arrays reach M machines in log2(M) turns, and the
-first one sends them as often. More is passed along a chain, in which no machine sends the arrays
-more than once. That takes the time of about 1 + (M - 2) / P transfers, with P parts, and not of
-M - 1. With fewer parts of 64 KiB than machines behind one another each passes them on to two
-others, in about 2 + 2 log2(M) / P. The chain:
+If all machines copy the same arrays, each passes on every part when it has come. Arrays of up to
+256 KiB go through a binomial tree: they reach M machines in log2(M) steps, in each of which the
+first machine sends them. Larger ones go along a chain, in which no machine sends the arrays more
+than once: in P parts that takes as long as about 1 + (M - 2) / P transfers, not M - 1. If they have
+fewer parts of 64 KiB than the chain has machines, each machine passes them on to two others, which
+takes about 2 + 2 log2(M) / P. The chain:
 
     machine with the arrays ── part 2 ──▶ next machine ── part 1 ──▶ the one after it ── part 0 ──▶
 
 On 12 test hosts, which share two cores, 16 MiB take 0.61 s in a chain, 1.96 s from the first to
 each, and 2.6 s in a binomial tree; 1 MiB takes 72, 184 and 51 ms, 256 KiB 20, 29 and 10. Where
-the network is the limit, and not two cores, 1 MiB has 2 turns of a chain before 4 of a tree. MPI's
-Ibcast takes 0.40 s and 16 ms, without a check of what comes. It can't carry sealed parts, either:
-one forged message would take the place of a right one for good, and all machines would have to call
+the network is the limit, and not two cores, a chain is faster for 1 MiB: 2 transfers against 4.
+MPI's Ibcast takes 0.40 s and 16 ms, without a check of the messages. It can't carry sealed parts,
+either: one forged message would replace a valid one for good, and all machines would have to call
 it, also after an abort.
 """
 
@@ -40,9 +40,9 @@ from synkhronos.errors import SharedMemoryFull
 
 _ALIGN = 64
 _SMALLEST, _LARGEST = 1 << 20, 1 << 26  # bytes of a segment of the arena, if its array is smaller
-_TREE = 1 << 18  # bytes of arrays that go through a tree, at most
-_SMALLEST_PART, _PARTS = 1 << 16, 4  # of a chain; so many for each machine, if they are not smaller
-_UNUSED_CALLS = 64  # a segment that no call needed for so long is freed
+_TREE = 1 << 18  # the most bytes of arrays that go through a tree
+_SMALLEST_PART, _PARTS = 1 << 16, 4  # of a chain: bytes of a part, and parts for each machine
+_UNUSED_CALLS = 64  # a segment that so many calls have not used is freed
 
 
 @dataclass(eq=False)
@@ -70,11 +70,11 @@ class _Relay:
     def __init__(self, carrier, key, n_behind):
         self._carrier, self.key, self.is_complete = carrier, key, False
         self._n_behind, self._asked = n_behind, []  # (machine, number) of those that have asked
-        self._message = None  # what others have to be told
-        self._parts = []  # that have come, for those that have not asked yet
+        self._message = None  # about the arrays, for machines that ask later
+        self._parts = []  # that have come, for machines that ask later
 
     def ask(self, machine, number):
-        """Take the wish of a machine."""
+        """Pass the arrays on to a machine, too."""
         self._asked.append((machine, number))
         if self._message is not None:
             name, *content = self._message
@@ -84,7 +84,7 @@ class _Relay:
             self._parts = []
 
     def tell(self, name, *content):
-        """Pass on what is told about the arrays."""
+        """Pass on a message about the arrays."""
         self._message = name, *content
         for machine, number in self._asked:
             self._carrier.tell(machine, name, number, *content)
@@ -98,7 +98,7 @@ class _Relay:
 
     @property
     def is_over(self):
-        """Whether nothing is passed on any more."""
+        """Whether nothing is left to pass on."""
         have_asked = len(self._asked) == self._n_behind
         return self.is_complete and (have_asked or self._carrier.is_over(self.key[0]))
 
@@ -151,12 +151,12 @@ class Fetches:
             self._carrier.post(peer, name, id, content)
 
     def from_rank_copy(self, peer, id, call, machine, places, targets):
-        """Copy arrays of another machine into arrays of ranks here; answer when they are there."""
+        """Copy arrays of another machine into arrays of ranks here; answer when they have come."""
         arrays = [self._carrier.open(place) for place in targets]
         self._want(_Fetch([(peer, id)], call, arrays), machine, places)
 
     def from_rank_copy_to_all(self, peer, id, call, machine, places, targets):
-        """Copy arrays of another machine, as all machines do, and pass them on."""
+        """Copy arrays that all machines copy, and pass them on."""
         carrier, key, relay = self._carrier, (call, places), None
         arrays = [carrier.open(place) for place in targets]
         for old in [old for old in self._relays.values() if old.key[0] < call and old.is_complete]:
@@ -183,7 +183,7 @@ class Fetches:
         return any(each.targets and each.call == call for each in self._under_way.values())
 
     def drop_relays(self):
-        """Pass nothing on of calls that are over here, but what has begun to come."""
+        """In calls that are over here, pass on only arrays that have begun to come."""
         for key in [key for key in self._asked if self._carrier.is_over(key[0])]:
             for asked in self._asked.pop(key):
                 self._refuse(*asked)
@@ -231,11 +231,11 @@ class Fetches:
             self._asked[call, places].append((machine, number))
 
     def from_machine_failed(self, machine, number, problem):
-        """Tell the ranks that their arrays can't be had."""
+        """Tell the ranks that their arrays can't come."""
         self._answer(number, "failed", problem)
 
     def from_machine_coming(self, machine, number, kinds, arrays, part):
-        """Receive arrays, also if nobody wants them any more."""
+        """Receive arrays, also if no rank waits for them any more."""
         fetch, block, answer = self._under_way[number], None, ("done", None)
         targets, relay = fetch.targets, fetch.relay
         if relay is not None:
@@ -246,7 +246,7 @@ class Fetches:
             try:
                 block, offset = self._arena.take(nbytes)
             except (SharedMemoryFull, OSError) as error:
-                # It comes all the same; the next array must not be taken for it.
+                # The array comes all the same, and must go somewhere.
                 targets, answer = [np.empty(shape, dtype)], ("failed", problem_here(error))
             else:
                 targets = [block.segment.array(dtype, shape, offset)]
@@ -270,7 +270,7 @@ class Fetches:
             nonlocal left, n_passed
             left -= 1
             have_come[position] = True
-            # In their order, in which others take them: a later part can be seen first.
+            # Parts are passed on in order, but a later one may be seen first.
             while relay is not None and n_passed < len(parts) and have_come[n_passed]:
                 relay.send(parts[n_passed])
                 n_passed += 1
@@ -307,12 +307,12 @@ class Arena:
         """Begin a call: no array of the last one is needed any more."""
         for block in self._blocks:
             block.unused_calls = 0 if block.used else block.unused_calls + 1
-            if not block.n_coming:  # else something is still on its way, for a rank that is gone
+            if not block.n_coming:  # else an array is still on its way, for a rank that has ended
                 block.used = 0
         self._blocks = [each for each in self._blocks if each.unused_calls < _UNUSED_CALLS]
 
     def take(self, nbytes):
-        """Return a block, and where in it there is room for so many bytes."""
+        """Return a block, and the offset of `nbytes` bytes in it that are free."""
         block = next((each for each in self._blocks if each.takes(nbytes)), None)
         if block is None:
             block = self._add(nbytes)
@@ -344,8 +344,8 @@ class _ArenaBlock:
     def takes(self, nbytes):
         """Return whether an array of so many bytes belongs here."""
         size = self.segment.ref.nbytes
-        # A segment for one large array is not filled with small ones, or the next call's large one
-        # would need another.
+        # A segment for one large array is not filled with small ones: else the large array of the
+        # next call would need another segment.
         return self.used + nbytes <= size and (size <= _LARGEST or nbytes > size // 4)
 
 

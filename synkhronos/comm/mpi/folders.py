@@ -1,9 +1,9 @@
 """Folders for the files that Open MPI leaves where its processes are killed.
 
-A folder has a lock as long as its process lives. Those without one are removed by the next.
+A folder has a lock as long as its process lives. The next process removes folders without one.
 
-As a script this file runs a command, the daemon that mpirun starts on another machine, with a
-folder of its own for its files.
+As a script this file runs the daemon that mpirun starts on another machine, with a folder of its
+own for its files.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ _FILE = Path(__file__).resolve()
 def of_mpirun(environment: Mapping[str, str], variable: str = _BASES[1]) -> Iterator[dict]:
     """Yield an environment in which mpirun keeps its files in a new folder, removed afterwards.
 
-    By default the folder is named after the process. One that a killed mpirun has left keeps each
-    later mpirun that gets the same number from starting ("The PMIx server's listener thread ...").
+    By default mpirun names a folder after its process id. If it is killed, that folder keeps each
+    later mpirun with the same id from starting ("The PMIx server's listener thread ...").
     """
     if any(name in environment for name in _BASES):
         yield dict(environment)
     else:
         with _new_folder(tempfile.gettempdir(), _OF_MPIRUN) as folder:
             yield {**environment, variable: folder}
-    _remove_left(_parent_of_segments(environment), _OF_SEGMENT)  # by its processes
+    _remove_left(_parent_of_segments(environment), _OF_SEGMENT)  # left by processes of this mpirun
 
 
 @contextlib.contextmanager
 def of_segment() -> Iterator[None]:
-    """Give the memory that Open MPI shares a name only until the end of the block: MPI's start.
+    """Let Open MPI make its shared memory in a folder that is removed at the end of the block.
 
-    The start ends with a barrier: all that need the memory have mapped it.
+    The block has MPI's start, which ends with a barrier: all that need the memory have mapped it.
     """
-    given = os.environ.get(_SHARED)
+    before = os.environ.get(_SHARED)
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # Open MPI may need no such memory
             folder = _new_folder(_parent_of_segments(os.environ), _OF_SEGMENT)
             os.environ[_SHARED] = stack.enter_context(folder)
         yield
     os.environ.pop(_SHARED, None)
-    if given is not None:
-        os.environ[_SHARED] = given
+    if before is not None:
+        os.environ[_SHARED] = before
 
 
 def _parent_of_segments(environment):
@@ -88,7 +88,7 @@ def _make(parent, prefix):
         folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
         with contextlib.suppress(FileNotFoundError):
             held = _hold(folder)
-            if os.path.exists(folder):  # else it was taken for one that is left
+            if os.path.exists(folder):  # else another process has removed it before it was locked
                 os.set_inheritable(held, True)  # a daemon keeps it if this process is killed
                 return folder, held
             os.close(held)
@@ -110,10 +110,10 @@ def _hold(path, how=0):
 def daemon_arguments(prted: Path, setting: str = "") -> list[str]:
     """Return the arguments with which mpirun starts `prted` on other machines by this file.
 
-    `setting` is a variable with its value, NAME=VALUE, of which the daemon is known.
+    `setting`, NAME=VALUE, goes into the environment of the daemon, which can be found by it.
     """
     words = [*(["env", setting] if setting else []), sys.executable, "-I", str(_FILE), str(prted)]
-    # mpirun takes it apart at blanks. Without this file the daemon runs as it did.
+    # mpirun splits the command at blanks: then the daemon runs without this file.
     is_usable = prted.exists() and not any(" " in word for word in words)
     return ["--prtemca", "prte_launch_agent", " ".join(words)] if is_usable else []
 

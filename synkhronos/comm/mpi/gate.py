@@ -7,13 +7,13 @@
     finish()       ◀── own gate                                    worker_finish() ◀── their gates
                    ◀── ("done", number, rows, errors, answers, outputs) ──
 
-A leader is its machine's first process. To the workers of its machine it is what the master is to
-its own; to the master it is a worker. Each command passes each machine's gate once, so all gates
-number the commands alike.
+A leader is its machine's first process. It acts as the master for the workers of its machine, and
+as a worker for the master. Each command passes each machine's gate once, so all gates number the
+commands alike.
 
-A rank that raises aborts the call on its machine; its leader tells the others. The carriers then
-decide which all-reduces of the call go on: see `synkhronos.comm.mpi.reductions`. A leader ends the
-call when none is under way.
+A rank that raises aborts the call on its machine, and its leader tells the other leaders. The
+carriers then decide which all-reduces of the call go on: see `synkhronos.comm.mpi.reductions`. A
+leader ends the call when none is under way.
 """
 
 import os
@@ -26,9 +26,9 @@ from synkhronos.comm.mpi.transfers import GIVEN_UP
 from synkhronos.comm.shared.gate import PATIENCE_SECONDS
 
 _HEARTBEAT_SECONDS = 1.0
-# Messages between leaders that only some of them take, or only those that begin a session.
+# Messages between leaders that only some of them take, or take only while a session begins.
 _OF_OTHERS = "command", "done", "died", "lost", "offer", "over", "plan", "wish"
-_LOOK_SECONDS = 0.05  # between two looks at what sends no message: an abort here, a held Ctrl-C
+_LOOK_SECONDS = 0.05  # between looks for an abort here, or a delayed Ctrl-C, which send nothing
 
 
 class GateOfMachines(Gate):
@@ -49,7 +49,9 @@ class GateOfMachines(Gate):
     compress : bool
         Whether floats cross the network in half precision.
     link : CarrierLink
-        This rank's own, or that of the leader, who has forked it.
+        To the carrier; a worker has a connection of its own.
+    on_over : callable
+        Leaves this process's memory to the carrier, at the end of the session.
     """
 
     def __init__(self, local, layout, plan, link):
@@ -63,20 +65,20 @@ class GateOfMachines(Gate):
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
         self._is_worker = False
-        self._name = f"{plan.hosts[0]}:{plan.pid}:{plan.session}"  # as no other session's
-        # Whether the carriers are deciding about a reduction: until then the ranks here stay.
+        self._name = f"{plan.hosts[0]}:{plan.pid}:{plan.session}"  # of the session
+        # Whether this leader waits for a decision of the carriers: the ranks here then stay.
         self._is_deciding = False
-        self._held = ()  # not empty when a Ctrl-C has come that is held
+        self._held = ()  # not empty when a Ctrl-C has come and is delayed
         self._exchanged = {}  # id -> machine -> object
         self._finished = 0  # the last call that all ranks have finished
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
-        self._left = {}  # machines that have ended the present call -> that number of theirs
+        self._left = {}  # machines that have ended the present call -> the same number of theirs
         self._handlers = Handlers.fromkeys(_OF_OTHERS, self._drop)
         self._handlers.update(
             abort=self._on_abort, left=self._on_left, exchanged=self._on_exchanged
         )
-        self.on_over = lambda: None  # leaves this process's memory to the carrier
+        self.on_over = lambda: None
 
     @property
     def recorder(self):
@@ -122,7 +124,7 @@ class GateOfMachines(Gate):
         self._poll.register(process.sentinel, select.POLLIN)
 
     def introduce(self, device):
-        """Say which rank this process is, on which device, in which session."""
+        """Tell `synkhronos top` which rank this process is, on which device, in which session."""
         is_master = self.rank == self.master_rank
         self.local.label(
             rank=self.rank,
@@ -134,7 +136,7 @@ class GateOfMachines(Gate):
         )
 
     def become_worker(self, rank):
-        """Take the place of `rank`, in its own process, right after the fork."""
+        """Make this gate that of `rank`, in its process, right after the fork."""
         self._is_worker = True
         self.rank = rank
         self.link = self.link.of_worker()
@@ -178,7 +180,7 @@ class GateOfMachines(Gate):
         self.on_answer(self.first + rank, answer)
 
     def next_id(self):
-        """Return the name of the next exchange or reduction of this call, the same everywhere."""
+        """Return the id of the call's next exchange or reduction, the same on all machines."""
         for id in [id for id in self._exchanged if id[1] < self.sequence]:
             del self._exchanged[id]  # of a call that was left early
         sequence, count = self._count
@@ -187,19 +189,19 @@ class GateOfMachines(Gate):
         return self.session, self.sequence, count
 
     def exchange(self, value):
-        """Return the values of all machines, in order: each leader gives its own."""
-        id = self.next_id()
+        """Return the values that the leaders of all machines give, in order."""
+        id, machines = self.next_id(), range(len(self.layout.counts))
         self.link.tell(None, ("exchanged", id, value))
-        self.wait(lambda: len(self._exchanged.get(id, ())) == len(self.layout.counts) - 1)
-        found = {**self._exchanged.pop(id, {}), self.layout.machine: value}  # {}: one machine
-        return [found[machine] for machine in range(len(self.layout.counts))]
+        self.wait(lambda: len(self._exchanged.get(id, ())) == len(machines) - 1)
+        values = {**self._exchanged.pop(id, {}), self.layout.machine: value}  # {}: one machine
+        return [values[machine] for machine in machines]
 
     def tell_all(self, value):
         """Give a value to the leaders of all other machines, which call `told_by`."""
         self.link.tell(None, ("exchanged", self.next_id(), value))
 
     def told_by(self, machine):
-        """Wait for what the leader of a machine gives to all others; return it."""
+        """Wait for the value that the leader of a machine gives to all others; return it."""
         id = self.next_id()
         self.wait(lambda: machine in self._exchanged.get(id, ()))
         return self._exchanged.pop(id)[machine]
@@ -217,7 +219,7 @@ class GateOfMachines(Gate):
         return answer
 
     def count_traffic(self):
-        """Return the messages that each machine has sent to others in this job, and their bytes."""
+        """Return for each machine the number of messages sent in this job, and of their bytes."""
         return self.wait_for_answer(self.link.ask("count"), in_call=False)
 
     def begin_bucket(self, number, *part):
@@ -229,12 +231,12 @@ class GateOfMachines(Gate):
     def wait_for_reduction(self, id):
         """Wait for the end of a reduction between the machines; return the carrier's answer.
 
-        That is None, or the layouts of all machines if they differ; of a bucket also the places of
-        the results.
+        The answer is None, or the layouts of all machines if they differ; for a bucket also the
+        places of the results.
 
-        If the call is aborted meanwhile, or a Ctrl-C is held, the carriers decide. A reduction that
-        all machines have begun goes on to its end, because some ranks may use its result already:
-        then all do, the master too, and the Ctrl-C is raised when the call ends.
+        If the call is aborted meanwhile, or a Ctrl-C is delayed, the carriers decide. A reduction
+        that all machines have begun goes on to its end, because some ranks may use its result
+        already: then all ranks use it, and the Ctrl-C is raised when the call ends.
 
         Raises
         ------
@@ -268,16 +270,16 @@ class GateOfMachines(Gate):
         return answer
 
     def hold_interrupts(self):
-        """Delay a Ctrl-C of the master until `release_interrupts`, at the latest until the end.
+        """Delay a Ctrl-C of the master until `release_interrupts`, or the end of the call.
 
-        For as long as the carriers decide whether all ranks get a result, or none.
+        Meanwhile the carriers decide whether all ranks get a result, or none.
         """
 
     def release_interrupts(self):
-        """Raise a Ctrl-C of the master that has been held."""
+        """Raise a Ctrl-C of the master that was delayed."""
 
     def meet(self):
-        """Wait inside a call until every rank of all machines has come."""
+        """Wait inside a call until every rank of all machines has called `meet` as often."""
         self.local.meet()
         if self.is_leader:
             self.exchange(None)
@@ -292,7 +294,7 @@ class GateOfMachines(Gate):
         return bool(self.leader_decision(int(equal)))
 
     def leader_decision(self, value=None):
-        """Meet with the ranks of this machine; return the leader's value, a number."""
+        """Meet with the ranks of this machine; return the number that the leader gives."""
         leader = self.local.master_rank
         if self.is_leader:
             self.local.vote(value)
@@ -330,7 +332,7 @@ class GateOfMachines(Gate):
             if not ready and not in_call and self.rank == self.master_rank:
                 patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_SECONDS)
                 patience.wait_for_hosts(self.missing())
-                # Others may wait for a reduction with machines that have ended the call.
+                # Machines may wait for a reduction with others that have ended the call.
                 self.link.tell(None, ("left", self.session, self.sequence, self.have_left()))
 
     def _check_not_left(self):
@@ -386,6 +388,6 @@ class GateOfMachines(Gate):
     def drop_reductions(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
-        self.link.answer(id)  # of a settlement that was left early
+        self.link.answer(id)  # drops the answer for a wait that a Ctrl-C has ended
         self.link.send("settle", id, self.session, self.sequence)
         self.wait(lambda: self.link.answer(id)[0], in_call=False)

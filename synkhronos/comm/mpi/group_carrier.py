@@ -1,15 +1,15 @@
-"""The process of a machine that carries what its ranks have for those of other machines, by MPI.
+"""The carrier of a group: the process of each machine that speaks MPI, for the ranks there.
 
     rank   ── socket ──┐                         ┌── socket ── rank
     rank   ── socket ──┤ carrier ══ MPI ══ carrier ├── socket ── rank
     memory ── mapped ──┘                         └── mapped ── memory
 
-It makes the group of its machine, of which each rank has one more socket: with the carrier. So no
-rank speaks MPI. The first rank of each machine asks for collectives, each with a number: a question
-is answered when all machines have asked it, and each rank gets the answer.
+It makes the group of its machine, with one more socket for each rank: to the carrier. The first
+rank of each machine asks for collectives, which are numbered: when all machines have asked a
+question, all ranks get the answer.
 
 =================  ===========================================================================
-of a rank          to, taken (by the receiver), ask, abort, leave
+from a rank        to, taken (by the receiver), ask, abort, leave
 to a rank          from, taken, answer, abort, ended; gone, after the last message of that rank
 between carriers   to, taken, asked, gone, abort, alive, over
 =================  ===========================================================================
@@ -34,14 +34,9 @@ _FIRST_TAG, _N_TAGS = 1 << 10, 1 << 10  # of all-reduces, each of which has two
 
 
 class GroupCarrier(BaseCarrier):
-    """The loop of the carrier of one machine.
+    """The loop of the carrier of one machine; see `BaseCarrier`. `ranks` are those of each machine.
 
-    Parameters
-    ----------
-    comm : MPI.Comm or Sealed
-        Of the carriers; machines have the numbers of its processes.
-    ranks : list of list of int
-        The ranks on each machine.
+    `on_lost` takes the number of a rank whose machine is lost.
     """
 
     def __init__(self, comm: Any, ranks: Sequence[Sequence[int]]) -> None:
@@ -49,14 +44,14 @@ class GroupCarrier(BaseCarrier):
         self._machine_of = {rank: m for m, each in enumerate(ranks) for rank in each}
         self._setup = GroupSetup(len(self._here), has_carrier=True)
         super().__init__(comm, self._setup.sockets_of_carrier())
-        self._leaving: set[int] = set()  # ranks here that have said so
-        self._gone: set[int] = set()
-        # question -> machine -> what it has asked
+        self._leaving: set[int] = set()  # ranks here that have left the group
+        self._gone: set[int] = set()  # ranks that have ended
+        # number of a question -> machine -> its question
         self._asked: dict[int, dict[int, Question]] = collections.defaultdict(dict)
         self._last_asked: collections.Counter[int] = collections.Counter()  # by machine
-        self._places: dict[int, Any] = {}  # question -> what lies where, here
+        self._places: dict[int, Any] = {}  # number of a question -> the array here, or None
         self._reductions: list[tuple[int, NetworkAllReduce, Any]] = []
-        self._given_up: list[tuple] = []  # those that a lost machine was to take part in
+        self._given_up: list[tuple] = []  # reductions in which a lost machine took part
         self._over: set[int] = set()  # machines of which all ranks have ended
         self.from_ranks.update(
             ask=self.from_rank_ask,
@@ -75,16 +70,16 @@ class GroupCarrier(BaseCarrier):
         self.on_lost: Callable[[int], None] = lambda rank: None
 
     def place(self, local: int) -> tuple[str, list[int]]:
-        """Return what to tell a rank of this machine, and what it inherits; see `GroupSetup`."""
+        """Return what `GroupSetup.place` does, for a rank of this machine."""
         machines = {"machine": self.machine, "ranks": self._ranks, "hosts": self.hosts}
         return self._setup.place(local, machines=machines)
 
     def close(self) -> None:
-        """Close what the ranks have inherited, when all are started."""
+        """Close the descriptors for the ranks, when all are started."""
         self._setup.close()
 
     def fail(self) -> None:
-        """Leave all: the ranks here have lost those of other machines."""
+        """Close all sockets after an error: the ranks here then lose those of other machines."""
         self.has_lost = True
         self._mail.close()
 
@@ -94,10 +89,10 @@ class GroupCarrier(BaseCarrier):
         self.tell(machine, "to", source, rank, is_large, data, *buffers)
 
     def from_rank_ask(self, local, number, question, place):
-        """Tell all machines what the first rank here asks."""
+        """Pass a question of the first rank here on to all machines."""
         try:
             self._places[number] = self._array_at(place)
-        except OSError:  # the rank has died since: the others are told
+        except OSError:  # the rank has died since, which `on_end` tells the others
             return
         array = self._places[number]
         is_small = array is not None and array.nbytes <= small_for_all(self.n_machines)
@@ -115,7 +110,7 @@ class GroupCarrier(BaseCarrier):
         self.tell_all("abort")
 
     def from_rank_leave(self, local):
-        """Take note that the end of a rank is no death."""
+        """Note that a rank leaves: its end will not be a death."""
         self._leaving.add(local)
 
     def on_end(self, local):
@@ -133,7 +128,7 @@ class GroupCarrier(BaseCarrier):
             self.post(local, *notice)
 
     def from_machine_over(self, machine):
-        """Take note that all ranks of a machine have ended."""
+        """Note that all ranks of a machine have ended."""
         self._over.add(machine)
         self.is_running = len(self._over) < self.n_machines
 
@@ -142,7 +137,7 @@ class GroupCarrier(BaseCarrier):
         local = self._here.index(rank)
         try:
             self._mail.send(local, ("from", source, is_large, data, *buffers))
-        except SharedMemoryFull:  # through the socket, then
+        except SharedMemoryFull:  # as bytearrays they go through the socket
             copies = [bytearray(each) for each in buffers]
             self._mail.send(local, ("from", source, is_large, data, *copies))
 
@@ -166,14 +161,14 @@ class GroupCarrier(BaseCarrier):
             self._mail.send(local, ("gone", rank))  # after the messages of this rank
 
     def _count_out(self, machine):
-        """Wait for a machine no more, and take nothing from it."""
+        """Wait for a machine no more, and take no message from it."""
         self.lose(machine)
         self._given_up += self._reductions  # MPI may still write to their memory
         self._reductions = []
         self.from_machine_over(machine)
 
     def on_loss(self, machine):
-        """Tell of the end of the ranks of a machine."""
+        """Tell the ranks here, on the first machine all ranks, that those of a machine are lost."""
         self._count_out(machine)
         for rank in self._ranks[machine]:
             if rank not in self._gone:
@@ -183,7 +178,7 @@ class GroupCarrier(BaseCarrier):
             self.from_machine_gone(machine, rank, silent())
 
     def from_machine_asked(self, machine, number, question):
-        """Take note of what a machine asks; answer when all have asked."""
+        """Take the question of a machine; answer when all have asked."""
         self._last_asked[machine] = number
         asked = self._asked[number]
         asked[machine] = question

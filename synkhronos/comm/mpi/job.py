@@ -1,4 +1,4 @@
-"""The beginning of a session on several machines: all say what they have, the master decides."""
+"""The beginning of a session on several machines: all offer their devices, the master decides."""
 
 import bisect
 import functools
@@ -70,7 +70,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """A session: the devices of all ranks, and which are on which machine."""
+    """A session: the number of ranks on each machine, and their devices."""
 
     session: int
     counts: Tuple[int, ...]
@@ -88,7 +88,7 @@ class SessionPlan:
 
 
 def facts() -> Tuple[str, ...]:
-    """Return the name of this machine, and the versions that all must agree on: see `COLUMNS`."""
+    """Return the name of this machine, and the versions that must agree: see `COLUMNS`."""
     versions = []
     try:
         host = choice.choose()
@@ -100,19 +100,19 @@ def facts() -> Tuple[str, ...]:
         except metadata.PackageNotFoundError:
             versions.append(otherwise)
     versions[-1] = f"{choice.TITLES[host]} {versions[-1]}"
-    own, library = versions
+    own_version, library = versions
     python = platform.python_version()
-    return (socket.gethostname(), own, digest(), library, np.__version__, python)
+    return (socket.gethostname(), own_version, digest(), library, np.__version__, python)
 
 
 @functools.lru_cache(maxsize=None)
 def digest(folder: Path = Path(__file__).parents[2]) -> str:
     """Return a digest of the source files in a folder; of this package by default."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".cpp")):
-        found.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-        found.update(path.read_bytes())
-    return found.hexdigest()[:8]
+        hashed.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()[:8]
 
 
 def with_titles(titles, rows) -> List[Tuple[str, ...]]:
@@ -132,12 +132,9 @@ def with_titles(titles, rows) -> List[Tuple[str, ...]]:
 
 
 def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> SessionPlan:
-    """Ask all machines what they have for a session; return the plan, or raise.
+    """Ask all machines for their devices in a session; return the plan.
 
-    Raises
-    ------
-    SessionError
-        If machines have different versions, or one can't give what was asked for.
+    Raises SessionError if machines have different versions, or one can't do what was asked for.
     """
     link.tell(None, ("wish", wish))
     answers = {0: (wish.facts, own_devices, None)}

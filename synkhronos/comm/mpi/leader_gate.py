@@ -22,7 +22,7 @@ class LeaderGate(GateOfMachines):
         super().__init__(*args)
         self._commands = {}
         self._next = None
-        self.parts = lambda: None  # returns what the master gets of the ranks of this machine
+        self.parts = lambda: None  # returns the outputs of this machine's ranks for the master
         self.answers = []
         self.has_ended = False
         self._handlers.update(command=self._on_command, over=self._on_over, wish=self._on_wish)
@@ -59,7 +59,7 @@ class LeaderGate(GateOfMachines):
         command = self._commands[slot]
         self.local.start(command)
         if self._aborted == self.sequence:
-            self.local.abort()  # the message came before the call was started here
+            self.local.abort()  # "abort" came before the call was started here
         return command
 
     def worker_finish(self, reply=None, error=None):
@@ -71,7 +71,7 @@ class LeaderGate(GateOfMachines):
         elif reply is not None:
             self._hear(self.local.rank, reply)
         if self.local.is_aborted:
-            # Workers of this machine may wait for buckets, which this process has not begun.
+            # Workers of this machine may wait for buckets that this process has not begun.
             self.link.send("give_up", self.session, self.sequence)
         self.local.finish()
         errors = {self.first + rank: each for rank, each in self.local.errors.items()}
@@ -86,7 +86,7 @@ class LeaderGate(GateOfMachines):
         else:
             try:
                 parts = self.parts()
-            except Exception as problem:  # there may be no shared memory for them
+            except Exception as problem:  # such as no shared memory for the outputs
                 errors[self.rank] = reports.report_on(problem)
         content = self.rows(), errors, list(self.answers), parts
         self._finished = self.sequence

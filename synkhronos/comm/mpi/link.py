@@ -1,4 +1,4 @@
-"""A process's connection with the carrier of its machine: what it asks, and what it is told.
+"""A process's connection with the carrier of its machine: requests, answers and messages.
 
     leader    CarrierLink()        starts the carrier, and speaks for its machine
     worker    link.of_worker()     connects to the same carrier, when it has something to ask
@@ -7,7 +7,7 @@
                      ── told, lost ────▶ next_message        of other leaders, and of lost machines
                      ── end ───────────▶ every method raises
 
-So do the end of the carrier itself, and that it was stopped for long.
+Every method also raises if the carrier has ended, or was stopped for long.
 """
 
 import collections
@@ -30,7 +30,7 @@ from synkhronos.comm.mpi import secret
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
-_LOOK_SECONDS = 1.0  # a wait for the carrier looks after it so often
+_LOOK_SECONDS = 1.0  # a wait for the carrier looks this often whether it was stopped
 
 
 class CarrierLink:
@@ -39,13 +39,15 @@ class CarrierLink:
     Parameters
     ----------
     name : str, optional
-        Of the abstract socket of a carrier that runs already; else one is started.
+        Of the abstract socket of a carrier that runs already; without it one is started.
 
     Attributes
     ----------
     machine, n_machines : int
         Only leaders know them.
     channel : Channel
+    on_loss : callable
+        Takes the sentence for the loss of a machine, or of a process of another one.
     first_rank_of : callable
         Takes a machine; returns its first rank in the present session, or None.
     """
@@ -59,9 +61,9 @@ class CarrierLink:
         self._answers = {}
         self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
-        self._loss = None  # what was lost: a machine, or a process of another one
-        self.on_loss = lambda why: None  # is told it
-        self.first_rank_of = lambda machine: None  # while there is a session: its first rank
+        self._loss = None  # the sentence that `on_loss` got
+        self.on_loss = lambda sentence: None
+        self.first_rank_of = lambda machine: None
         self._stop_watch = StopWatch()
         self._lock = threading.RLock()  # close() in another thread sends, too
         if name is None:
@@ -74,11 +76,11 @@ class CarrierLink:
         listener.bind(f"\0{self._name}")  # no other process has seen the name
         passed = [theirs.fileno(), listener.fileno()]
         code = "from synkhronos.comm.mpi.carrier import main; main(*map(int, sys.argv[1:]))"
-        given = dict(os.environ)  # with the secret of the job, which only the carrier needs
+        environment = dict(os.environ)  # with the secret of the job, which only the carrier needs
         secret.take()
         self._carrier = subprocess.Popen(
             python_command(code, *map(str, passed)),
-            env=given,
+            env=environment,
             pass_fds=[*passed, *_descriptors_of_mpi()],
             stdin=subprocess.DEVNULL,
         )
@@ -116,9 +118,9 @@ class CarrierLink:
         self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def send(self, *message):
-        """Send the carrier a message: its name, in `BaseCarrier.from_ranks`, and arguments.
+        """Send the carrier a message: a name in `BaseCarrier.from_ranks`, and arguments.
 
-        An id among these is that of its `answer`.
+        A message that is answered has an id among them, for `answer`.
         """
         try:
             with interrupts_held(), self._lock:
@@ -132,7 +134,7 @@ class CarrierLink:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(f"\0{self._name}")
-            if not is_own(connection):  # when the carrier has ended, its name can be taken
+            if not is_own(connection):  # anybody can take the name of a carrier that has ended
                 raise ConnectionError
         except OSError:
             connection.close()
@@ -140,7 +142,7 @@ class CarrierLink:
         self.channel = Channel(connection)
 
     def ask(self, name, *content):
-        """Ask for arrays of another machine: "fetch" or "copy" them; return the answer's id."""
+        """Ask to "fetch" or "copy" arrays of another machine; return the id of the request."""
         with interrupts_held():
             id = name, next(self._numbers)
             self._fetching.add(id)
@@ -149,7 +151,7 @@ class CarrierLink:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether arrays that this process has asked for are still on their way."""
+        """Whether the carrier has not answered all requests for arrays."""
         return bool(self._fetching)
 
     def answer(self, id):
@@ -174,7 +176,7 @@ class CarrierLink:
         return self.answer(id)[1]
 
     def next_message(self):
-        """Return the next message of another leader, with its machine, or None."""
+        """Return (machine, message), the next of another leader, or None."""
         return self._told.popleft() if self._told else None
 
     def put_back(self, machine, message):
@@ -182,20 +184,20 @@ class CarrierLink:
         self._told.appendleft((machine, message))
 
     def wait_for_message(self):
-        """Return the next message of another leader, with its machine."""
+        """Wait for the next message of another leader; return (machine, message)."""
         while not self._told:
             self._receive(_LOOK_SECONDS)
         return self._told.popleft()
 
     def pump(self) -> None:
-        """Take what has come."""
+        """Take the messages that have come, without waiting."""
         self._receive(0)
 
     def _receive(self, seconds):
         try:
             if not self.channel.wait(seconds):
                 return self.look_after_carrier() if seconds else None
-            # A Ctrl-C between the two would lose messages.
+            # A Ctrl-C between `receive` and `_sort` would lose messages.
             with interrupts_held():
                 self._sort(self.channel.receive())
         except (Closed, ConnectionError):
@@ -226,7 +228,7 @@ class CarrierLink:
                 self.on_loss(self._loss)
 
     def look_after_carrier(self):
-        """Raise if the carrier has been stopped for long, which its leader kills; each second."""
+        """Raise if the carrier has been stopped for long, which its leader kills."""
         pid = self._carrier.pid if self._carrier else self.channel.peer
         if self._stop_watch.seconds(pid) > lost_seconds():
             how = f"{_carrier_here()} was stopped for {lost_seconds():g} s"
@@ -236,9 +238,9 @@ class CarrierLink:
             raise self._lost()
 
     def _lost(self):
-        """Return the exception for a job that has ended, with the reason that the carrier told."""
+        """Return the exception for a job that has ended, with the reason that the carrier sent."""
         if self._end is None and self.channel is not None:
-            with contextlib.suppress(Closed, WorkerDied):  # nothing more, or that it has ended
+            with contextlib.suppress(Closed, WorkerDied):  # WorkerDied: the reason, now in `_end`
                 self._sort(self.channel.receive())
         reason, machine = self._end or (f"{_carrier_here()} has ended", self.machine)
         if self.machine != 0:
@@ -259,16 +261,16 @@ class CarrierLink:
         if os.getpid() != self._owner:
             return
         if self._loss is not None or self._end is not None:
-            os.dup(self.channel.fileno())  # Python's exit closes the channel some time before
+            os.dup(self.channel.fileno())  # stays open longer than `channel` at Python's exit
             return
-        with contextlib.suppress(WorkerDied):  # it may be over already
+        with contextlib.suppress(WorkerDied):  # the job may be over already
             self.send("end", reason)
         self.join(_END_SECONDS if reason is None else float("inf"))
 
     def join(self, seconds=_END_SECONDS) -> None:
         """Wait until the carrier has ended MPI: mpirun complains about a process that ends before.
 
-        A carrier that waits longer is killed. After a loss it ends after the script, or when the
+        After `seconds` the carrier is killed. After a loss it ends after the script, or when the
         first machine is silent.
         """
         end = time.monotonic() + seconds
@@ -307,7 +309,7 @@ class JobEnded(WorkerDied):
 
 
 def _descriptors_of_mpi():
-    """Return the descriptor by which MPICH's processes speak with mpiexec, if there is one."""
+    """Return the descriptor through which MPICH speaks with its mpiexec, in a list, or []."""
     number = os.environ.get("PMI_FD", "")
     with contextlib.suppress(OSError, ValueError):
         os.fstat(int(number))

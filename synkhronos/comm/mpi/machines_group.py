@@ -1,7 +1,8 @@
 """A group over several machines: each rank is in the group of its machine, and has a carrier.
 
-    all_gather, all_reduce   on the machine; its first rank asks the carrier; on the machine
-    send, receive            between ranks of one machine as there; else through both carriers
+    all_gather, all_reduce   on each machine; then its first rank asks the carrier, which asks the
+                             other machines; then on each machine
+    send, receive            between ranks of one machine as in its group; else by the carriers
 
 The carriers are the only processes that speak MPI: see `group_carrier`.
 """
@@ -39,13 +40,13 @@ def join(told: Mapping[str, Any]) -> MachinesGroup:
 
 
 class _Here(shared.SharedGroup):
-    """The ranks of this machine, whose numbers in the whole group are others, and the carrier."""
+    """The group of this machine, with the carrier; ranks have other numbers in the whole group."""
 
     whole: MachinesGroup
     _looks_elsewhere = True
 
     def barrier_here(self) -> None:
-        """Wait until all ranks of this machine are here, whatever happens to those elsewhere."""
+        """Wait until all ranks of this machine are here, also if ranks elsewhere are lost."""
         self._looks_elsewhere = False
         try:
             self.barrier()
@@ -79,14 +80,14 @@ class _Here(shared.SharedGroup):
 
 
 class Question(NamedTuple):
-    """A question of the first rank of a machine; the answer comes when those of all have asked.
+    """A question of the first rank of a machine, answered when the first ranks of all have asked.
 
-    Without an operation it is the values of all machines.
+    Without an operation the answer is the list of all machines' values.
     """
 
     value: Any  # of this machine; in a reduction its scale for 16 bits or 0, or a small array
     op: str = ""
-    array: int = 0  # the number of an array of `allocate`; 0 if ranks here give different ones
+    array: int = 0  # the number of an array from `allocate`; 0 if ranks here give different ones
     divisor: int = 1
     sixteen_bits: bool = False
 
@@ -94,15 +95,8 @@ class Question(NamedTuple):
 class MachinesGroup(Group):
     """One rank's end; see `Group`.
 
-    Parameters
-    ----------
-    local : SharedGroup
-        Of the ranks of this machine.
-    machine : int
-    ranks : list of list of int
-        The ranks on each machine.
-    hosts : list of str
-        The name of each machine.
+    `local` is the group of this machine; `ranks` and `hosts` have the ranks and the name of each
+    machine.
     """
 
     def __init__(
@@ -124,8 +118,9 @@ class MachinesGroup(Group):
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
         # Ranks elsewhere, in the order in which they left -> the last question of their machine.
         self._left: dict[int, int] = {}
-        self._told: set[int] = set()  # those of whose end `receive` has told
-        self._untold: collections.deque[int] = collections.deque()  # when the carrier has ended
+        self._told: set[int] = set()  # ranks whose end `receive` has returned
+        # After the end of the carrier, the ranks whose end `receive` has to return.
+        self._untold: collections.deque[int] = collections.deque()
         self._n_asked = 0
         self._answers: dict[int, Any] = {}
         self._under_way: collections.Counter[int] = collections.Counter()  # by receiver elsewhere
@@ -133,7 +128,7 @@ class MachinesGroup(Group):
         self._plans: dict[tuple[int, str], list] = {}
 
     def introduce(self, device: str) -> None:
-        """Say what this process is, and on which device."""
+        """Tell `synkhronos top` which rank this process is, and on which device."""
         self._local.label(rank=self.rank, of=self.size, device=device, pid=os.getpid())
 
     @property
@@ -141,7 +136,7 @@ class MachinesGroup(Group):
         return self._local.size
 
     def note(self, name: str, *rest: Any) -> None:
-        """Take note of what the carrier tells."""
+        """Take a small message of the carrier."""
         if name == "answer":
             number, answer = rest
             self._answers = {number: answer}
@@ -158,7 +153,7 @@ class MachinesGroup(Group):
             self._local.abort()
 
     def note_end_of_carrier(self) -> None:
-        """Take note that the ranks of all other machines are lost."""
+        """Note that the ranks of all other machines are lost."""
         for rank in self._elsewhere - {*self._left} - {*self.losses}:
             self.losses[rank] = "is lost: the process here that speaks MPI has ended"
         self._under_way.clear()
@@ -174,8 +169,8 @@ class MachinesGroup(Group):
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order."""
-        found = self._answer_to(Question(self._local.all_gather(value)))
-        everyone = dict(zip(self._order, (value for each in found for value in each)))
+        by_machine = self._answer_to(Question(self._local.all_gather(value)))
+        everyone = dict(zip(self._order, (value for values in by_machine for value in values)))
         return [everyone[rank] for rank in range(self.size)]
 
     def _answer_to(self, question, place=None):
@@ -204,22 +199,22 @@ class MachinesGroup(Group):
 
     def _raise_loss(self):
         super()._raise_loss()
-        # One that has left after its machine's part of this question is not missed.
+        # A rank that has left after its machine asked this question is not missed.
         missed = [rank for rank, last in self._left.items() if last <= self._n_asked]
         if not missed:
             return
-        self._local.look(0)  # one may have left because of an end that can be seen here by now
+        self._local.look(0)  # it may have left because of another rank's end: that is raised then
         super()._raise_loss()
         if self._local.is_aborted:
             raise Aborted
         raise _left(missed[0])
 
     def allocate(self, size: int, dtype: Any) -> np.ndarray:
-        """Return memory for `all_reduce`: a flat array of zeros, the same on all ranks."""
+        """Return memory for `all_reduce`: a flat array of zeros on each rank."""
         dtype = np.dtype(dtype)
-        asked = self.all_gather((size, dtype.str))
-        if any(each != asked[0] for each in asked):
-            raise ValueError(f"allocate() got other arguments on other ranks: {asked}.")
+        arguments = self.all_gather((size, dtype.str))
+        if any(each != arguments[0] for each in arguments):
+            raise ValueError(f"allocate() got other arguments on other ranks: {arguments}.")
         problem = array = None
         try:
             array = self._local.allocate(size, dtype)
@@ -233,9 +228,9 @@ class MachinesGroup(Group):
         return array
 
     def all_reduce(self, array: np.ndarray, op: str = "sum", sixteen_bits: bool = False) -> None:
-        """Replace the values of an array of `allocate` with the reduction over all ranks.
+        """Replace an array from `allocate`, on all ranks, with the reduction over the ranks.
 
-        That of a machine's ranks is rounded to the dtype before it is reduced with others.
+        The reduction over a machine's ranks is rounded to the dtype before it meets the others.
         """
         number, arrays = self._local.arrays_of(array)
         check_kind("all_reduce()", op, array.dtype, "array")
@@ -260,10 +255,10 @@ class MachinesGroup(Group):
             raise ValueError("all_reduce() got another array on other ranks.")
         if array is not first:
             array[...] = first
-        self._local.barrier_here()  # the others have copied it
+        self._local.barrier_here()  # the other ranks here have copied the result
 
     def send(self, rank: int, *message: Any) -> None:
-        """Send a message; don't wait for its receiver."""
+        """Send a message without waiting for its receiver."""
         self._local.check_open()
         if rank == self.rank:
             self._own.append(copy.deepcopy(message))
@@ -275,7 +270,7 @@ class MachinesGroup(Group):
             self._local.send(self._carrier, rank, bool(buffers), data, *buffers)
 
     def under_way(self, rank: int) -> int:
-        """Return how many messages with large arrays a rank has not taken."""
+        """Return the number of messages with large arrays that a rank has not received yet."""
         if rank in self._number_here:
             return self._local.under_way(self._number_here[rank])
         return self._under_way[rank]
@@ -302,7 +297,7 @@ class MachinesGroup(Group):
                 return self._next_untold()
 
     def _of_carrier(self, name, rank, *rest):
-        """Return a message of a rank elsewhere, or its end."""
+        """Return what `receive` does, for a message of the carrier: one of a rank, or its end."""
         if name == "gone":
             self._told.add(rank)
             return rank, None
@@ -334,7 +329,7 @@ class MachinesGroup(Group):
         self._local.tell(self._carrier, "abort")
 
     def close(self, seconds: float = 10.0) -> None:
-        """Leave the group, when others have taken what was sent to them."""
+        """Leave the group when others have received all messages, or after `seconds`."""
         if self._local.is_closed:
             return
         self._acknowledge()

@@ -16,9 +16,9 @@ class MasterGate(GateOfMachines):
         super().__init__(*args)
         self.link.first_rank_of = self.layout.first
         self._slots = {}
-        self._holding = None  # while what signals raise is delayed: the context of that
+        self._holding = None  # the context in which exceptions of signals are delayed
         self._is_dismissed = False
-        self._death = None  # of a machine or of another machine's worker: for WorkerDied
+        self._death = None  # arguments of WorkerDied, for a machine or another machine's worker
         self._done = {}  # machine -> what its leader has sent for the present call
         self._rows = {}
         self.on_parts = lambda parts: None  # takes a machine's outputs
@@ -29,7 +29,7 @@ class MasterGate(GateOfMachines):
         self._take_messages()
         if self.is_open:
             self.drain()
-        if self.link.is_fetching:  # what a Ctrl-C has left: until then ranks keep their memory
+        if self.link.is_fetching:  # after a Ctrl-C: ranks must keep their memory until it ends
             self.wait(lambda: not self.link.is_fetching, in_call=False)
         self.errors.clear()
         slot, payload = self._slots.get(command), None
@@ -39,8 +39,7 @@ class MasterGate(GateOfMachines):
                 self._slots.clear()
             slot = len(self._slots)
         self.check_alive()
-        # Together: all machines start the command, or none.
-        with interrupts_held():
+        with interrupts_held():  # all machines start the command, or none
             self._done.clear()
             self._left = {}
             self.link.begin_call()
@@ -50,14 +49,14 @@ class MasterGate(GateOfMachines):
         self._slots[command] = slot
 
     def hold_interrupts(self):
-        """Delay what a Ctrl-C or another signal raises until the end of the call."""
+        """Delay exceptions of signals, such as Ctrl-C, until the end of the call."""
         if self._holding is None:
             holding = contextlib.ExitStack()
             held = holding.enter_context(interrupts_raised_later())
             self._held, self._holding = held, holding
 
     def release_interrupts(self):
-        """Raise what was delayed."""
+        """Raise the exception that was delayed, if there is one."""
         holding, self._holding, self._held = self._holding, None, ()
         if holding is not None:
             holding.close()
@@ -140,7 +139,7 @@ class MasterGate(GateOfMachines):
         self._raise_death()
 
     def _raise_death(self):
-        # Again and again: a Ctrl-C that was held may have taken the place of the first exception.
+        # In each wait: a Ctrl-C that was delayed may have replaced the first exception.
         if self._death is not None:
             raise WorkerDied(*self._death)
 

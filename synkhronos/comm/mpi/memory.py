@@ -1,8 +1,8 @@
-"""Arrays that commands refer to, on several machines: those of the first are fetched when needed.
+"""Arrays that commands refer to, on several machines.
 
-All commands are made by the master, so all their references are to segments of the first machine.
-Its ranks map these. Ranks of other machines ask their carrier for the rows that they need: only
-these cross the network, and what several ranks of a machine need whole crosses it once.
+The master makes all commands, so all their references are to segments of the first machine, which
+its ranks map. Ranks of other machines ask their carrier for the rows that they need: only these
+cross the network. An array that several ranks of a machine need whole crosses it once.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ class MachinesMemory(SharedMemory):
     def __init__(self, gate, on_release):
         super().__init__(on_release, lambda: gate.check_alive(milliseconds=1000))
         self._gate = gate
-        self._arena = {}  # the carrier's segments with what this rank has fetched
+        self._arena = {}  # the carrier's segments in which this rank's arrays are
         self.is_near = gate.layout.machine == 0
         if self.is_near:
             self.fetch = super().fetch

@@ -1,7 +1,4 @@
-"""MPI's library for processes that mpirun has started: loaded, and begun by `begin` only.
-
-The import alone starts nothing, also in processes that only read the docstrings of other modules.
-"""
+"""MPI's library, for processes that mpirun has started: the import loads it, `begin` begins MPI."""
 
 from __future__ import annotations
 
@@ -19,27 +16,28 @@ from synkhronos.comm.mpi.settings import away, open_no_ports
 from synkhronos.comm.mpi.strangers import Strangers
 
 open_no_ports()
-# Open MPI asks the receiver before it sends more than this. The question and the answer would wait
-# behind the data that a slow cable has queued; here the receiver is ready in almost all cases. A
-# part of an array is a little more: what checks it, and what MPI adds.
+# Open MPI asks the receiver before it sends a message larger than this. The question and the answer
+# would wait behind data that a slow cable has queued, and here the receiver is almost always ready.
+# The limit is that of a part of an array, its seal, and MPI's header.
 os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str((1 << 20) + (1 << 12)))
-os.environ.setdefault("OMPI_MCA_btl_base_warn_peer_error", "0")  # a page, before it says so anew
+# Open MPI would print a page about a peer that has ended, in addition to its error.
+os.environ.setdefault("OMPI_MCA_btl_base_warn_peer_error", "0")
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
-# Of another MPI's mpiexec: `synkhronos run` refuses it with a sentence.
+# The warning is about the mpiexec of another MPI, which `synkhronos run` refuses with a sentence.
 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
 
 with away():
     from mpi4py import MPI as MPI
 
-# Open MPI's library takes SIGHUP when it is loaded, and then it ends no process any more.
+# Open MPI's library catches SIGHUP when it is loaded: then it would end no process any more.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))
 
 
 def begin(level: int = MPI.THREAD_SINGLE) -> None:
-    """Begin MPI, for a carrier, in the thread that will use it; its errors raise."""
-    with contextlib.suppress(OSError):  # a system without this file in /proc
+    """Begin MPI, for a carrier, in the thread that will use it; MPI's errors raise from now on."""
+    with contextlib.suppress(OSError):  # /proc may lack the file that `Strangers` needs
         Strangers().start()
     with folders.of_segment(), away():
         _call("MPI_Init_thread", None, None, level, ctypes.byref(ctypes.c_int()))
@@ -52,7 +50,7 @@ def end() -> None:
 
 
 def _call(name, *arguments):
-    """Call MPI without Python's lock, which mpi4py keeps here: `Strangers` goes on."""
+    """Call MPI without Python's lock, which mpi4py would hold: the other thread runs on."""
     code = getattr(ctypes.CDLL(MPI.__file__), name)(*arguments)
     if code != MPI.SUCCESS:
         raise MPI.Exception(code)

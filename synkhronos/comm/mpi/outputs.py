@@ -1,11 +1,11 @@
 """Outputs of functions on several machines: each leader sends those of its machine's ranks.
 
     ranks of a machine ── deposit ──▶ leader: combines their parts, where the mode allows it
-                                      ── with the end of the call: small parts, places of others ──▶
-    master: fetches what is not small when it combines all
+                                      ── at the end of the call: small parts, places of others ──▶
+    master: fetches parts that are not small when it combines all
 
-So of sums, averages and the like one part crosses the network for each machine. As for reductions
-inside functions, the order is: the ranks of each machine, then the machines.
+So one part for each machine crosses the network for sums, averages and the like. First the ranks of
+each machine are combined, then the machines, as in reductions inside functions.
 """
 
 from typing import NamedTuple, Optional
@@ -23,7 +23,7 @@ class OutputPart(NamedTuple):
 
     array: Optional[np.ndarray]
     place: Optional[tuple]
-    n_parts: int  # of so many ranks, combined
+    n_parts: int  # the number of ranks that are combined in it
 
 
 class MachinesOutputs(Outputs):
@@ -35,10 +35,10 @@ class MachinesOutputs(Outputs):
         super().__init__(memory)
         self._gate = gate
         self._combined = Outputs(memory)  # buffers for what a leader has combined
-        self._layouts = {}  # key -> layout of that
+        self._layouts = {}  # key -> layout of its buffer there
         self._parts = {}  # rank -> parts of a call, on the master
         self._taken = 0  # the number of that call
-        self._collected = {}  # rank -> what `collect` returns of it
+        self._collected = {}  # rank -> what `collect` returns
 
     def hear(self, rank, answer):
         """Take the answer of a worker of this machine; return whether it came from `deposit`."""
@@ -51,8 +51,8 @@ class MachinesOutputs(Outputs):
         ----------
         key : int
         combined : dict
-            Rank -> its parts, in which some parts of several ranks may be one `Partial` at the
-            first of them, and None at the others.
+            Rank -> its parts. Where parts of several ranks were combined, the first of them has a
+            `Partial`, and the others have None.
         """
         sent = {rank: list(map(_part, parts)) for rank, parts in combined.items()}
         every = [part for parts in sent.values() for part in parts if part is not None]
@@ -85,13 +85,12 @@ class MachinesOutputs(Outputs):
         """Return the parts that a rank has deposited in the last call; the master, of any rank."""
         if rank in self._gate.layout.ranks():
             return super().collect(key, rank - self._gate.first)
-        found = self._collected.get(rank)
-        if found is None:
+        if rank not in self._collected:
             parts = self._parts[rank]
             places = [part.place for part in parts if part is not None and part.place is not None]
             fetched = iter(self._memory.fetch_all(rank, places) if places else ())
-            found = self._collected[rank] = [_received(part, fetched) for part in parts]
-        return found
+            self._collected[rank] = [_received(part, fetched) for part in parts]
+        return self._collected[rank]
 
     def forget(self, key):
         """Drop the memory and the views that belong to function `key`."""

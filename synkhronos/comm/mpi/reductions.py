@@ -1,18 +1,17 @@
-"""The all-reduces of a carrier: from what ranks begin to the answers that they get.
+"""The all-reduces of a carrier, from the requests of its ranks to the answers.
 
     ranks ── reduce, bucket ──▶ a round ── ready ──▶ all other carriers
     all have said "ready"   ──▶ `NetworkAllReduce`, two at a time, in the order of their numbers
                             ──▶ done, to all ranks that wait
 
-Each carrier says "ready" to each other one: M (M - 1) messages, but no machine waits for more than
-one of them after the other. On 12 test hosts, which share two cores, 1 KiB goes from all to all in
-8.5 ms so, in 8.5 ms by doubling distances, and in 7.6 ms through the first machine, each of which
-has more hops on a network.
+Each carrier sends "ready" to each other one: M (M - 1) messages, but a machine waits for one hop
+only. On 12 test hosts, which share two cores, 1 KiB goes from all to all in 8.5 ms in this way, in
+8.5 ms by doubling distances, and in 7.6 ms through the first machine; the last two take more hops.
 
-A call that is aborted is given up: the carriers begin no more of its rounds, and tell one another
-("over") how many they have begun. So all know which rounds all machines have begun. These go on to
-their end on all machines, and all others are dropped on all: no machine has a result that another
-one does not have.
+When a call is aborted, it is given up: the carriers begin no more of its rounds, and tell one
+another ("over") how many they have begun. So all know which rounds all machines have begun. These
+go on to their end on all machines, and all others are dropped on all: no machine has a result that
+another one does not have.
 """
 
 import functools
@@ -23,8 +22,8 @@ from synkhronos.comm.mpi.buckets import Bucket
 from synkhronos.comm.mpi.fetches import problem_here
 from synkhronos.comm.mpi.transfers import GIVEN_UP, small_for_all
 
-# All machines begin rounds in one order. With two at a time, a round's first chunks fill the pause
-# at the end of the round before; with more, all would end late.
+# All machines begin rounds in the same order. With two at a time, the first chunks of a round are
+# sent in the pause at the end of the round before; with more, all would end late.
 _OPEN_ROUNDS = 2
 _REDUCE, _TAGS = 1 << 12, 1 << 13  # the first tag of all-reduces, and half their number
 
@@ -39,7 +38,7 @@ class Reductions:
         self._ready = {}  # id -> machine -> announcement
         self._begun = 0, 0, 0  # the last round that was begun here
         self._given_up = 0, 0  # the session and number of the last call that was given up
-        self._over = {}  # machine -> session, call, number of rounds: of a call that was given up
+        self._over = {}  # machine -> the last call it gave up: session, number, number of rounds
         self.from_ranks = Handlers(
             reduce=self.from_rank_reduce,
             bucket=self.from_rank_bucket,
@@ -73,16 +72,16 @@ class Reductions:
     def leave(self, is_over):
         """Give up the calls in which the ranks here begin nothing more.
 
-        Other machines may have begun to reduce what has not started here, and would wait for it.
+        Other machines may have begun a reduction that has not started here, and would wait for it.
         """
         for call in sorted({key[:2] for key in self._rounds if is_over(key)}):
             self.from_rank_give_up(None, *call)
         for key in [key for key in self._buckets if is_over(key)]:
-            del self._buckets[key]  # of ranks that did not all come
+            del self._buckets[key]  # which not all ranks have begun
         self.drop_announcements(is_over)
 
     def drop_announcements(self, is_over):
-        """Drop the announcements of rounds that are not going to be begun here."""
+        """Drop the announcements of rounds that the ranks here do not begin any more."""
         for key in [key for key in self._ready if is_over(key) and key not in self._rounds]:
             del self._ready[key]
 
@@ -116,7 +115,7 @@ class Reductions:
                 arrays = bucket.reduce(self._carrier.open, ops, counting)
             self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
         except Exception as error:
-            # First: other machines would wait for this bucket if a later one of the call began.
+            # Before the answer: else a later bucket may begin, and others wait for this one.
             self.from_rank_give_up(None, *id[:2])
             bucket.answer(self._carrier.post, "failed", id, problem_here(error))
         return None
@@ -141,8 +140,7 @@ class Reductions:
     def from_rank_give_up(self, peer, session, sequence):
         """Begin no more reductions of a call; tell all machines how many have been begun here.
 
-        So all carriers come to know which reductions all machines have begun. These go on to their
-        end, everywhere. All others are dropped, everywhere.
+        See the top of this module for what the carriers do then.
         """
         if (session, sequence) > self._given_up:
             self._given_up = session, sequence
@@ -169,7 +167,7 @@ class Reductions:
     def from_machine_ready(self, machine, id, layout, inline):
         """Take note that another machine has begun an all-reduce."""
         if self._carrier.is_over(id) and id not in self._rounds:
-            return  # of a call that this machine has left without it
+            return  # this machine has left the call without it
         self._ready.setdefault(id, {})[machine] = layout, inline
 
 
@@ -181,7 +179,7 @@ class ReductionRound:
     ready : dict
         Machine -> its announcement: its layout, and its arrays if they are small.
     answer : callable
-        To be called at the end: with the result, or with GIVEN_UP.
+        Takes the result at the end of the round, or GIVEN_UP.
     result : list or None
         The layouts of all machines, if these differ.
     """
@@ -204,7 +202,7 @@ class ReductionRound:
             return False
         layouts, values = zip(*(each for _, each in sorted(self._ready.items())))
         how = self._ops, self._divisor
-        # Machines may have "unequal" layouts that are alike, or there is one machine.
+        # All machines may have the same "unequal" layout.
         if layouts[0][0] == "unequal" or any(layout != layouts[0] for layout in layouts):
             self.result = list(layouts)
             return True

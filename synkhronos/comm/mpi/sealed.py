@@ -1,17 +1,17 @@
-"""Messages that are checked: what reaches a process is from a process of the job, and is new.
+"""Authenticated messages: each is from a process of the job, for its receiver, and not a replay.
 
     sender     payload ──▶ copied, with sender, receiver, tag and number, and the HMAC of all that
                                                      │ MPI
     receiver   memory of its own ◀───────────────────┘
-               right  ──▶ in the order of the numbers into the memory that was to receive it
-               wrong  ──▶ dropped, and told once
+               valid    ──▶ in the order of the numbers into the memory that was to receive it
+               invalid  ──▶ dropped, with one warning
 
 MPI checks no sender: a program that reaches a port of a process can send to it in the name of any
-rank. So nothing is unpickled, and no array is seen by others, before it has been checked. No right
-message can be made without the secret, and one that was taken from the network counts once only,
-for its receiver. Nothing is encrypted.
+rank. So no message is unpickled, and no array is used, before it has been checked. Nobody can make
+a valid message without the secret, and one that was recorded on the network is valid only once, for
+its receiver. Nothing is encrypted.
 
-Large messages may come later than small ones that were sent after them: these are kept until then.
+A large message may come after small ones that were sent later: these are kept until then.
 
 References
 ----------
@@ -39,7 +39,7 @@ _HEADER = struct.Struct(">4q")  # sender, receiver, tag, number
 _MAC = 32
 TRAILER = _HEADER.size + _MAC  # bytes that a message is longer than its payload
 _HELLO = b"synkhronos: this process of a job has the secret"
-_OUTGOING = 16  # requests that are kept before it is asked which have ended
+_OUTGOING = 16  # requests that are kept before those that have ended are dropped
 _WARN_SECONDS, _NAP_SECONDS = 30.0, 0.0005
 _COLLECTIVE = 30_000  # the tag of `allgather`
 
@@ -49,7 +49,7 @@ class SecretsDiffer(RuntimeError):
 
 
 class Seal:
-    """The arithmetic of one process: makes messages, and checks them. It sends nothing.
+    """Makes the messages of one process, and checks those that it gets; sends nothing.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ class Seal:
         return frame
 
     def open(self, source: int, tag: int, frame: np.ndarray) -> list | None:
-        """Check a message; return (tag, payload) of those that are next, or None if it is wrong.
+        """Check a message; return a list of the (tag, payload) that are next, or None if invalid.
 
-        It is an empty list if an earlier message is still to come.
+        The list is empty if an earlier message is still to come.
         """
         if len(frame) < TRAILER or not hmac.compare_digest(self._mac(frame), frame[-_MAC:]):
             return None
@@ -107,9 +107,7 @@ class Seal:
 
 
 class Sealed:
-    """A communicator in place of MPI's, with the methods of it that the package uses.
-
-    They are called as those of mpi4py. What sends nothing is asked of `comm`.
+    """A communicator with the methods of mpi4py's that the package uses, on top of `comm`.
 
     Parameters
     ----------
@@ -143,17 +141,17 @@ class Sealed:
         self.on_message: Callable[[int], None] = lambda source: None
 
     def _agree(self):
-        """Return the key of this job: of the secret, and of a number that each process has drawn.
+        """Return the key of this job, from the secret and a random number of each process.
 
-        So no message of another job is right in this one, even if it had the same secret.
+        So no message of another job is valid in this one, even with the same secret.
         """
         drawn = os.urandom(32)
         own = drawn + hmac.digest(self._secret, _HELLO + drawn, "sha256")
         everyone = np.empty((self.size, len(own)), np.uint8)
         self._comm.Allgather(np.frombuffer(own, np.uint8), everyone)
         for rank, hello in enumerate(everyone):
-            right = hmac.digest(self._secret, _HELLO + hello[:32].tobytes(), "sha256")
-            if not hmac.compare_digest(right, hello[32:]):
+            expected = hmac.digest(self._secret, _HELLO + hello[:32].tobytes(), "sha256")
+            if not hmac.compare_digest(expected, hello[32:]):
                 raise SecretsDiffer(f"process {rank} of this job has another secret than this one")
         return hmac.digest(self._secret, everyone.tobytes(), "sha256")
 
@@ -167,28 +165,28 @@ class Sealed:
         return request
 
     def Irecv(self, buffer: Any, source: int, tag: int = 0) -> _Coming:
-        """Begin to receive into an array, which changes when a whole message was checked."""
+        """Begin to receive into an array, which changes only after the message was checked."""
         coming = _Coming(self, source, bytes_of(buffer))
         self._wanted.setdefault((source, tag), collections.deque()).append(coming)
         self._match(source, tag)
         return coming
 
     def Iprobe(self, source: int, tag: int, status: Any = None) -> bool:
-        """Return whether a message is there that was checked, and that no `Irecv` waits for."""
+        """Return whether there is a checked message that no `Irecv` waits for."""
         self.progress(source)
         if source == MPI.ANY_SOURCE:
             source = next((each for each, kind in self._arrived if kind == tag), MPI.ANY_SOURCE)
         queue = self._arrived.pop((source, tag), None)
         if queue is None:
             return False
-        self._arrived[source, tag] = queue  # as the last one: other sources are next
+        self._arrived[source, tag] = queue  # at the end of the dict: other sources are next
         if status is not None:
             status.source, status.tag = source, tag
             status.Set_elements(MPI.BYTE, len(queue[0]))
         return True
 
     def progress(self, source: int = MPI.ANY_SOURCE) -> None:
-        """Take what has come; the errors are those of MPI's ``Iprobe`` for a source."""
+        """Take the messages that have come; raise the errors of MPI's ``Iprobe`` for a source."""
         status = self._status
         while self._comm.Iprobe(source, MPI.ANY_TAG, status):
             self._take(status.source, status.tag, status.Get_count(MPI.BYTE))
@@ -215,7 +213,7 @@ class Sealed:
                 self._match(sender, kind)
 
     def _take(self, source, tag, nbytes):
-        """Begin to receive a message; one that is larger than all memory is cut, and so wrong."""
+        """Begin to receive a message; one that is larger than all memory is cut, and so invalid."""
         try:
             frame = np.empty(nbytes, np.uint8)
         except (MemoryError, ValueError):
@@ -246,29 +244,29 @@ class Sealed:
         _wait_until(self.Irecv(buffer, source, tag).Test, source)
 
     def allgather(self, value: Any) -> list:
-        """Give all processes the objects of all, which are pickled."""
+        """Return the objects of all processes, which are pickled."""
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         others = [rank for rank in range(self.size) if rank != self.rank]
         for rank in others:
             self.Isend(data, rank, _COLLECTIVE)
-        found = {self.rank: value}
+        values = {self.rank: value}
         for rank in others:
             _wait_until(lambda rank=rank: self.Iprobe(rank, _COLLECTIVE), rank)
             payload = self._arrived[rank, _COLLECTIVE].popleft()
             self._match(rank, _COLLECTIVE)
-            found[rank] = pickle.loads(payload)
-        return [found[rank] for rank in range(self.size)]
+            values[rank] = pickle.loads(payload)
+        return [values[rank] for rank in range(self.size)]
 
 
 class _Coming:
-    """A request: an array into which a message of a process is to come."""
+    """The request of an `Irecv`: an array into which a message is to come."""
 
     def __init__(self, sealed, source, memory):
         self._sealed, self._source, self._memory = sealed, source, memory
         self._has_come = False
 
     def fill(self, payload):
-        """Take the message, which was checked."""
+        """Take the checked message."""
         if len(payload) != len(self._memory):
             raise RuntimeError(f"{len(payload)} bytes have come for {len(self._memory)}")
         self._memory[...] = payload

@@ -18,7 +18,7 @@ from typing import Any, MutableMapping
 VARIABLE = "SYNKHRONOS_SECRET"
 EXPORTED = ("-x", VARIABLE)  # for mpirun
 _BYTES = 32
-# Open MPI within one machine: no process has a port, and none can be sent to from elsewhere.
+# Transports of Open MPI within one machine: with these alone no process has a port.
 _WITHOUT_PORTS = {"self", "sm", "vader"}
 
 
@@ -32,7 +32,7 @@ def new() -> str:
 
 
 def take(environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Remove the secret from an environment, for what is started from there; return it."""
+    """Remove the secret from an environment, so that no other program inherits it; return it."""
     return environment.pop(VARIABLE, None)
 
 
@@ -47,7 +47,7 @@ def has_ports(environment: MutableMapping[str, str] = os.environ) -> bool:
 
 
 def checked(comm: Any, given: str | None) -> Any:
-    """Return a communicator like this one, of which all messages are checked where that is needed.
+    """Return a communicator like this one, which checks all messages if that is needed.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def checked(comm: Any, given: str | None) -> Any:
     """
     if comm.size == 1 or not has_ports():
         return comm
-    # Imported here: processes of one machine need none of it.
+    # Imported here, because processes of one machine don't need it.
     from synkhronos.comm.mpi.sealed import Sealed, SecretsDiffer
 
     secret = _decoded(given) if given is not None else of_user()
@@ -73,7 +73,7 @@ def checked(comm: Any, given: str | None) -> Any:
 
 
 def of_user() -> bytes:
-    """Return the secret in the user's file, which is made if it is not there."""
+    """Return the secret in the user's file; make the file if there is none."""
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     path = os.path.join(folder, "synkhronos", "secret")
     try:
@@ -85,7 +85,7 @@ def of_user() -> bytes:
 
 
 def _make(path):
-    """Write a file that has its name only when it is complete: other machines may read it then."""
+    """Write the file under another name, then link it to `path`, where others may read it."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     written = f"{path}.{secrets.token_hex(8)}"
     file = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

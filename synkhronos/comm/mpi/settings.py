@@ -3,7 +3,7 @@
 import contextlib
 import os
 
-# A port of btl/tcp takes a program on a machine of the job for a process of it, without a key.
+# At a port of btl/tcp, any program on a machine of the job passes for one of its processes.
 _ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
 
@@ -25,7 +25,7 @@ def open_no_ports(environment=os.environ) -> None:
 
 @contextlib.contextmanager
 def away():
-    """Be in another working folder while MPI is loaded, or begun.
+    """Change to another working folder while MPI is loaded or begun.
 
     UCX, a library of Open MPI, reads ``./ucx.conf``, which may be another user's.
     """

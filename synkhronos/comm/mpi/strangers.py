@@ -1,16 +1,16 @@
-"""Connections to MPI's ports that no process of the job has made: closed before a carrier stops.
+"""Close connections to MPI's ports that no process of the job has made: they could stop a carrier.
 
 Open MPI reads the first bytes of a connection in the thread that asks it for messages, and waits
 there until all have come. So one program that connects, sends two bytes and waits would stop a
-carrier. A thread of the carrier looks for that from outside:
+carrier. A thread of the carrier looks for that:
 
-    the system call that the carrier's thread is in   the same connection twice: closed
-    the connections that others have made             nothing has come for long: closed
-    the ports                                         no new connection for some seconds after that
+    the carrier's thread reads from one connection at two looks   close that connection
+    nothing has come through an accepted connection for long      close it
+    after that                                                    take no connections for a while
 
-A process of the job sends what Open MPI reads first at once, and in one piece; and the system asks
-again for a connection that is not answered. Releases of Open MPI after 5.0 are to have limits of
-their own: https://github.com/open-mpi/ompi/pull/13591.
+A process of the job sends the first bytes at once, and in one piece. If its connection is not
+answered, the system tries again. Releases of Open MPI after 5.0 are to have limits of their own:
+https://github.com/open-mpi/ompi/pull/13591.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from synkhronos._machine.log import log
 from synkhronos.comm.heartbeats import lost_seconds
 
 _LOOKS_SECONDS = 0.25
-_LOOKS_SECONDS_AFTER_ONE = 0.005  # many may wait for their turn
+_LOOKS_SECONDS_AFTER_ONE = 0.005  # more such connections may be queued
 _ALERT_SECONDS = 60.0
 _SEARCH_SECONDS = 1.0
-_PART_SECONDS = 0.1  # for the rest of what comes in one piece
-_REST_SECONDS = 5.0  # of the ports
+_PART_SECONDS = 0.1  # to wait for the rest of the first bytes
+_REST_SECONDS = 5.0  # during which the ports take no connections
 _MOST_BYTES = 512  # of a line of /proc
-_ARGUMENTS = 6  # of a system call, there
-# Open MPI reads 24 bytes first. Later it reads more at a time, and never waits.
+_ARGUMENTS = 6  # of a system call, in that line
+# Open MPI reads 24 bytes first. Later it reads more at a time, without waiting.
 _MOST_AT_FIRST = 64
 _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER and SO_DETACH_FILTER, which Python does not name
 _TAKES_NOTHING = struct.pack("HBBI", 6, 0, 0, 0)  # a filter of packets: BPF_RET with 0 bytes
@@ -51,7 +51,7 @@ class Strangers(threading.Thread):
         self._ports = set()  # on which this process listens
         self._read_from = None  # the socket that the thread was reading from at the last look
         self._alert_until = 0.0
-        self._rests_until = 0.0  # 0 while the ports take connections
+        self._rests_until = 0.0  # when the ports take connections again; 0 if they do
         self._has_told = False
 
     def run(self):
@@ -70,7 +70,7 @@ class Strangers(threading.Thread):
                     self._close_those_with_less(1, self._silence_seconds, "sent nothing")
 
     def _look_at_call(self):
-        """Close the connection that the thread reads from, if it did at the last look, too."""
+        """Close the connection that the thread reads from, if it read from it at the last look."""
         before, self._read_from = self._read_from, None
         _, *arguments = os.pread(self._call, _MOST_BYTES, 0).split()
         if len(arguments) < _ARGUMENTS:  # it runs, or waits for a page of memory
@@ -85,13 +85,13 @@ class Strangers(threading.Thread):
                     self._close_those_with_less(whole, _PART_SECONDS, what)
 
     def _close_those_with_less(self, n_bytes, seconds, what):
-        """Close connections of others through which less has come, or nothing for some seconds."""
-        found = tcp_sockets()
-        self._ports = {each.port for each in found.values() if each.is_listening}
-        for fd, each in found.items():
+        """Close accepted connections with fewer bytes, or with none for some seconds."""
+        sockets = tcp_sockets()
+        self._ports = {each.port for each in sockets.values() if each.is_listening}
+        for fd, each in sockets.items():
             is_accepted = each.port in self._ports and not each.is_listening
             is_short = is_accepted and each.n_received < n_bytes
-            # Bytes that come one after another are no better than none.
+            # A program that sends its bytes one by one is not waited for.
             if is_short and (each.n_received or each.idle_seconds > seconds):
                 self._close(fd, each.inode, what)
 
@@ -110,7 +110,7 @@ class Strangers(threading.Thread):
         self._rests_until = time.monotonic() + _REST_SECONDS
         with contextlib.suppress(OSError), as_socket(fd) as connection:  # it has ended by itself
             if os.fstat(fd).st_ino != inode:
-                return  # ..., and another one has its number
+                return  # another socket has got its number
             peer, port = connection.getpeername()[0], connection.getsockname()[1]
             connection.shutdown(socket.SHUT_RDWR)  # MPI has the descriptor, and closes it
             if not self._has_told:

@@ -1,4 +1,4 @@
-"""Arrays in messages between carriers: small ones in one that announces them, others in parts."""
+"""Arrays between carriers: small ones in the message that announces them, others in parts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any, Iterator
 
 import numpy as np
 
-GIVEN_UP = "given up"  # the answer about a reduction that not all machines have begun
+GIVEN_UP = "given up"  # the answer to a reduction that not all machines have begun
 SMALL = 1 << 15  # bytes that travel in the message that announces them
 _TO_ALL = 1 << 17  # bytes that a machine sends to all others in such messages, at most
 PART = 1 << 20  # bytes in one message, at most
 
 
 def small_for_all(n_machines: int) -> int:
-    """Return the bytes that travel in messages that announce them to all other machines, at most.
+    """Return the most bytes of arrays that travel in a message to all other machines.
 
     >>> small_for_all(2), small_for_all(12), small_for_all(64)
     (32768, 11915, 2080)
@@ -31,7 +31,7 @@ def bytes_of(buffer: Any) -> np.ndarray:
 
 
 def parts_of(array: np.ndarray, nbytes: int = PART) -> Iterator[np.ndarray]:
-    """Yield the bytes of a contiguous array in pieces of one message each."""
+    """Yield the bytes of a contiguous array in pieces, one for each message."""
     flat = bytes_of(array)
     for begin in range(0, len(flat), nbytes):
         yield flat[begin : begin + nbytes]

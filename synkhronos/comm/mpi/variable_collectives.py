@@ -1,7 +1,8 @@
 """Collectives on the values of shared variables of several machines.
 
-On each machine they go through its shared memory (`synkhronos.comm.variable_collectives`).
-Leaders tell one another the places of values, and each has its carrier copy what its machine needs.
+On each machine they go through its shared memory (`synkhronos.comm.variable_collectives`). Leaders
+tell one another the places of values, and each asks its carrier to copy those that its machine
+needs.
 """
 
 import itertools
@@ -25,7 +26,7 @@ class MachinesVariables(Variables):
         self._all, self._arrays, self._memory = gate, arrays, memory
         self._is_alone = False
         self._exposed = {}  # (rank, key) -> its place, and the value or None, on the master
-        self._taken = 0  # the number of the call that they are of
+        self._taken = 0  # the number of the call in which they were exposed
 
     @property
     def _leader(self):
@@ -53,10 +54,10 @@ class MachinesVariables(Variables):
         super().broadcast(keys, self._leader)
 
     def _offered(self, keys, ranks, limit=_SMALL):
-        """Return what leaders of other machines need of values of ranks here, for each variable.
+        """Return, for each variable and each of these ranks, the place of its value and the value.
 
-        For each rank that is the place of its value, and the value if all of them together have at
-        most `limit` bytes.
+        The values are None if all of them together have more than `limit` bytes. Leaders of other
+        machines get the result.
         """
         storage = self._storage
         values = [[storage.value_of(rank, key) for rank in ranks] for key in keys]
@@ -70,9 +71,9 @@ class MachinesVariables(Variables):
         ]
 
     def _copy(self, pieces, how="copy"):
-        """Copy what other machines have offered into arrays here.
+        """Copy values of other machines into arrays here.
 
-        `pieces` has for each machine triples: what is offered, the array, and its place.
+        `pieces` has triples for each machine: an item of `_offered`, the array, and its place.
         """
         gate, numbers = self._all, []
         for machine, triples in pieces.items():
@@ -88,7 +89,7 @@ class MachinesVariables(Variables):
             gate.wait_for_answer(number)
 
     def _new(self, key, shape):
-        """Return an array in this rank's region of a variable, which gets it if it is on a CPU."""
+        """Return an array in this rank's region of a variable; on a CPU it is the new value."""
         variable = self._worker.variables[key]
         if _host.lives_on_device(variable):
             dtype = np.dtype(variable.dtype).str
@@ -107,7 +108,7 @@ class MachinesVariables(Variables):
         values = [_host.peek(self._worker.variables[key]) for key in keys]
         n_ranks = gate.n_ranks
         results = self._arrays.reduce(values, (op,) * len(keys), (1,) * n_ranks, 1, n_ranks)
-        values = None  # a reference would count as one that is held
+        values = None  # a reference would look like one of the script
         if isinstance(results, Unequal):
             return results.of_ranks and first_unequal(list(zip(*results.of_ranks)))
         if root in (None, gate.rank):
@@ -178,7 +179,10 @@ class MachinesVariables(Variables):
         return self._memory.fetch_all(rank, [place])[0] if value is None else value
 
     def exposed(self, keys, rank):
-        """Return, on a leader, what its ranks, or one of them, have exposed: see `_offered`."""
+        """Return, on a leader, the values that its ranks, or one of them, have exposed.
+
+        The result maps (rank, key) to an item of `_offered`.
+        """
         first = self._all.first
         ranks = range(self._worker.n_ranks)
         if rank is not None:
@@ -191,7 +195,7 @@ class MachinesVariables(Variables):
         }
 
     def take_exposed(self, offered):
-        """Keep, on the master, what other machines have exposed, until they expose more."""
+        """Keep, on the master, the result of another leader's `exposed`, until the next one."""
         if offered and self._taken != self._all.sequence:
             self._exposed.clear()
             self._taken = self._all.sequence
@@ -212,7 +216,7 @@ class MachinesVariables(Variables):
         shapes = [value.shape for value in values]
         if len({*shapes}) > 1:
             return 0, shapes
-        # In the order of `all_reduce`, so that the bits are the same: each machine's ranks first.
+        # As `all_reduce` does, so that the bits are the same: first over each machine's ranks.
         layout, parts = self._all.layout, []
         for machine in range(len(layout.counts)):
             ranks = layout.ranks(machine)

@@ -1,13 +1,14 @@
-"""The waits of a carrier. MPI has to be asked whether something has come: none of its calls sleeps.
+"""The waits of a carrier. MPI must be polled for messages: none of its calls sleeps.
 
-    something has happened a moment ago   ask all the time
+    something has happened a moment ago   poll MPI without a pause
     data are under way                    short naps, up to half a millisecond
     nothing is under way                  sleep until a rank's socket, or one of MPI's, can be read
-    ..., and MPI's don't tell             naps that get longer, the longer nothing has happened
+    MPI does not use sockets              naps that get longer, the longer nothing has happened
 
-The ranks of a machine usually use all its cores, so a carrier must not ask when nothing can have
-come. Where MPI sends through TCP, its sockets can tell: they are among this process's descriptors.
-Where messages come and no socket has told, MPI uses something else, such as InfiniBand.
+The ranks of a machine usually use all its cores, so a carrier must not poll when nothing can have
+come. Where MPI uses TCP, its sockets, which are among this process's descriptors, become readable
+with a message. If messages come and no socket was readable, MPI uses something else, such as
+InfiniBand.
 """
 
 import contextlib
@@ -19,16 +20,16 @@ from synkhronos._machine.descriptors import tcp_sockets
 
 _AWAKE_SECONDS = 0.001
 _SHORTEST, _LONGEST = 0.00005, 0.0005  # naps while data are under way
-_NAPS = (  # (nothing has happened for so long, seconds of a nap)
+_NAPS = (  # (seconds since something has happened, at most; seconds of a nap)
     (0.01, 0.00005),
     (0.2, 0.0002),
     (10.0, 0.001),
     (float("inf"), 0.005),
 )
-_SLEEP_SECONDS = 0.02  # at most, if sockets tell
-_SELECTS = 1024  # select() takes descriptors below
-_MISSES = 3  # messages in a row of which no socket told
-_BARREN = 1000  # times in a row that a socket told of no message
+_SLEEP_SECONDS = 0.02  # the longest sleep if MPI uses sockets
+_SELECTS = 1024  # select() takes descriptors below this
+_MISSES = 3  # messages in a row without a readable socket: then MPI does not use sockets
+_BARREN = 1000  # times in a row that a socket was readable without a message: then it is ignored
 
 
 class Waiting:
@@ -36,16 +37,16 @@ class Waiting:
 
     def __init__(self):
         self._own = set()  # descriptors of the sockets of ranks
-        self._of_mpi = {}  # descriptor -> how often it told of nothing
+        self._of_mpi = {}  # descriptor -> how often in a row it was readable without a message
         self._poll_own, self._poll_all = select.poll(), select.poll()
         self._last = time.monotonic()
-        self._tells = True  # whether MPI's sockets tell when something has come
+        self._tells = True  # whether MPI's sockets become readable with messages
         self._misses, self._told = 0, None
 
     def add(self, fd):
         """Wait for a rank's socket, too."""
         self._own.add(fd)
-        self._of_mpi.pop(fd, None)  # its number was that of a closed one
+        self._of_mpi.pop(fd, None)  # a closed socket of MPI may have had this number
         self._poll_own.register(fd, select.POLLIN)
         self._poll_all.register(fd, select.POLLIN)
 
@@ -65,10 +66,7 @@ class Waiting:
             self._drop(fd)
 
     def for_ranks(self, is_busy):
-        """Wait as long as it is useful; return the descriptors of ranks that can be read.
-
-        `is_busy` says whether data are under way.
-        """
+        """Wait, shortly if data are under way; return the descriptors of ranks that can be read."""
         idle, self._told = time.monotonic() - self._last, None
         if idle < _AWAKE_SECONDS:
             os.sched_yield()
@@ -85,7 +83,7 @@ class Waiting:
         return [fd for fd, _ in events if fd in self._own]
 
     def note(self, happened, has_come):
-        """Take note of whether something has happened, and whether a message has come by MPI."""
+        """Note whether something has happened, and whether a message has come by MPI."""
         if happened or has_come:
             self._last = time.monotonic()
         if self._told is None:
