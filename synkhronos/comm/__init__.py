@@ -24,20 +24,10 @@ Every rank calls the same methods in the same order, unless a method says otherw
 `synkhronos.comm.transports` chooses the transport. Ranks without a master form a `group`.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Hashable,
-    Iterable,
-    List,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Hashable, Iterable, Protocol, Sequence, Union
 
 import numpy as np
 
@@ -58,36 +48,18 @@ class Gate(ABC):
     The master uses `run`, or `start` and `finish`. All ranks use `abort`, `meet`, `agree` and
     `report_rows` in a call. `shared.gate.SharedGate` shows what a gate of several processes has
     in addition, for workers and their start.
-
-    Attributes
-    ----------
-    n_ranks : int
-    master_rank : int
-    rank : int
-        The rank of this process.
-    sequence : int
-        The number of the last call that was started.
-    on_answer : callable
-        The master sets it to take the answers of workers: ``on_answer(rank, answer)``.
-    is_open : bool
-        Whether the workers may still be in a call.
-    errors : dict
-        Rank -> report on its error in the last call, until `raise_errors`.
-    recorder : SpanRecorder or None
-        Records how long barriers and meetings take, while a profile is on.
-    posts_bounds : bool
-        Whether the master can post which rows a call selects, so that the command, without
-        them, stays the same from call to call.
     """
 
     n_ranks: int
     master_rank: int
-    rank: int
-    sequence: int
-    on_answer: Callable[[int, Any], None]
-    is_open: bool
-    errors: Dict[int, Dict[str, str]]
-    recorder: Any
+    rank: int  # of this process
+    sequence: int  # the number of the last call that was started
+    on_answer: Callable[[int, Any], None]  # on the master: takes (rank, answer) of workers
+    is_open: bool  # whether the workers may still be in a call
+    errors: dict[int, dict[str, str]]  # rank -> report on its error, until `raise_errors`
+    recorder: Any  # a SpanRecorder, which times barriers and meetings for a profile, or None
+    # Whether the master can post which rows a call selects, so that the command, without them,
+    # stays the same from call to call.
     posts_bounds = False
 
     def __init__(self, n_ranks: int, master_rank: int):
@@ -159,7 +131,7 @@ class Gate(ABC):
         """The ranks of this machine, whose processes the master starts."""
         return range(self.n_ranks)
 
-    def host_of(self, rank: int) -> Optional[str]:
+    def host_of(self, rank: int) -> str | None:
         """Return the name of the machine that a rank is on; None if that is this process's."""
         return None
 
@@ -170,7 +142,7 @@ class Gate(ABC):
     def check_alive(self, milliseconds: int = 0) -> None:  # noqa: B027
         """Raise WorkerDied if a worker has ended, or ends within this time; workers do nothing."""
 
-    def raise_errors(self, own: Optional[BaseException] = None) -> None:
+    def raise_errors(self, own: BaseException | None = None) -> None:
         """Raise the errors of all ranks as one WorkerError; `own` is the master's error."""
         errors, self.errors = self.errors, {}
         # A death comes first: other ranks may have failed because a dead rank's memory has gone.
@@ -207,7 +179,7 @@ class Gate(ABC):
         """Tell all ranks, on the master, which rows the next call selects."""
         raise NotImplementedError
 
-    def bounds(self) -> Tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         """Return the first row that the present call selects, and the one after the last."""
         raise NotImplementedError
 
@@ -216,7 +188,7 @@ class Gate(ABC):
         """Publish the number of rows that this rank computed from; -1 if it did not run."""
 
     @abstractmethod
-    def rows(self) -> List[int]:
+    def rows(self) -> list[int]:
         """Return the numbers that the ranks reported in the last call, in rank order."""
 
     def dismiss(self) -> None:  # noqa: B027
@@ -246,7 +218,7 @@ class Reference(Protocol):
     """
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
 
     @property
@@ -272,7 +244,7 @@ class Memory(ABC):
     """The memory of arrays that commands refer to: the master makes them, all ranks fetch them."""
 
     is_near = True  # whether `fetch` returns views: then it costs nothing to fetch whole arrays
-    lent: Optional[Block] = None  # a block of this rank that the master may fetch from
+    lent: Block | None = None  # a block of this rank that the master may fetch from
     # Returns whether the script has Data that it could free: errors then advise to do so.
     has_data: Callable[[], bool] = staticmethod(lambda: False)
 
@@ -286,7 +258,7 @@ class Memory(ABC):
             If the machine has no room for it.
         """
 
-    def wrap(self, data: bytes) -> Tuple[Block, Reference]:
+    def wrap(self, data: bytes) -> tuple[Block, Reference]:
         """Make a block that holds these bytes; return it, and a reference to the bytes.
 
         The caller keeps the block until all ranks have fetched the bytes.
@@ -299,8 +271,8 @@ class Memory(ABC):
     def fetch(
         self,
         reference: Reference,
-        rows: Optional[Rows] = None,
-        buffer: Optional[np.ndarray] = None,
+        rows: Rows | None = None,
+        buffer: np.ndarray | None = None,
         axis: int = 0,
     ) -> np.ndarray:
         """Return the array that a reference stands for, or some of its rows, along an axis.
@@ -321,7 +293,7 @@ class Memory(ABC):
         """Return whether an array is a view of memory that other ranks can access, too."""
         return False
 
-    def mapped_by(self, pid: int) -> Optional[Dict[Hashable, int]]:
+    def mapped_by(self, pid: int) -> dict[Hashable, int] | None:
         """Return the bytes of each block that a process on this machine has mapped.
 
         None if the system does not show them.

@@ -50,24 +50,13 @@ def named(ranks: Iterable[int]) -> str:
 
 
 class Group(ABC):
-    """One rank's end of a group.
-
-    Attributes
-    ----------
-    rank, size : int
-    hosts : tuple of str
-        The name of each rank's machine.
-    losses : dict
-        Rank -> how it was lost, in words.
-    patience : float
-        Seconds that a collective waits for other ranks.
-    """
+    """One rank's end of a group."""
 
     rank: int
     size: int
-    hosts: tuple[str, ...]
-    losses: dict[int, str]
-    patience: float = 600.0
+    hosts: tuple[str, ...]  # the name of each rank's machine
+    losses: dict[int, str]  # rank -> how it was lost, in words
+    patience: float = 600.0  # seconds that a collective waits for other ranks
 
     def introduce(self, device: str) -> None:  # noqa: B027 - one rank alone is not watched
         """Tell `synkhronos top` which rank this process is, and on which device."""

@@ -192,10 +192,7 @@ class NetworkAllReduce:
 class _Stream:
     """The messages in one step to or from one machine, in order; a few are under way at a time.
 
-    Attributes
-    ----------
-    may : set of int, or None
-        The chunks that may be sent or received already; None for all.
+    `may` has the chunks that may be sent or received already; None for all.
     """
 
     machine = tag = 0

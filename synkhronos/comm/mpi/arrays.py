@@ -8,6 +8,8 @@ So a byte crosses the network once for each machine, not once for each rank. Ran
 rank of a machine here.
 """
 
+from typing import NamedTuple, Optional
+
 import numpy as np
 
 from synkhronos.comm import Aborted
@@ -170,17 +172,10 @@ class MachinesArrays(Arrays):
         return of_ranks
 
 
-class Unequal:
-    """The shapes of arrays that can't be reduced, because they differ between ranks.
+class Unequal(NamedTuple):
+    """The shapes of arrays that can't be reduced, because they differ between ranks."""
 
-    Attributes
-    ----------
-    of_ranks : list of list of tuple, or None
-        The shapes of the arrays of each rank; only leaders know them.
-    """
-
-    def __init__(self, of_ranks):
-        self.of_ranks = of_ranks
+    of_ranks: Optional[list]  # the shapes of the arrays of each rank; only leaders know them
 
 
 def _about_dtypes(hosts, dtypes):

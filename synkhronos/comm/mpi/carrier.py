@@ -44,14 +44,7 @@ _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}  # that may be 
 
 
 class Carrier(BaseCarrier):
-    """The event loop of a carrier.
-
-    Parameters
-    ----------
-    leader, listener : socket.socket
-    given : str, optional
-        The secret of the job, if its environment has one.
-    """
+    """The event loop of a carrier; `given` is the secret of the job, if its environment has one."""
 
     def __init__(self, leader, listener, given=None):
         comm = MPI.COMM_WORLD.Dup()
@@ -258,7 +251,7 @@ class Carrier(BaseCarrier):
         self.is_running = waits and 0 not in self._lost
 
     def hear_sigterm(self, number, frame):
-        """End after a SIGTERM, but not before the leader, which may ignore it: see `synk.resume`."""
+        """End after a SIGTERM, but not before the leader, which may ignore it (`synk.resume`)."""
         self._got_sigterm = True
         self.is_running = self.is_running and not self._has_lost_job
 

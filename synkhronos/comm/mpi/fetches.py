@@ -59,12 +59,7 @@ class _Fetch:
 class _Relay:
     """A place in a tree or chain: passes on what comes, to each machine behind it that has asked.
 
-    Attributes
-    ----------
-    key : tuple
-        The call, and the places of the arrays.
-    is_complete : bool
-        Whether all has come.
+    `key` is the call and the places of the arrays; `is_complete` says whether all has come.
     """
 
     def __init__(self, carrier, key, n_behind):
@@ -104,12 +99,7 @@ class _Relay:
 
 
 class Fetches:
-    """The arrays that the ranks of a machine fetch, and those that other machines fetch from it.
-
-    Parameters
-    ----------
-    carrier : Carrier
-    """
+    """The arrays that the ranks of a machine fetch, and those that other machines fetch from it."""
 
     def __init__(self, carrier):
         self._carrier = carrier
@@ -294,10 +284,7 @@ class Fetches:
 class Arena:
     """Memory for the arrays that come in one call: a few segments, which the next call fills anew.
 
-    Parameters
-    ----------
-    create : callable
-        Takes a number of bytes; returns a Segment, or raises SharedMemoryFull.
+    `create` takes a number of bytes, and returns a Segment or raises SharedMemoryFull.
     """
 
     def __init__(self, create):

@@ -41,17 +41,7 @@ class GateOfMachines(Gate):
     layout : MachineLayout
     plan : SessionPlan
     link : CarrierLink
-
-    Attributes
-    ----------
-    session : int
-        The number of the session in this job.
-    compress : bool
-        Whether floats cross the network in half precision.
-    link : CarrierLink
-        To the carrier; a worker has a connection of its own.
-    on_over : callable
-        Leaves this process's memory to the carrier, at the end of the session.
+        The connection with the carrier; workers make their own.
     """
 
     def __init__(self, local, layout, plan, link):
@@ -59,7 +49,8 @@ class GateOfMachines(Gate):
         super().__init__(layout.n_ranks, plan.master_rank)
         self.first = layout.first()
         self.rank = self.first + local.rank
-        self.link, self.session, self.compress = link, plan.session, plan.compress
+        self.link, self.session = link, plan.session  # the number of the session in this job
+        self.compress = plan.compress  # whether floats cross the network in half precision
         local.on_answer = self._hear
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()
@@ -78,7 +69,7 @@ class GateOfMachines(Gate):
         self._handlers.update(
             abort=self._on_abort, left=self._on_left, exchanged=self._on_exchanged
         )
-        self.on_over = lambda: None
+        self.on_over = lambda: None  # leaves this process's memory to the carrier
 
     @property
     def recorder(self):

@@ -23,20 +23,11 @@ COLUMNS = ("host", "Synkhronos", "files", _LIBRARY, "NumPy", "Python")  # of the
 
 @dataclass(frozen=True)
 class MachineLayout:
-    """The ranks of each machine: they follow one another.
+    """The ranks of each machine: they follow one another."""
 
-    Attributes
-    ----------
-    counts : tuple of int
-        The number of ranks of each machine.
-    hosts : tuple of str
-    machine : int
-        This process's.
-    """
-
-    counts: tuple
-    hosts: tuple
-    machine: int
+    counts: Tuple[int, ...]  # the number of ranks of each machine
+    hosts: Tuple[str, ...]
+    machine: int  # this process's
 
     @property
     def n_ranks(self):

@@ -174,14 +174,9 @@ class Reductions:
 class ReductionRound:
     """An all-reduce, from its announcement to its answer.
 
-    Attributes
-    ----------
-    ready : dict
-        Machine -> its announcement: its layout, and its arrays if they are small.
-    answer : callable
-        Takes the result at the end of the round, or GIVEN_UP.
-    result : list or None
-        The layouts of all machines, if these differ.
+    `ready` has the announcements: machine -> layout, and arrays if they are small. At the end
+    `answer` takes `result`, which is None, or the layouts of all machines if they differ; or
+    GIVEN_UP.
     """
 
     def __init__(self, carrier, id, ready, arrays, ops, divisor, compress, answer):

@@ -50,17 +50,9 @@ HEARTBEAT_MS = 1000  # a sleeper looks again this often, even if no rank wakes i
 
 
 class Meetings:
-    """One rank's end of the cells, and of the pipes that wake sleepers.
+    """One rank's end of the cells in `memory`, and of the pipes that wake sleepers.
 
-    Parameters
-    ----------
-    memory : GateMemory
-        Of all ranks.
-    wake_pipes : list of int
-        One for each rank, of `make_wake_pipes`.
-    rank, n_ranks : int
-    spin : bool
-        Whether each rank has a core of its own.
+    `spin` says whether each rank has a core of its own.
     """
 
     posts_bounds = True
