@@ -116,13 +116,8 @@ class Arrays:
         """Begin to reduce a bucket: arrays that the function needs reduced later, at `end`.
 
         The arrays may not be written to until then. On one machine nothing begins before `end`.
-
-        Parameters
-        ----------
-        bucket : int
-            Buckets of a function are numbered from 0, in the order in which all ranks begin them.
-        arrays, ops, weights
-            See `exchange`.
+        Buckets of a function are numbered from 0, in the order in which all ranks begin them. For
+        the other arguments see `exchange`.
         """
 
     def end(self, bucket, arrays, ops, weights, targets):

@@ -34,13 +34,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end of a connection; messages arrive in order, each once.
-
-    Parameters
-    ----------
-    connection : socket.socket
-        A stream socket. The channel owns it.
-    """
+    """One end of a connection, a stream socket, which it owns; messages arrive in order, once."""
 
     def __init__(self, connection: socket.socket):
         self._socket = connection

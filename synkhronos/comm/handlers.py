@@ -2,15 +2,8 @@
 
 
 class Handlers(dict):
-    """Name of a message -> the method that takes it.
+    """Name of a message -> the method that takes it; raises ValueError for other names.
 
-    Raises
-    ------
-    ValueError
-        For a message that is not in the table.
-
-    Examples
-    --------
     >>> Handlers(push=print, pull=print)["puhs"]
     Traceback (most recent call last):
     ValueError: the message 'puhs' is unknown here: known are push, pull.

@@ -29,15 +29,9 @@ class OutputLayout(NamedTuple):
 
 
 class Outputs:
-    """One rank's buffers for outputs, and on the master views of all other ranks' buffers.
+    """One rank's buffers for outputs, and on the master views of all other ranks' buffers."""
 
-    Attributes
-    ----------
-    combine : callable
-        Combines what `collect` returns for one output of all ranks, as `reduction.combine` does.
-    """
-
-    combine = staticmethod(reduction.combine)
+    combine = staticmethod(reduction.combine)  # of the parts that all ranks have of an output
 
     def __init__(self, memory, devices=None):
         self._memory, self._devices = memory, devices

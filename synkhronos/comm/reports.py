@@ -153,13 +153,9 @@ def worker_died(rank, process, host="") -> WorkerDied:
 
 
 class Patience:
-    """Warn of a long wait: after `seconds`, then at doubling intervals.
+    """Warn of a long wait, which began `waited` seconds ago: after `seconds`, then less often.
 
-    Parameters
-    ----------
-    seconds : float
-    waited : float
-        The seconds that the call has already waited.
+    The intervals double.
     """
 
     def __init__(self, seconds: float, waited: float):

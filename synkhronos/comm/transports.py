@@ -123,12 +123,8 @@ class _MachinesCommunicator(Communicator):
 def connect(worker, on_release=None) -> Communicator:
     """Return this rank's communicator.
 
-    Parameters
-    ----------
-    worker : Worker
-    on_release : callable, optional
-        Called when a block of this rank's memory has no view any more, with a hashable that names
-        the block and a function that frees the memory. By default it is freed at once.
+    When a block of this rank's memory has no view any more, `on_release` takes a hashable that
+    names the block and a function that frees the memory. By default it is freed at once.
     """
     if isinstance(worker.gate, GateOfMachines):
         return _MachinesCommunicator(worker, on_release)

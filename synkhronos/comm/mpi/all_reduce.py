@@ -87,18 +87,17 @@ class NetworkAllReduce:
 
     def _add_streams(self, other, theirs, tag):
         """Add the four streams of messages between this machine and another one."""
-        results = _Stream(self._receive_result, theirs, self._keep, waits=True)
-        spread = _Stream(self._send_result, self._mine, None, waits=True)
+        place = other, tag
+        results = _Stream(self._receive_result, *place, theirs, self._keep, waits=True)
+        spread = _Stream(self._send_result, *place, self._mine, None, waits=True)
         self._spreading.append(spread)
         self._streams += [
             # A result is received where the values were, so after these have been sent.
-            _Stream(self._send_values, theirs, lambda chunk, *_: results.may.add(chunk)),
-            _Stream(self._receive_values, self._mine, self._take),
+            _Stream(self._send_values, *place, theirs, lambda chunk, *_: results.may.add(chunk)),
+            _Stream(self._receive_values, *place, self._mine, self._take),
             results,
             spread,
         ]
-        for stream in self._streams[-4:]:
-            stream.machine, stream.tag = other, tag
 
     def progress(self) -> bool:
         """Do what can be done now; return whether the all-reduce has ended."""
@@ -195,10 +194,8 @@ class _Stream:
     `may` has the chunks that may be sent or received already; None for all.
     """
 
-    machine = tag = 0
-
-    def __init__(self, begin, chunks, on_end, waits=False):
-        self._begin, self._on_end = begin, on_end
+    def __init__(self, begin, machine, tag, chunks, on_end, waits=False):
+        self._begin, self._machine, self._tag, self._on_end = begin, machine, tag, on_end
         self._chunks = collections.deque(chunks)
         self.may = set() if waits else None
         self._under_way = collections.deque()
@@ -208,13 +205,13 @@ class _Stream:
         while self._under_way and self._under_way[0][1].Test():
             chunk, _, buffer = self._under_way.popleft()
             if self._on_end is not None:
-                self._on_end(chunk, self.machine, buffer)
+                self._on_end(chunk, self._machine, buffer)
         while self._chunks and len(self._under_way) < _WINDOW:
             chunk = self._chunks[0]
             if self.may is not None and chunk not in self.may:
                 break
             self._chunks.popleft()
-            self._under_way.append((chunk, *self._begin(chunk, self.machine, self.tag)))
+            self._under_way.append((chunk, *self._begin(chunk, self._machine, self._tag)))
         return not (self._chunks or self._under_way)
 
 

@@ -47,28 +47,13 @@ class BaseCarrier:
         Of all carriers; a machine has the number of its carrier in it.
     sockets : dict
         Number of a peer, a process of this machine -> socket.
-
-    Attributes
-    ----------
-    machine, n_machines : int
-    hosts : list of str
-        The name of each machine.
-    others : list of int
-        The other machines.
-    from_ranks, from_machines : Handlers
-        Of messages of ranks of this machine, and of carriers of other machines.
-    traffic : list of int
-        The number of messages that this carrier has sent, and of their bytes.
-    is_running : bool
-    has_lost : bool
-        Whether a machine was lost: MPI_Finalize would wait for it.
     """
 
     def __init__(self, comm: Any, sockets: Mapping[int, socket.socket]) -> None:
         self._comm = comm
         self.machine, self.n_machines = comm.rank, comm.size
         self.others = [machine for machine in range(comm.size) if machine != comm.rank]
-        self.hosts = comm.allgather(socket.gethostname())
+        self.hosts = comm.allgather(socket.gethostname())  # the name of each machine
         self.segments = Segments()
         self.from_ranks = Handlers()
         self.from_machines = Handlers(alive=self.from_machine_alive)
@@ -87,8 +72,9 @@ class BaseCarrier:
         self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
         if isinstance(comm, Sealed):
             comm.on_message = self._heartbeats.note  # parts of arrays are heartbeats, too
-        self.traffic = [0, 0]
-        self.is_running, self.has_lost = True, False
+        self.traffic = [0, 0]  # the number of messages that this carrier has sent, and of bytes
+        self.is_running = True
+        self.has_lost = False  # a machine: MPI_Finalize would wait for it
 
     def run(self) -> None:
         """Carry messages until `is_running` is false."""

@@ -73,7 +73,7 @@ class Carrier(BaseCarrier):
         for part in (self._fetches, self._reductions):
             self.from_ranks.update(part.from_ranks)
             self.from_machines.update(part.from_machines)
-        self._settling = None  # (peer, id, session, sequence)
+        self._settling = None  # (peer, id, (session, sequence))
         self._settled = 0, 0  # the last call in which the ranks here begin nothing more
         self._left = 0  # the last session that has ended here
         self._stop_watch = StopWatch()
@@ -141,16 +141,12 @@ class Carrier(BaseCarrier):
         """Go on with reductions; answer the leader when an aborted call is settled."""
         happened = self._reductions.progress()
         if self._settling is not None:
-            self._settle()
+            peer, id, call = self._settling
+            if not self._reductions.have(call) and not self._fetches.are_copying(call):
+                self._reductions.drop_announcements(self.is_over)
+                self._settling = None
+                self.post(peer, "done", id, None)
         return happened
-
-    def _settle(self):
-        peer, id, *call = self._settling
-        call = tuple(call)
-        if not self._reductions.have(call) and not self._fetches.are_copying(call):
-            self._reductions.drop_announcements(self.is_over)
-            self._settling = None
-            self.post(peer, "done", id, None)
 
     def is_over(self, id):
         """Return whether the ranks here begin nothing more in the call of a reduction."""
@@ -225,7 +221,7 @@ class Carrier(BaseCarrier):
         self._workers = {}
         self._reductions.leave(self.is_over)
         self._fetches.drop_relays()
-        if self._settling is not None and self._settling[2] <= session:
+        if self._settling is not None and self._settling[2][0] <= session:
             self._settling = None
         self.segments.forget_all()
 
@@ -234,7 +230,7 @@ class Carrier(BaseCarrier):
         self._reductions.from_rank_give_up(peer, session, sequence)
         self._settled = max(self._settled, (session, sequence))
         self._fetches.drop_relays()
-        self._settling = peer, id, session, sequence
+        self._settling = peer, id, (session, sequence)
 
     def from_rank_end(self, peer, reason):
         """End the job: this carrier, and those of all other machines, which get the `reason`.

@@ -34,14 +34,7 @@ _LOOK_SECONDS = 0.05  # between looks for an abort here, or a delayed Ctrl-C, wh
 class GateOfMachines(Gate):
     """The parts that the gates of the master, of leaders and of workers have in common.
 
-    Parameters
-    ----------
-    local : SharedGate
-        Of the ranks of this machine.
-    layout : MachineLayout
-    plan : SessionPlan
-    link : CarrierLink
-        The connection with the carrier; workers make their own.
+    `local` is the SharedGate of this machine, `link` a leader's connection with the carrier.
     """
 
     def __init__(self, local, layout, plan, link):

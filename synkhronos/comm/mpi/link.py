@@ -36,24 +36,12 @@ _LOOK_SECONDS = 1.0  # a wait for the carrier looks this often whether it was st
 class CarrierLink:
     """One process's end, from the start of the job to its end.
 
-    Parameters
-    ----------
-    name : str, optional
-        Of the abstract socket of a carrier that runs already; without it one is started.
-
-    Attributes
-    ----------
-    machine, n_machines : int
-        Only leaders know them.
-    channel : Channel
-    on_loss : callable
-        Takes the sentence for the loss of a machine, or of a process of another one.
-    first_rank_of : callable
-        Takes a machine; returns its first rank in the present session, or None.
+    `name` is that of the abstract socket of a carrier that runs already; without it one is started.
     """
 
     def __init__(self, name=None):
-        self.machine = self.n_machines = self._carrier = self.channel = None
+        self.machine = self.n_machines = None  # which only leaders know
+        self._carrier = self.channel = None
         self._name = name
         self._owner = os.getpid()
         self._sessions, self._numbers = itertools.count(1), itertools.count(1)
@@ -62,8 +50,8 @@ class CarrierLink:
         self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence that `on_loss` got
-        self.on_loss = lambda sentence: None
-        self.first_rank_of = lambda machine: None
+        self.on_loss = lambda sentence: None  # on the loss of a machine, or of a process elsewhere
+        self.first_rank_of = lambda machine: None  # returns the first rank there in the session
         self._stop_watch = StopWatch()
         self._lock = threading.RLock()  # close() in another thread sends, too
         if name is None:
@@ -297,10 +285,7 @@ def _carrier_here():
 class JobEnded(WorkerDied):
     """Another machine, or the carrier of this one, has ended.
 
-    Attributes
-    ----------
-    is_regular : bool
-        Whether the first machine has ended the job, because its script is at its end.
+    It `is_regular` if the first machine has ended the job, because its script is at its end.
     """
 
     def __init__(self, message):

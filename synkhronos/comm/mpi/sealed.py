@@ -51,11 +51,7 @@ class SecretsDiffer(RuntimeError):
 class Seal:
     """Makes the messages of one process, and checks those that it gets; sends nothing.
 
-    Parameters
-    ----------
-    key : bytes
-        The same in all processes of a job, and in no other job.
-    rank, size : int
+    The key is the same in all processes of a job, and in no other job.
 
     Examples
     --------
@@ -109,21 +105,8 @@ class Seal:
 class Sealed:
     """A communicator with the methods of mpi4py's that the package uses, on top of `comm`.
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-    secret : bytes
-        The same in all its processes.
-
-    Attributes
-    ----------
-    on_message : callable
-        Called with the sender of each message that was checked.
-
-    Raises
-    ------
-    SecretsDiffer
-        If one has another secret.
+    `on_message` takes the sender of each message that was checked. Raises SecretsDiffer if a
+    process has another secret.
     """
 
     def __init__(self, comm: Any, secret: bytes) -> None:

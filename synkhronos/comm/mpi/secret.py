@@ -49,16 +49,8 @@ def has_ports(environment: MutableMapping[str, str] = os.environ) -> bool:
 def checked(comm: Any, given: str | None) -> Any:
     """Return a communicator like this one, which checks all messages if that is needed.
 
-    Parameters
-    ----------
-    comm : MPI.Comm
-    given : str or None
-        What `take` has returned.
-
-    Raises
-    ------
-    NoSecret
-        If there is no secret, or if processes have different ones.
+    `given` is what `take` has returned. Raises NoSecret if there is no secret, or if processes have
+    different ones.
     """
     if comm.size == 1 or not has_ports():
         return comm

@@ -45,11 +45,7 @@ ELSEWHERE = -1
 class GateMemory:
     """The shared cells and buffers of one gate. Views of them keep the memory mapped.
 
-    Parameters
-    ----------
-    n_ranks : int
-    file : int, optional
-        The descriptor of the memory, of `make_file`: `synkhronos top` sees it while it is open.
+    `file` is a descriptor from `make_file`, which `synkhronos top` sees while it is open.
     """
 
     def __init__(self, n_ranks: int, file: int = -1):

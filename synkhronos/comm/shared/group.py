@@ -45,15 +45,8 @@ class GroupSetup:
     """Memory, pipes, and a socket for each pair, which the processes of a new group inherit.
 
     The process that makes it starts each rank with the descriptors and the variable that `place`
-    returns, and closes it when all are started.
-
-    Parameters
-    ----------
-    size : int
-    host : str, optional
-        The name of this machine.
-    has_carrier : bool, optional
-        Whether one more process, with the number `size`, exchanges messages with each rank.
+    returns, and closes it when all are started. `host` is the name of this machine. A carrier is
+    one more process, with the number `size`, which exchanges messages with each rank.
     """
 
     def __init__(self, size: int, host: str = "", has_carrier: bool = False):
@@ -141,7 +134,7 @@ class SharedGroup(Meetings, Group):
         self._mail = Mail(peers, self._segments, self._on_notice, self._on_end)
         # id of this rank's array -> its number, the arrays of all ranks
         self._arrays: dict[int, tuple[int, list[np.ndarray]]] = {}
-        self._boards: dict[int, Any] = {}  # segments of values that are too large for a board
+        self._large: dict[int, Any] = {}  # segments of values that are too large for a board
         self.is_closed = False
         self._plans: dict[tuple[int, str], list] = {}
         self._n_gathered = 0
@@ -212,10 +205,10 @@ class SharedGroup(Meetings, Group):
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         # A rank that is ahead writes to one half, while others still read the other.
         self._n_gathered += 1
-        board = _half(self.boards[self.rank], self._n_gathered)
+        board = self.half_board(self.rank, self._n_gathered)
         length = len(data)
         if length > len(board) - _HEADER:
-            segment = self._boards[self._n_gathered % 2] = self._segments.create(length)
+            segment = self._large[self._n_gathered % 2] = self._segments.create(length)
             segment.array(np.uint8, (length,))[...] = np.frombuffer(data, np.uint8)
             data, length = pickle.dumps(segment.ref, pickle.HIGHEST_PROTOCOL), -length
         board[:_HEADER] = length.to_bytes(_HEADER, "little", signed=True)
@@ -223,7 +216,7 @@ class SharedGroup(Meetings, Group):
         self.barrier()
 
     def _read_boards(self, own, is_reader=True):
-        boards = [_half(board, self._n_gathered) for board in self.boards]
+        boards = [self.half_board(rank, self._n_gathered) for rank in range(self.size)]
         lengths = [int.from_bytes(board[:_HEADER], "little", signed=True) for board in boards]
         values = None
         if is_reader:
@@ -385,8 +378,3 @@ class SharedGroup(Meetings, Group):
         self._segments.forget_all()
         for each in (self._file, *self._wake_pipes):
             os.close(each)
-
-
-def _half(board, number):
-    middle = len(board) // 2
-    return board[middle:] if number % 2 else board[:middle]

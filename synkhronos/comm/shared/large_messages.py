@@ -75,12 +75,8 @@ class LargeMessages:
         data, large = pickled(message)
         if not large:
             return Packed(data), []
-        places, copied = [], []
-        for array in large:
-            place = self.place_of(array)
-            places.append(place)
-            if place is None:
-                copied.append(array)
+        places = [self.place_of(array) for array in large]
+        copied = [array for array, place in zip(large, places) if place is None]
         number, segment = next(self._numbers), None
         if copied:
             segment = self._room_for(sum(_round_up(array.nbytes) for array in copied))
@@ -121,10 +117,7 @@ class LargeMessages:
             self._held.append((rank, packed.number))
             self._segments.forget_freed()
             segments = dict.fromkeys(place[0] for place in packed.places)
-            mapped = {
-                ref: self._segments.adopt(ref, descriptor)
-                for ref, descriptor in zip(segments, descriptors)
-            }
+            mapped = dict(zip(segments, map(self._segments.adopt, segments, descriptors)))
             for ref, offset, nbytes in packed.places:
                 views.append(mapped[ref].array(np.uint8, (nbytes,), offset))
         return pickle.loads(packed.data, buffers=views)

@@ -18,21 +18,10 @@ from synkhronos.comm.shared.large_messages import LargeMessages, Packed
 
 
 class Mail:
-    """One process's end.
+    """One process's end; its peers have numbers.
 
-    Parameters
-    ----------
-    peers : dict
-        Number of a peer -> socket.
-    on_notice : callable
-        Takes the number of a peer, and a message that it has sent with `tell`.
-    on_end : callable, optional
-        Takes the number of a peer that has ended.
-
-    Attributes
-    ----------
-    peers : dict
-        File descriptor -> number of each peer that has not ended.
+    `on_notice` takes the number of a peer, and a message that it has sent with `tell`; `on_end`
+    takes the number of a peer that has ended.
     """
 
     def __init__(
@@ -44,7 +33,7 @@ class Mail:
     ):
         self._on_notice, self._on_end = on_notice, on_end
         self._channels: dict[int, Channel] = {}
-        self.peers: dict[int, int] = {}
+        self.peers: dict[int, int] = {}  # descriptor -> number of each peer that has not ended
         self._came: collections.deque[tuple[int, Any]] = collections.deque()
         self._ended: collections.deque[int] = collections.deque()  # that `take` has to return
         self.large_messages = LargeMessages(segments)
