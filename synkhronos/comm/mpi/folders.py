@@ -118,10 +118,7 @@ def daemon_arguments(prted: Path, setting: str = "") -> list[str]:
     return ["--prtemca", "prte_launch_agent", " ".join(words)] if is_usable else []
 
 
-def _run_daemon(command):
-    with of_mpirun(os.environ, _BASES[2]) as environment:
-        return subprocess.call(command, env=environment, close_fds=False)
-
-
 if __name__ == "__main__":
-    sys.exit(_run_daemon(sys.argv[1:]))
+    with of_mpirun(os.environ, _BASES[2]) as environment:
+        status = subprocess.call(sys.argv[1:], env=environment, close_fds=False)
+    sys.exit(status)

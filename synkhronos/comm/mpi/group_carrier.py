@@ -49,7 +49,7 @@ class GroupCarrier(BaseCarrier):
         # number of a question -> machine -> its question
         self._asked: dict[int, dict[int, Question]] = collections.defaultdict(dict)
         self._last_asked: collections.Counter[int] = collections.Counter()  # by machine
-        self._places: dict[int, Any] = {}  # number of a question -> the array here, or None
+        self._arrays: dict[int, Any] = {}  # number of a question -> its array here, or None
         self._reductions: list[tuple[int, NetworkAllReduce, Any]] = []
         self._given_up: list[tuple] = []  # reductions in which a lost machine took part
         self._over: set[int] = set()  # machines of which all ranks have ended
@@ -90,11 +90,15 @@ class GroupCarrier(BaseCarrier):
 
     def from_rank_ask(self, local, number, question, place):
         """Pass a question of the first rank here on to all machines."""
-        try:
-            self._places[number] = self._array_at(place)
-        except OSError:  # the rank has died since, which `on_end` tells the others
-            return
-        array = self._places[number]
+        array = None
+        if place is not None:
+            (segment, offset, nbytes), dtype = place
+            try:
+                mapped = self.segments.attach(segment)
+            except OSError:  # the rank has died since, which `on_end` tells the others
+                return
+            array = mapped.array(dtype, (nbytes // dtype.itemsize,), offset)
+        self._arrays[number] = array
         is_small = array is not None and array.nbytes <= small_for_all(self.n_machines)
         if is_small and not question.sixteen_bits:
             question = question._replace(value=array.copy())
@@ -185,7 +189,7 @@ class GroupCarrier(BaseCarrier):
         if len(asked) < self.n_machines:
             return
         del self._asked[number]
-        array = self._places.pop(number)
+        array = self._arrays.pop(number)
         values = [asked[machine].value for machine in sorted(asked)]
         if len({each._replace(value=None) for each in asked.values()}) > 1:
             self._tell_ranks("answer", number, None)
@@ -198,13 +202,6 @@ class GroupCarrier(BaseCarrier):
             self._tell_ranks("answer", number, True)
         else:
             self._begin(number, question, array, max(values))
-
-    def _array_at(self, place):
-        """Return the array of the first rank here that a question is about, or None."""
-        if place is None:
-            return None
-        (segment, offset, nbytes), dtype = place
-        return self.segments.attach(segment).array(dtype, (nbytes // dtype.itemsize,), offset)
 
     def _begin(self, number, question, array, scale):
         """Begin a reduction over the machines, with a scale for 16 bits, or 0."""

@@ -175,27 +175,23 @@ class MachinesGroup(Group):
 
     def _answer_to(self, question, place=None):
         """Return the carriers' answer, when the first ranks of all machines have asked."""
-        number = self._n_asked + 1
+        local, number = self._local, self._n_asked + 1
+        begun, warnings = time.monotonic(), Patience(shared.WARN_SECONDS, 0.0)
         try:
-            if self._local.rank == 0:
-                self._local.tell(self._carrier, "ask", number, question, place)
-            self._wait_for_answer(number)
+            if local.rank == 0:
+                local.tell(self._carrier, "ask", number, question, place)
+            while number not in self._answers:
+                if local.is_aborted:
+                    raise Aborted
+                self._raise_loss()
+                if time.monotonic() - begun > self.patience:
+                    raise WaitedTooLong(self.patience, self._others)
+                warnings.wait_for_others(self._others)
+                local.look(min(HEARTBEAT_MS / 1000, self.patience))
+            warnings.end()
             return self._answers.pop(number)
         finally:
             self._n_asked = number
-
-    def _wait_for_answer(self, number):
-        local = self._local
-        begun, warnings = time.monotonic(), Patience(shared.WARN_SECONDS, 0.0)
-        while number not in self._answers:
-            if local.is_aborted:
-                raise Aborted
-            self._raise_loss()
-            if time.monotonic() - begun > self.patience:
-                raise WaitedTooLong(self.patience, self._others)
-            warnings.wait_for_others(self._others)
-            local.look(min(HEARTBEAT_MS / 1000, self.patience))
-        warnings.end()
 
     def _raise_loss(self):
         super()._raise_loss()

@@ -50,7 +50,9 @@ class MachinesVariables(Variables):
             arrays = [self._new(key, place[2]) for key, (place, _) in zip(keys, offered)]
             places = [self._storage.places(self._worker.rank, key)[0] for key in keys]
             self._copy({machine: zip(offered, arrays, places)}, "copy_to_all")
-            self._give_to_devices(keys, arrays)
+            for key, array in zip(keys, arrays):
+                if self._lives_on_device(key):
+                    _host.replace(self._worker.variables[key], array)
         super().broadcast(keys, self._leader)
 
     def _offered(self, keys, ranks, limit=_SMALL):
@@ -90,17 +92,10 @@ class MachinesVariables(Variables):
 
     def _new(self, key, shape):
         """Return an array in this rank's region of a variable; on a CPU it is the new value."""
-        variable = self._worker.variables[key]
-        if _host.lives_on_device(variable):
-            dtype = np.dtype(variable.dtype).str
+        if self._lives_on_device(key):
+            dtype = np.dtype(self._worker.variables[key].dtype).str
             return self._storage.room_for(key, ((dtype, tuple(shape)),))[0]
         return self._storage.new_value(key, tuple(shape))
-
-    def _give_to_devices(self, keys, arrays):
-        for key, array in zip(keys, arrays):
-            variable = self._worker.variables[key]
-            if _host.lives_on_device(variable):
-                _host.replace(variable, array)
 
     def reduce(self, keys, op, root, between_devices=True):
         """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
@@ -132,7 +127,9 @@ class MachinesVariables(Variables):
         gate.leader_decision(0)
         self._storage.hear()
         for key in keys:
-            self._give_joined(key, self._storage.arrays_of(leader, _gathered(key))[0])
+            if not self._lives_on_device(key):
+                self._storage.turn((key,))
+            self._give(key, self._storage.arrays_of(leader, _gathered(key))[0])
         return None
 
     def _join(self, keys, offered):
@@ -157,14 +154,6 @@ class MachinesVariables(Variables):
                 first += count
         storage.post()
         self._copy(pieces)
-
-    def _give_joined(self, key, joined):
-        variable = self._worker.variables[key]
-        if _host.lives_on_device(variable):
-            _host.replace(variable, joined)
-        else:
-            self._storage.turn((key,))
-            self._storage.new_value(key, joined.shape)[...] = joined
 
     def forget(self, keys):
         """Drop the regions of these variables, and all views."""
