@@ -15,7 +15,7 @@ CORE = {
     "synkhronos/_host": 11_000,
     "synkhronos/_machine": 2_900,
     "synkhronos/_session": 2_600,
-    "synkhronos/comm": 9_600,
+    "synkhronos/comm": 9_200,
     "synkhronos/launch": 2_400,
     "synkhronos/profiling": 2_000,
     "synkhronos/tools": 2_700,
