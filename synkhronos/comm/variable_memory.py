@@ -349,14 +349,14 @@ class Storage:
             return
         gate = self._worker.gate
         generation, end = self._written
-        log = gate.half_board(self._worker.rank, generation)
+        log = _log(gate.boards[self._worker.rank], generation)
         entry = self._entry(self._unposted)
         if end + len(entry) > len(log):
             # Begin a new log with all present places, in the other half of the board: a rank that
             # is late may still be reading the old log.
             entry = self._entry(self._own)
             generation, end = generation + 1, 0
-            log = gate.half_board(self._worker.rank, generation)
+            log = _log(gate.boards[self._worker.rank], generation)
             if len(entry) > len(log):
                 raise ValueError(
                     f"{len(self._own)} shared variables are more than can be told to other ranks "
@@ -389,7 +389,7 @@ class Storage:
             if news != heard:
                 if rank != self._worker.rank:
                     self.version += 1  # first: the entries invalidate views of this rank
-                    self._read(rank, news, gate.half_board(rank, news >> 32))
+                    self._read(rank, news, _log(gate.boards[rank], news >> 32))
                 self._heard[rank] = news
 
     def _read(self, rank, news, log):
@@ -480,6 +480,12 @@ class Storage:
             segment, _, place = self._others[rank][key]
         dtype, shape, begin = place.arrays[0]
         return segment, dtype, begin, begin + _nbytes(dtype, shape)
+
+
+def _log(board, generation):
+    """Return the half of a board that a log of this generation is written to."""
+    half = len(board) // 2
+    return board[half:] if generation % 2 else board[:half]
 
 
 def _layout(value):

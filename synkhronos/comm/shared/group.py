@@ -205,7 +205,7 @@ class SharedGroup(Meetings, Group):
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         # A rank that is ahead writes to one half, while others still read the other.
         self._n_gathered += 1
-        board = self.half_board(self.rank, self._n_gathered)
+        board = _half(self.boards[self.rank], self._n_gathered)
         length = len(data)
         if length > len(board) - _HEADER:
             segment = self._large[self._n_gathered % 2] = self._segments.create(length)
@@ -216,7 +216,7 @@ class SharedGroup(Meetings, Group):
         self.barrier()
 
     def _read_boards(self, own, is_reader=True):
-        boards = [self.half_board(rank, self._n_gathered) for rank in range(self.size)]
+        boards = [_half(board, self._n_gathered) for board in self.boards]
         lengths = [int.from_bytes(board[:_HEADER], "little", signed=True) for board in boards]
         values = None
         if is_reader:
@@ -378,3 +378,8 @@ class SharedGroup(Meetings, Group):
         self._segments.forget_all()
         for each in (self._file, *self._wake_pipes):
             os.close(each)
+
+
+def _half(board, number):
+    middle = len(board) // 2
+    return board[middle:] if number % 2 else board[:middle]

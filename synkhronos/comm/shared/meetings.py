@@ -90,11 +90,6 @@ class Meetings:
         text = json.dumps(told).encode() if told else b""
         self._labels[self.rank][:] = text[:LABEL].ljust(LABEL, b"\0")
 
-    def half_board(self, rank: int, number: int) -> memoryview:
-        """Return one half of a rank's board: its owner writes to the halves in turn."""
-        board, middle = self.boards[rank], len(self.boards[rank]) // 2
-        return board[middle:] if number % 2 else board[:middle]
-
     def post_news(self, news: int) -> None:
         """Publish how far this rank's board is written: a larger number with every change."""
         # Stored after the board is written: a rank that loads the number finds the entries.
