@@ -354,7 +354,7 @@ def _lines_of_functions(calls, master_rank):
 
 
 def _lines_of_ranks(calls, names):
-    lines = [("", "calls", *NAMES, "MB")]
+    lines: list = [("", "calls", *NAMES, "MB")]
     for rank, name in enumerate(names):
         rows = calls[calls["rank"] == rank]
         parts = [f"{rows[part].sum():.3f}" for part in NAMES]
