@@ -172,7 +172,7 @@ else:
 def test_arrays_on_a_device(script):
     if missing("opencl"):
         pytest.skip(f"{missing('opencl')}: run `make opencl`")
-    script(ON_A_DEVICE)
+    script(ON_A_DEVICE, env={"THEANO_FLAGS": ""})
 
 
 STORE_ON_A_DEVICE = """

@@ -58,7 +58,8 @@ def reduced(mode, values, counts):
     if mode == "gather":
         return np.stack(values) if np.ndim(values[0]) == 0 else np.concatenate(values)
     if mode == "avg":
-        return np.average(np.array(values, "float64"), axis=0, weights=counts)
+        wide = np.result_type(values[0], "float64")
+        return np.average(np.array(values, wide), axis=0, weights=counts)
     return combined(mode, np.array(values))
 
 

@@ -15,7 +15,7 @@ from synkhronos import _systems
 ROOT = Path(__file__).parents[2]
 # Folders of tests that are not the core's: those of systems, and of all that is distributed.
 OTHERS = {
-    *("bench", "likelihood", "parameter_server", "ray", "rules", "training"),
+    *("bench", "likelihood", "on_ray", "parameter_server", "rules", "training"),
     *("benchmarks", "docs", "gpu", "install", "ported", "whole"),
 }
 # A fast part of the core's tests that comes to all of its rooms.
