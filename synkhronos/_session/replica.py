@@ -96,11 +96,6 @@ class Replica:
         that all ranks have reduced on their devices: position -> array. On a worker, return the
         answer that the master needs to collect the outputs, or None.
         """
-        if arrays is None and worker.comm.memory.is_near:
-            last, arrays = self._fetched
-            if last is not request:
-                arrays = [worker.fetch(ref) for ref in request.inputs]
-                self._fetched = request, arrays
         last, computed, idle, rows = self._last
         if last is not request:
             rows = self._my_rows(worker, request)
@@ -111,6 +106,11 @@ class Replica:
         # If ranks reduce inside the function, idle ranks run, too: the others wait for them.
         outputs = None
         if not idle or self.description.communicates:
+            if arrays is None and worker.comm.memory.is_near:
+                last, arrays = self._fetched
+                if last is not request:
+                    arrays = [worker.fetch(ref) for ref in request.inputs]
+                    self._fetched = request, arrays
             begin = time.monotonic()
             try:
                 outputs = self._run_slices(worker, request, rows, arrays)
