@@ -245,7 +245,7 @@ class Variables:
 
 
 class _Cache:
-    """What was computed for keys, valid for one version of the storage."""
+    """Keeps what was computed for keys, for one version of the storage."""
 
     def __init__(self, storage):
         self._storage, self._version, self._entries = storage, None, {}

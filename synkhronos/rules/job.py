@@ -35,7 +35,7 @@ class Job:
 
 
 class Interrupt:
-    """Whether a signal has asked this process to end, with a snapshot."""
+    """Notes a signal that asks this process to end, with a snapshot."""
 
     is_set = False
 

@@ -39,6 +39,7 @@ VARIABLES = "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH"
 
 
 def compile_folder():
+    """Return Theano's folder of compiled code, which tests replace."""
     return theano.config.compiledir
 
 
