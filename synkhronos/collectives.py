@@ -18,7 +18,7 @@ from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
 from synkhronos._session import commands
-from synkhronos._session.current import call
+from synkhronos._session.current import Current, call
 from synkhronos._session.staging import send_objects
 from synkhronos._wording import is_bool, truth
 from synkhronos.inputs import Data
@@ -64,14 +64,10 @@ def broadcast(
     array([3., 4.])
     >>> synk.close()
     """
+    options = None if values is not None else _options("broadcast", None, nccl)
+    if _is_repeated(options, shared_vars):
+        return
     with call("broadcast()") as session:
-        options = None if values is not None else _options("broadcast", None, nccl)
-        known = session.repeated.find(options, shared_vars)
-        if known is not None:
-            keys, command = known
-            session.run(command)
-            session.changes.equal(keys)
-            return
         variables = collective.check_variables("broadcast", shared_vars, objects=True)
         if values is None:
             values = [None] * len(variables)
@@ -94,7 +90,7 @@ def broadcast(
             array_keys = tuple(keys[variable] for variable in arrays)
             command = commands.Broadcast(array_keys, session.master_rank, nccl)
             if not objects:
-                session.repeated.keep(options, shared_vars, array_keys, command)
+                session.repeated.keep(options, shared_vars, command)
             session.run(command)
         if objects:
             object_keys = tuple(keys[variable] for variable in objects)
@@ -138,11 +134,9 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
         options = None
         if batch is None and isinstance(values, Data):
             options = "scatter", values._hold(session).ref
-            known = session.repeated.find(options, shared_vars)
-            if known is not None:
-                keys, command = known
-                session.changes.apart(keys)
-                session.run(command)
+            command = session.repeated.find(options, shared_vars)
+            if command is not None:
+                session.run_collective(command)
                 return
         variables = collective.check_variables("scatter", shared_vars)
         collective.check_rows("scatter", variables)
@@ -152,7 +146,7 @@ def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None 
         command = collective.assign(session, "scatter", variables, checked_values, batch, None)
         if options is not None:
             options = "scatter", *command.values  # another thread may have resized the Data before
-            session.repeated.keep(options, shared_vars, command.keys, command)
+            session.repeated.keep(options, shared_vars, command)
 
 
 def gather(
@@ -196,8 +190,8 @@ def gather(
     """
     with call("gather()") as session:
         options = _options("gather", nd_up, True)
-        known = session.repeated.find(options, shared_vars)
-        if known is None:
+        command = session.repeated.find(options, shared_vars)
+        if command is None:
             variables = collective.check_variables("gather", shared_vars)
             if is_bool(nd_up) or not isinstance(nd_up, (int, np.integer)) or nd_up not in (0, 1):
                 raise ValueError(
@@ -206,12 +200,11 @@ def gather(
                 )
             if nd_up == 0:
                 collective.check_axis("gather(nd_up=0)", variables)
-            keys = session.registry.keys_of(variables)
-            known = keys, commands.Expose(keys)
-            session.repeated.keep(options, shared_vars, *known)
-        keys, command = known
+            command = commands.Expose(session.registry.keys_of(variables))
+            session.repeated.keep(options, shared_vars, command)
         session.run(command)
-        results = [_put_together(each, nd_up) for each in session.comm.variables.values_of(keys)]
+        values = session.comm.variables.values_of(command.keys)
+        results = [_put_together(each, nd_up) for each in values]
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -262,9 +255,8 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> None:
         variables = collective.check_variables("all_gather", shared_vars)
         collective.check_rows("all_gather", variables)
         keys = session.registry.keys_of(variables)
-        unequal = session.run(commands.AllGather(keys, truth("nccl", nccl)))
+        unequal = session.run_collective(commands.AllGather(keys, truth("nccl", nccl)))
         collective.raise_unequal("all_gather", variables, unequal, " beyond axis 0")
-        session.changes.equal(keys)
 
 
 def reduce(
@@ -321,20 +313,19 @@ def reduce(
         session.run(commands.Expose(keys))
         results = []
         for position, key in enumerate(keys):
-            result = _reduced(session, session.comm.variables.reduce_to_new, key, op)
+            result = _reduced_to_new(session, key, op)
             if not isinstance(result, np.ndarray):
                 collective.raise_unequal("reduce", variables[position:], result)
             results.append(result)
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
 
 
-def _reduced(session, reduce, *arguments):
-    """Reduce exposed values on the master, and record it."""
-    recorder = session.worker.recorder
+def _reduced_to_new(session, key, op):
+    reduce, recorder = session.comm.variables.reduce_to_new, session.worker.recorder
     if recorder is None:
-        return reduce(*arguments)
+        return reduce(key, op)
     with recorder.span("reduce"):
-        return reduce(*arguments)
+        return reduce(key, op)
 
 
 def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True) -> None:
@@ -367,25 +358,23 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
            [6., 8.]])
     >>> synk.close()
     """
+    options = _options("all_reduce", op, nccl)
+    if _is_repeated(options, shared_vars):
+        return
     with call("all_reduce()") as session:
-        options = _options("all_reduce", op, nccl)
-        known = session.repeated.find(options, shared_vars)
-        if known is None:
-            variables, op = collective.check_reduction("all_reduce", shared_vars, op)
-            keys = session.registry.keys_of(variables)
-            both = commands.Reduce(keys, op, None, truth("nccl", nccl)), commands.Expose(keys)
-            known = keys, both
-            session.repeated.keep(options, shared_vars, *known)
-        keys, (command, expose) = known
+        variables, op = collective.check_reduction("all_reduce", shared_vars, op)
+        keys = session.registry.keys_of(variables)
+        command = commands.Reduce(keys, op, None, truth("nccl", nccl))
         if session.comm.variables.are_little(keys):
-            session.run(expose)
-            unequal = _reduced(session, session.comm.variables.all_reduce_exposed, keys, command.op)
-        else:
-            unequal = session.run(command)
-        if unequal is not None:
-            variables = collective.check_variables("all_reduce", shared_vars)
-            collective.raise_unequal("all_reduce", variables, unequal)
-        session.changes.equal(keys)
+            command = commands.AllReduceLittle(keys, op)
+        session.repeated.keep(options, shared_vars, command)
+        collective.raise_unequal("all_reduce", variables, session.run_collective(command))
+
+
+def _is_repeated(options, shared_vars):
+    """Make a call whose arguments an equal call has checked; return False if there was none."""
+    session = Current.session
+    return session is not None and session.repeat(options, shared_vars)
 
 
 def _options(name, option, nccl):

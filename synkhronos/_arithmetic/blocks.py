@@ -7,7 +7,7 @@ Each rank reduces its share of the elements of all ranks' arrays, and writes the
 that need it. Each element is computed once, so all ranks get the same bits.
 """
 
-import functools
+import operator
 
 import numpy as np
 
@@ -66,22 +66,16 @@ def with_one_nan(array):
     return np.where(nans, array.dtype.type(np.nan), array) if nans.any() else array
 
 
-def reduction(op, sources, out, divisor):
-    """Return a fast function that does the same as `reduce_block` with these arguments."""
-    is_simple = len(sources) == 2 and out.dtype.char != HALF
-    combine, divides = OPERATIONS[op].combine, OPERATIONS[op].divides
-    if not is_simple or (divides and divisor & (divisor - 1)):
-        return functools.partial(reduce_block, op, sources, out, divisor)
-    first, second = sources
-    if not divides:
-        return functools.partial(combine, first, second, out=out)
-    factor = reciprocal(out.dtype, divisor)
-
-    def average():
-        np.add(first, second, out)
-        np.multiply(out, factor, out)
-
-    return average
+def _steps(op, sources, out, divisor):
+    """Return pairs (function, its arguments) that do what `reduce_block` does, with fewer calls."""
+    row = OPERATIONS[op]
+    is_simple = len(sources) == 2 and out.dtype.char != HALF and isinstance(row.combine, np.ufunc)
+    if not is_simple or (row.divides and divisor & (divisor - 1)):
+        return [(reduce_block, (op, sources, out, divisor))]
+    steps = [(row.combine, (*sources, out))]
+    if row.divides:
+        steps.append((np.multiply, (out, reciprocal(out.dtype, divisor), out)))
+    return steps
 
 
 def shares(sizes, n_ranks, rank, count=1):
@@ -117,23 +111,24 @@ def cut(values, n_ranks, rank, count=1):
 
 
 def plan(op, values, n_shares, share, root=None):
-    """Return (function that reduces it, result, arrays that get a copy) for each block of a share.
+    """Return the steps that reduce a share: pairs (function, its arguments), to call in turn.
 
     `values` are as in `cut`, with the arrays of all ranks in rank order. If `root` is given, only
     the arrays of this rank get the results.
     """
-    buffers, blocks = {}, []
+    buffers, steps = {}, []
     for _, sources in cut(values, n_shares, share):
         if root is None:
             out, copies = sources[0], sources[1:]
         elif root == 0:
             out, copies = sources[0], []
         else:
-            # `reduction` may overwrite the first source only, and the root's is a later one. So the
-            # result goes to a buffer, which is copied to the root's array.
+            # `reduce_block` may overwrite the first source only, and the root's is a later one. So
+            # the result goes to a buffer, which is copied to the root's array.
             dtype = sources[0].dtype
             if dtype not in buffers:
                 buffers[dtype] = np.empty(BLOCK, np.uint8).view(dtype)
             out, copies = buffers[dtype][: sources[0].size], [sources[root]]
-        blocks.append((reduction(op, sources, out, len(sources)), out, copies))
-    return blocks
+        steps += _steps(op, sources, out, len(sources))
+        steps += [(operator.setitem, (copy, ..., out)) for copy in copies]
+    return steps

@@ -91,6 +91,9 @@ class Lengths:
 class _Collective:
     """A command on the values of the shared variables `keys` on all ranks."""
 
+    leaves_equal = True  # whether all ranks have the same values after it
+    ends_on_master = False  # whether the master calls its `end` after the finish barrier
+
     def run(self, worker):
         """Take part in the collective; return the answer for the master."""
         recorder = worker.recorder
@@ -133,6 +136,26 @@ class Reduce(_Collective):
 
 
 @dataclass(frozen=True)
+class AllReduceLittle(_Collective):
+    """Reduce little variables on the master, when all ranks have exposed their values."""
+
+    keys: Tuple[int, ...]
+    op: str
+    ends_on_master = True
+
+    def _work(self, worker):
+        worker.comm.variables.expose(self.keys)
+
+    def end(self, worker):
+        """Write the reduction to all ranks; return the answer of `Reduce`."""
+        variables, recorder = worker.comm.variables, worker.recorder
+        if recorder is None:
+            return variables.all_reduce_exposed(self.keys, self.op)
+        with recorder.span("reduce"):
+            return variables.all_reduce_exposed(self.keys, self.op)
+
+
+@dataclass(frozen=True)
 class AllGather(_Collective):
     """Join shared variables along axis 0, on all ranks; answer if shapes differ."""
 
@@ -167,6 +190,8 @@ class Assign:
     values: Tuple[Reference, ...]
     selections: Tuple[Optional[Selection], ...]  # the rows of each value; None for all
     rank: Optional[int]  # None scatters
+    leaves_equal = False
+    ends_on_master = False
 
     def run(self, worker):
         """Copy this rank's rows."""
@@ -359,17 +384,18 @@ class Repeated:
     It has weak references to the variables, so it keeps neither them nor their values alive.
     """
 
-    def __init__(self):
+    def __init__(self, storage):
+        self._storage = storage
         # (options, length of the list or False for one variable, id of the first variable) ->
-        # (references to the variables, keys, command)
+        # (references to the variables, the storage's version, command)
         self._found = {}
 
     def find(self, options, shared_vars):
-        """Return (keys, command) of an earlier equal call, or None.
+        """Return the command of an earlier equal call, or None.
 
         `options` has the name of the collective and its other arguments: str, int, bool, and
         references to arrays; or it is None, for arguments that need checks. `shared_vars` is
-        unchecked.
+        unchecked. A command may be a choice by the size of values: other sizes change the version.
         """
         is_list = isinstance(shared_vars, (list, tuple))
         variables = shared_vars if is_list else (shared_vars,)
@@ -378,15 +404,17 @@ class Repeated:
         known = self._found.get((options, is_list and len(variables), id(variables[0])))
         if known is None:
             return None
-        references, keys, command = known
+        references, version, command = known
+        if version != self._storage.version:
+            return None
         # Compare each: another variable may have got the id of one that was freed.
         for reference, variable in zip(references, variables):
             if reference() is not variable:
                 return None
-        return keys, command
+        return command
 
-    def keep(self, options, shared_vars, keys, command):
-        """Keep the keys and the command of a call whose arguments were checked."""
+    def keep(self, options, shared_vars, command):
+        """Keep the command of a call whose arguments were checked."""
         if options is None:
             return
         if len(self._found) >= _COMMANDS:
@@ -395,4 +423,4 @@ class Repeated:
         variables = shared_vars if is_list else (shared_vars,)
         references = [weakref.ref(variable) for variable in variables]
         name = options, is_list and len(variables), id(variables[0])
-        self._found[name] = references, keys, command
+        self._found[name] = references, self._storage.version, command

@@ -238,7 +238,7 @@ class Garbage:
         """Keep a reference until `collect`."""
         self.released.append((kind, ref))
 
-    def collect(self, gate, worker) -> None:
+    def collect(self, gate, run_on_all, worker) -> None:
         """Run `Forget` on all ranks, for at most AT_A_TIME references that were released."""
         if gate.is_open:
             gate.drain()
@@ -249,7 +249,7 @@ class Garbage:
         forget = commands.Forget(
             **{each: tuple(ref for kind, ref in released if kind == each) for each in kinds}
         )
-        gate.run(forget, worker)
+        run_on_all(gate, forget, worker)
         # All workers have ended every call that could read the memory. After a Ctrl-C in the
         # command, the next one forgets the references again, which does no harm.
         with interrupts_held():

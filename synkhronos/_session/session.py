@@ -66,7 +66,6 @@ class Session:
         self._answers = {}
         self.staged = StagedArrays(self)  # memory that collectives keep for plain values
         self.held = []  # Contents of Data that this call reads; other threads may resize the Data
-        self.repeated = commands.Repeated()
         self.told_unequal = weakref.WeakSet()  # variables that `save` has warned about
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
@@ -77,6 +76,7 @@ class Session:
         self.worker = Worker(master_rank, self.gate, devices, threads, self._on_release)
         self.comm = self.worker.comm
         self.comm.memory.has_data = self.registry.has_data
+        self.repeated = commands.Repeated(self.comm.variables.storage)
         # Weak: the user's references and functions keep the variables alive.
         self.worker.variables = weakref.WeakValueDictionary()
         self.gate.on_answer = self._hear
@@ -217,14 +217,55 @@ class Session:
             self.require_open()
         try:
             if self.garbage.released:
-                self.garbage.collect(self.gate, self.worker)
-            return self.gate.run(command, self.worker, *arguments)
+                self.garbage.collect(self.gate, run_on_all, self.worker)
+            return run_on_all(self.gate, command, self.worker, *arguments)
         except WorkerDied as death:
             self._break(death)
             raise
         except BaseException:
             self.changes.made += 1  # some ranks may have changed variables
             raise
+
+    def run_collective(self, command):
+        """Run a command that sets variables on all ranks; note whether it leaves equal values.
+
+        Return what the master's part returns: if it is not None, the command has set nothing.
+        """
+        if not command.leaves_equal:
+            self.changes.apart(command.keys)  # first: it may fail when some ranks have values
+        answer = self.run(command)
+        if command.ends_on_master:
+            answer = command.end(self.worker)
+        if answer is None and command.leaves_equal:
+            self.changes.equal(command.keys)
+        return answer
+
+    def repeat(self, options, shared_vars) -> bool:
+        """Call a collective again whose arguments were checked; return whether that was done.
+
+        It is not if `repeated`, which describes the arguments, has no such call, and if values of
+        the variables have other shapes on other ranks: then nothing has changed.
+        """
+        command = self.repeated.find(options, shared_vars)
+        if command is None:
+            return False
+        if self.recording is not None:
+            with self.call(f"{options[0]}()"):
+                return self.run_collective(command) is None
+        if self.state is not SessionState.OPEN:
+            self.require_open()  # before the lock: a call of a closed session may hold it
+        with self.lock:
+            if self.inside.locked():
+                self.refuse_nesting()
+            with self.inside:
+                if self.gate.is_open:
+                    self.drain()
+                if self.changes.pending:
+                    self.changes.broadcast_or_warn()
+                is_done = self.run_collective(command) is None
+                if self.changes.borrowed:
+                    self.changes.put_back()
+        return is_done
 
     def ask(self, command) -> list:
         """Run one command on every rank; return the answers, some of them None, in rank order."""
@@ -326,6 +367,32 @@ class Session:
             self.recording.leave()
         name_rank(None)
         self.gate.close_in_child()
+
+
+def run_on_all(gate, command, *arguments):
+    """Run a command on all ranks, between the barriers; return what it returns on the master.
+
+    The master's part is ``command.run(*arguments)``. If that raises, the ranks still pass the
+    finish barrier; then the errors of all ranks are raised as one WorkerError.
+    """
+    recorder = gate.recorder
+    if recorder is None:
+        gate.start(command)
+    else:
+        with recorder.span("start"):
+            gate.start(command)
+    try:
+        answer = command.run(*arguments)
+    except BaseException as error:
+        gate.leave(error)
+        raise
+    if gate.recorder is None:
+        gate.finish()
+    else:
+        gate.finish_recorded()
+    if gate.errors:
+        gate.raise_errors()
+    return answer
 
 
 class _Steps:

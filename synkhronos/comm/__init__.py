@@ -45,7 +45,7 @@ class Aborted(Exception):
 class Gate(ABC):
     """The start and finish barriers of calls, and meetings of all ranks inside of a call.
 
-    The master uses `run`, or `start` and `finish`. All ranks use `abort`, `meet`, `agree` and
+    The master uses `start` and `finish`. All ranks use `abort`, `meet`, `agree` and
     `report_rows` in a call. `shared.gate.SharedGate` shows what a gate of several processes has
     in addition, for workers and their start.
     """
@@ -69,32 +69,7 @@ class Gate(ABC):
         self.recorder = None
         self.errors = {}
 
-    def run(self, command: Any, *arguments: Any) -> Any:
-        """Run a command on all ranks, between the barriers; return what it returns on the master.
-
-        The master's part is ``command.run(*arguments)``. If that raises, the ranks still pass the
-        finish barrier; then the errors of all ranks are raised as one WorkerError.
-        """
-        recorder = self.recorder
-        if recorder is None:
-            self.start(command)
-        else:
-            with recorder.span("start"):
-                self.start(command)
-        try:
-            answer = command.run(*arguments)
-        except BaseException as error:
-            self._leave(error)
-            raise
-        if self.recorder is None:
-            self.finish()
-        else:
-            _finish_recorded(self)
-        if self.errors:
-            self.raise_errors()
-        return answer
-
-    def _leave(self, error: BaseException) -> None:
+    def leave(self, error: BaseException) -> None:
         """Leave a call in which the master has raised; raise the errors of all ranks."""
         self.abort()
         if not isinstance(error, Exception):
@@ -104,7 +79,7 @@ class Gate(ABC):
         interrupt = raised_by_handler(error)
         if interrupt is not None:
             raise interrupt from interrupt.__cause__
-        _finish_recorded(self)
+        self.finish_recorded()
         self.raise_errors(None if isinstance(error, Aborted) else error)
 
     @abstractmethod
@@ -121,10 +96,19 @@ class Gate(ABC):
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect answers and errors."""
 
+    def finish_recorded(self) -> None:
+        """Wait at the finish barrier; a profile, if one is on, gets the time."""
+        recorder = self.recorder  # read once: close() in another thread may set it to None
+        if recorder is None:
+            self.finish()
+        else:
+            with recorder.span("finish"):
+                self.finish()
+
     def drain(self) -> None:
         """Abort a call that the master left early, and wait until the workers have ended it."""
         self.abort()
-        _finish_recorded(self)
+        self.finish_recorded()
 
     @property
     def ranks_here(self) -> range:
@@ -160,8 +144,10 @@ class Gate(ABC):
         """Tell every rank to leave the call that is under way."""
 
     @abstractmethod
-    def meet(self) -> None:
+    def meet(self) -> Any:
         """Wait inside a call until all ranks have called `meet` as often in this call.
+
+        Ranks on one machine get the numbers that all have posted: see `Meetings.news`.
 
         Raises
         ------
@@ -199,15 +185,6 @@ class Gate(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Close every descriptor; it ends the workers that are left."""
-
-
-def _finish_recorded(gate: Gate) -> None:
-    recorder = gate.recorder  # read once: close() in another thread may set it to None
-    if recorder is None:
-        gate.finish()
-    else:
-        with recorder.span("finish"):
-            gate.finish()
 
 
 class Reference(Protocol):

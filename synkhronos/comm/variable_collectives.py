@@ -34,23 +34,23 @@ class Variables:
     """
 
     def __init__(self, worker, storage, devices=None):
-        self._worker, self._gate, self._storage = worker, worker.gate, storage
+        self._worker, self._gate, self.storage = worker, worker.gate, storage
         self._devices = devices
         self._has_devices = any(device != "cpu" for device in worker.devices)
         self._is_alone = self._gate.n_ranks == 1  # then values stay where they are
-        self._plans = _Cache(storage)  # (keys, operation, root, number of shares) -> blocks
+        self._plans = _Cache(storage)  # (keys, operation, root, number of shares) -> steps
         self._copies = _Cache(storage)  # (keys, root) -> pairs of target and source
         self._values = _Cache(storage)  # keys -> values on all ranks
 
     def close(self):
         """Drop all memory and views; the variables that are left keep their values."""
         self._drop_views()
-        self._storage.close()
+        self.storage.close()
 
     def forget(self, keys):
         """Drop the memory and the views that belong to these variables."""
         self._drop_views()
-        self._storage.forget(keys)
+        self.storage.forget(keys)
 
     def _drop_views(self):
         for cache in self._plans, self._copies, self._values:
@@ -60,27 +60,27 @@ class Variables:
         """Return, on the master, whether `all_reduce_exposed` is faster for these variables."""
         if self._has_devices:
             return False  # each rank copies its value back to its device
-        cells, nbytes = self._storage.cells_of(keys)
+        cells, nbytes = self.storage.cells_of(keys)
         return nbytes <= _LITTLE and bool(cells)
 
     def all_reduce_exposed(self, keys, op):
         """Reduce, on the master, what all ranks have exposed, and write it to all ranks."""
-        self._storage.hear()
+        self.storage.hear()
         return self._reduce(keys, op, None, n_shares=1, share=0)
 
     def expose(self, keys):
         """Put this rank's values where the master can read them after the finish barrier."""
         if not self._is_alone:
-            self._storage.expose(keys)
+            self.storage.expose(keys)
 
     def values_of(self, keys):
         """Return, on the master, what `values` returns, for each variable."""
         if self._is_alone:
             return [[self.value_of(0, key)] for key in keys]
-        self._storage.hear()
+        self.storage.hear()
         values = self._values.find(keys)
         if values is None:
-            values = self._values.keep(keys, [self._storage.values(key) for key in keys])
+            values = self._values.keep(keys, [self.storage.values(key) for key in keys])
         return values
 
     def values(self, key):
@@ -94,19 +94,19 @@ class Variables:
         """Return, on the master, the value that one rank has exposed: a view, see `values`."""
         if self._is_alone:
             return _host.to_host(_host.peek(self._worker.variables[key]))
-        self._storage.hear()
-        return self._storage.value_of(rank, key)
+        self.storage.hear()
+        return self.storage.value_of(rank, key)
 
     def make_room(self, shapes):
         """Make memory, in one segment, for values of these shapes that are assigned next."""
-        self._storage.begin()
-        self._storage.make_room(
+        self.storage.begin()
+        self.storage.make_room(
             {key: shape for key, shape in shapes.items() if not self._is_apart(key)}
         )
 
     def assign(self, key, array, rows=None):
         """Copy an array, or some of its rows (a range or indices), into this rank's variable."""
-        self._storage.begin()
+        self.storage.begin()
         if rows is None:
             self._give(key, array)
         elif rows.__class__ is range and rows.step > 0:
@@ -114,7 +114,7 @@ class Variables:
         elif self._is_apart(key):
             self._give(key, take_rows(array, rows))
         else:
-            target = self._storage.new_value(key, (len(rows), *array.shape[1:]))
+            target = self.storage.new_value(key, (len(rows), *array.shape[1:]))
             take_rows(array, rows, target)
 
     def _lives_on_device(self, key):
@@ -125,9 +125,9 @@ class Variables:
         return self._is_alone or self._lives_on_device(key)
 
     def _meet(self, keys):
-        self._storage.expose(keys)
-        self._gate.meet()
-        self._storage.hear()
+        self.storage.expose(keys)
+        if self._gate.meet() != self.storage.heard:
+            self.storage.hear()
 
     def reduce(self, keys, op, root, between_devices=True):
         """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
@@ -143,21 +143,19 @@ class Variables:
         if n_shares is None:
             n_shares, share = self._worker.n_ranks, self._worker.rank
         name = keys, op, root, n_shares
-        blocks = self._plans.find(name)
-        if blocks is None:
-            values = [self._storage.values(key) for key in keys]
+        steps = self._plans.find(name)
+        if steps is None:
+            values = [self.storage.values(key) for key in keys]
             unequal = first_unequal([[value.shape for value in each] for each in values])
             if unequal is not None:
                 return unequal
-            runs = self._storage.runs(keys, range(self._worker.n_ranks))
-            blocks = self._plans.keep(name, plan(op, runs, n_shares, share, root))
-        for reduce, out, copies in blocks:
-            reduce()
-            for copy in copies:
-                copy[...] = out
+            runs = self.storage.runs(keys, range(self._worker.n_ranks))
+            steps = self._plans.keep(name, plan(op, runs, n_shares, share, root))
+        for step, arguments in steps:
+            step(*arguments)
         if self._has_devices:
             self._gate.meet()  # until then other ranks write to this rank's regions
-            self._storage.copy_back(keys if root in (None, self._worker.rank) else ())
+            self.storage.copy_back(keys if root in (None, self._worker.rank) else ())
         return None
 
     def reduce_to_new(self, key, op):
@@ -179,20 +177,20 @@ class Variables:
         if mine:
             self.expose(keys)
         else:
-            self._storage.begin()
+            self.storage.begin()
         self._gate.meet()
-        self._storage.hear()
+        self.storage.hear()
         if mine:
             return
         copies = self._copies.find((keys, root))
-        if self._storage.are_in_place(keys):
+        if self.storage.are_in_place(keys):
             if copies is None:
                 copies = self._copies.keep((keys, root), self._plan_copies(keys, root))
             if copies:
                 for target, source in copies:
                     target[...] = source
                 return
-        values = {key: self._storage.value_of(root, key) for key in keys}
+        values = {key: self.storage.value_of(root, key) for key in keys}
         self.make_room({key: value.shape for key, value in values.items()})
         for key, value in values.items():
             self._give(key, value)
@@ -204,9 +202,9 @@ class Variables:
         """
         here, there = self._worker.rank, root
         shapes = [
-            [self._storage.value_of(rank, key).shape for rank in (here, there)] for key in keys
+            [self.storage.value_of(rank, key).shape for rank in (here, there)] for key in keys
         ]
-        return () if first_unequal(shapes) else self._storage.runs(keys, (here, there))
+        return () if first_unequal(shapes) else self.storage.runs(keys, (here, there))
 
     def _give(self, key, value):
         if self._lives_on_device(key):
@@ -214,7 +212,7 @@ class Variables:
         elif self._is_alone:
             _host.replace(self._worker.variables[key], np.array(value))
         else:
-            self._storage.new_value(key, value.shape)[...] = value
+            self.storage.new_value(key, value.shape)[...] = value
 
     def all_gather(self, keys, between_devices=True):
         """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
@@ -223,7 +221,7 @@ class Variables:
         if self._is_alone:
             return None
         self._meet(keys)
-        values = [self._storage.values(key) for key in keys]
+        values = [self.storage.values(key) for key in keys]
         unequal = first_unequal_rows([[value.shape for value in each] for each in values])
         if unequal is not None:
             return unequal
@@ -232,11 +230,11 @@ class Variables:
             for key, each in zip(keys, values)
             if not self._lives_on_device(key)
         }
-        self._storage.turn(shapes)
-        self._storage.make_room(shapes)
+        self.storage.turn(shapes)
+        self.storage.make_room(shapes)
         for key, each in zip(keys, values):
             if key in shapes:
-                np.concatenate(each, out=self._storage.new_value(key, shapes[key]))
+                np.concatenate(each, out=self.storage.new_value(key, shapes[key]))
             else:
                 variable = self._worker.variables[key]
                 _host.replace(variable, _host.join_on_device(each, variable.dtype))

@@ -104,7 +104,7 @@ class Storage:
         self._written = 0, 0  # the generation of this rank's log, and its length
         # rank -> key -> (segment, arrays, place), or the ArrayPlace until they are first asked for
         self._others = [{} for _ in range(worker.n_ranks)]
-        self._heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
+        self.heard = [0] * worker.n_ranks  # generation and length of each log, as far as read
         # rank -> key -> {segment: its map}, of the two segments that a variable alternates between.
         # Without it each rank would map one of them anew for each `turn` of another rank.
         self._turning = [{} for _ in range(worker.n_ranks)]
@@ -144,7 +144,8 @@ class Storage:
 
     def expose(self, keys) -> None:
         """Put these values where other ranks can read them, after all ranks have met."""
-        self.begin()
+        if self._retired:
+            self.begin()
         if not self.are_in_place(keys):
             self.store(keys)
         if self._unposted:
@@ -340,7 +341,7 @@ class Storage:
         self._spares.clear()
         for others in (*self._others, *self._turning):
             others.clear()
-        self._heard = [0] * len(self._heard)  # a worker that goes on reads all logs again
+        self.heard = [0] * len(self.heard)  # a worker that goes on reads all logs again
         self.version += 1
 
     def post(self) -> None:
@@ -383,18 +384,18 @@ class Storage:
         """Read the new entries in the logs of the other ranks, after a meeting."""
         gate = self._worker.gate
         every = gate.news()
-        if every == self._heard:
+        if every == self.heard:
             return
-        for rank, (news, heard) in enumerate(zip(every, self._heard)):
+        for rank, (news, heard) in enumerate(zip(every, self.heard)):
             if news != heard:
                 if rank != self._worker.rank:
                     self.version += 1  # first: the entries invalidate views of this rank
                     self._read(rank, news, _log(gate.boards[rank], news >> 32))
-                self._heard[rank] = news
+                self.heard[rank] = news
 
     def _read(self, rank, news, log):
         generation, end = news >> 32, news & 0xFFFFFFFF
-        heard = self._heard[rank]
+        heard = self.heard[rank]
         at = heard & 0xFFFFFFFF
         if heard >> 32 != generation:
             at = 0

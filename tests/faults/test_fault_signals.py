@@ -23,7 +23,7 @@ from synkhronos._machine.processes import ForkedProcess
 from synkhronos._session import session as session_module
 from synkhronos._session.session import Session
 from synkhronos.comm import reports
-from synkhronos.comm.shared import gate, meetings
+from synkhronos.comm.shared import gate
 from synkhronos.comm.shared.gate import SharedGate as Gate
 from synkhronos.comm.variable_memory import Storage
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.faults
 
 @pytest.fixture
 def impatient(monkeypatch, caplog):
-    monkeypatch.setattr(meetings, "HEARTBEAT_MS", 20)
+    monkeypatch.setattr(gate, "HEARTBEAT_MS", 20)
     monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.2)
     caplog.set_level(logging.WARNING, "synkhronos")
     return caplog

@@ -17,9 +17,9 @@ from support.leaks import nothing_left
 from support.waiting import LONG, wait_until
 
 from synkhronos._machine.processes import ForkedProcess
+from synkhronos._session.session import run_on_all
 from synkhronos.comm import Aborted, reports
 from synkhronos.comm.shared import gate as _gate
-from synkhronos.comm.shared import meetings
 from synkhronos.comm.shared.gate import SharedGate as Gate
 from synkhronos.comm.shared.gate_memory import ABORT, ASLEEP, DONE, LINE, MET, SEQUENCE, SLOT
 from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied, WorkerError
@@ -100,7 +100,7 @@ class Message:
     def meet_or(self, rank):
         what, which = self.argument
         if rank.rank != which:
-            return rank.gate.meet()
+            return rank.gate.meet() and None
         if what == "raise":
             raise ValueError("no value")
         return None
@@ -180,7 +180,7 @@ class Team:
 
     def run(self, *message):
         command = message[0] if isinstance(message[0], Unreadable) else Message(*message)
-        return self.gate.run(command, self.own)
+        return run_on_all(self.gate, command, self.own)
 
     def close(self):
         with contextlib.suppress(WorkerDied):
@@ -206,7 +206,7 @@ def team(request):
 @pytest.fixture
 def no_looks(monkeypatch):
     """Have no sleeper look by itself each second: only what wakes it ends its wait."""
-    monkeypatch.setattr(meetings, "HEARTBEAT_MS", None)
+    monkeypatch.setattr(_gate, "HEARTBEAT_MS", None)
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def test_a_message_that_cant_be_read_is_an_error_and_the_next_is_read(pair):
 def test_leaving_by_ctrl_c_is_at_once_and_the_next_start_waits(pair, tmp_path):
     may_end = tmp_path / "may_end"
     with pytest.raises(KeyboardInterrupt):
-        pair.gate.run(Message("wait_for", may_end), Interrupted())
+        run_on_all(pair.gate, Message("wait_for", may_end), Interrupted())
     assert pair.gate.is_open
     threading.Timer(0.2, may_end.touch).start()
     pair.run("answer", 1)
@@ -329,7 +329,7 @@ def test_leaving_by_ctrl_c_is_at_once_and_the_next_start_waits(pair, tmp_path):
 
 def test_an_error_of_an_interrupted_call_is_not_of_the_next(pair):
     with pytest.raises(KeyboardInterrupt):
-        pair.gate.run(Message("fail", (1,)), Interrupted())
+        run_on_all(pair.gate, Message("fail", (1,)), Interrupted())
     pair.run("answer", 1)
     assert pair.heard == [(1, 1)]
 
@@ -529,7 +529,7 @@ def armed(monkeypatch):
         return is_woken
 
     monkeypatch.setattr(_gate, "MAX_SLOTS", 2)
-    monkeypatch.setattr(meetings, "HEARTBEAT_MS", 10_000)
+    monkeypatch.setattr(_gate, "HEARTBEAT_MS", 10_000)
     monkeypatch.setattr(Gate, "_sleep", sleep_until_woken)
     return found
 

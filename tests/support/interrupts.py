@@ -15,7 +15,7 @@ from synkhronos._machine import interrupts, processes, shared_memory
 from synkhronos._session import current, registry
 from synkhronos._session import session as session_module
 from synkhronos.comm import variable_collectives, variable_memory
-from synkhronos.comm.shared import gate, meetings
+from synkhronos.comm.shared import gate
 
 
 class Timeout(Exception):
@@ -43,7 +43,6 @@ FILES = {
         interrupts,
         processes,
         gate,
-        meetings,
         registry,
         request,
         shared_memory,

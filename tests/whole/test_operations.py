@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.expected import combined, dtypes_of
 
-from synkhronos._arithmetic.blocks import reduce_block, reduction
+from synkhronos._arithmetic.blocks import plan, reduce_block
 from synkhronos._arithmetic.operations import OPERATIONS, ReduceOperation, wide
 from synkhronos._arithmetic.reduction import Accumulator, combine, combine_of_machines, combine_some
 from synkhronos.comm.mpi.all_reduce import reduce_all
@@ -38,7 +38,8 @@ def collective(op, arrays):
 
 def planned_collective(op, arrays):
     out = arrays[0].copy()
-    reduction(op, [out, *arrays[1:]], out, len(arrays))()
+    for step, arguments in plan(op, [[out, *arrays[1:]]], 1, 0, root=0):
+        step(*arguments)
     return out
 
 

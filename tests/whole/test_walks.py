@@ -15,8 +15,8 @@ from support.walks import Walk, walk_of
 import synkhronos as synk
 
 LIMITS = {
-    "f(x)": Walk(29, 12, 31),
-    "all_reduce": Walk(34, 11, 43),
+    "f(x)": Walk(29, 10, 27),
+    "all_reduce": Walk(24, 7, 19),
     "step of BSP": Walk(63, 10, 53),
     "pushpull": Walk(45, 8, 30),
 }

@@ -29,8 +29,8 @@ from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared import group as shared
+from synkhronos.comm.shared.gate import HEARTBEAT_MS
 from synkhronos.comm.shared.large_messages import pickled
-from synkhronos.comm.shared.meetings import HEARTBEAT_MS
 from synkhronos.errors import SharedMemoryFull
 
 
@@ -238,9 +238,9 @@ class MachinesGroup(Group):
             key = number, op
             if key not in self._plans:
                 parts = "sum" if OPERATIONS[op].divides else op
-                self._plans[key] = plan_of(parts, [arrays], len(arrays), self._local.rank)
-            for reduce, _, _ in self._plans[key]:
-                reduce()
+                self._plans[key] = plan_of(parts, [arrays], len(arrays), self._local.rank, root=0)
+            for step, arguments in self._plans[key]:
+                step(*arguments)
         self._local.barrier()
         first = arrays[0]
         scale = 0.0

@@ -40,15 +40,15 @@ class MachinesVariables(Variables):
             local = root - gate.first
             super().broadcast(keys, local)
             if gate.is_leader:
-                self._storage.hear()
+                self.storage.hear()
                 limit = _SMALL // max(len(layout.counts) - 1, 1)  # to all others
                 gate.tell_all(self._offered(keys, [local], limit))
             return
         if gate.is_leader:
-            self._storage.begin()
+            self.storage.begin()
             offered = [each for [each] in gate.told_by(machine)]
             arrays = [self._new(key, place[2]) for key, (place, _) in zip(keys, offered)]
-            places = [self._storage.places(self._worker.rank, key)[0] for key in keys]
+            places = [self.storage.places(self._worker.rank, key)[0] for key in keys]
             self._copy({machine: zip(offered, arrays, places)}, "copy_to_all")
             for key, array in zip(keys, arrays):
                 if self._lives_on_device(key):
@@ -61,7 +61,7 @@ class MachinesVariables(Variables):
         The values are None if all of them together have more than `limit` bytes. Leaders of other
         machines get the result.
         """
-        storage = self._storage
+        storage = self.storage
         values = [[storage.value_of(rank, key) for rank in ranks] for key in keys]
         is_small = sum(value.nbytes for each in values for value in each) <= limit
         return [
@@ -94,8 +94,8 @@ class MachinesVariables(Variables):
         """Return an array in this rank's region of a variable; on a CPU it is the new value."""
         if self._lives_on_device(key):
             dtype = np.dtype(self._worker.variables[key].dtype).str
-            return self._storage.room_for(key, ((dtype, tuple(shape)),))[0]
-        return self._storage.new_value(key, tuple(shape))
+            return self.storage.room_for(key, ((dtype, tuple(shape)),))[0]
+        return self.storage.new_value(key, tuple(shape))
 
     def reduce(self, keys, op, root, between_devices=True):
         """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
@@ -125,16 +125,16 @@ class MachinesVariables(Variables):
         if gate.is_leader:
             self._join(keys, offered)
         gate.leader_decision(0)
-        self._storage.hear()
+        self.storage.hear()
         for key in keys:
             if not self._lives_on_device(key):
-                self._storage.turn((key,))
-            self._give(key, self._storage.arrays_of(leader, _gathered(key))[0])
+                self.storage.turn((key,))
+            self._give(key, self.storage.arrays_of(leader, _gathered(key))[0])
         return None
 
     def _join(self, keys, offered):
         """Join the values of all ranks of all machines in regions of this leader."""
-        layout, storage, pieces = self._all.layout, self._storage, {}
+        layout, storage, pieces = self._all.layout, self.storage, {}
         for key, everyone in zip(keys, offered):
             dtype = np.dtype(self._worker.variables[key].dtype).str
             rows = sum(place[2][0] for place, _ in everyone)
@@ -176,7 +176,7 @@ class MachinesVariables(Variables):
         ranks = range(self._worker.n_ranks)
         if rank is not None:
             ranks = [rank - first] if rank - first in ranks else []
-        self._storage.hear()
+        self.storage.hear()
         return {
             (first + each, key): offered
             for key, everyone in zip(keys, self._offered(keys, ranks))

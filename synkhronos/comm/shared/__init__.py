@@ -2,9 +2,8 @@
 
 ==================  ============================================================================
 `gate_memory`       cells of memory that the processes of a session or a group inherit
-`meetings`          their waits for one another, in these cells
+`gate`              their waits for one another, in these cells, and the barriers of a session
 `spinning`          how long they spin before they sleep
-`gate`              the barriers of a session
 `memory`            segments for its arrays
 `group`             a group of equal ranks
 `mail`              its messages; `large_messages`: large arrays in them

@@ -4,7 +4,7 @@
                starts each rank with its descriptors, and their numbers in its environment
     rank       join()  ──▶  SharedGroup
 
-Collectives work in shared memory (`meetings`): each rank reduces its share of all ranks' arrays in
+Collectives work in shared memory (`gate`): each rank reduces its share of all ranks' arrays in
 place. Messages go through the sockets, large arrays in them through shared memory. If a socket ends
 before its rank has left the group, the rank has died.
 """
@@ -32,9 +32,9 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
 from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
+from synkhronos.comm.shared.gate import HEARTBEAT_MS, Meetings
 from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, GateMemory, make_file, make_wake_pipes
 from synkhronos.comm.shared.mail import Mail
-from synkhronos.comm.shared.meetings import HEARTBEAT_MS, Meetings
 from synkhronos.errors import SharedMemoryFull
 
 WARN_SECONDS = 30.0
@@ -272,10 +272,8 @@ class SharedGroup(Meetings, Group):
         if not self.agree(number):
             self.barrier()  # all have read the numbers
             raise ValueError("all_reduce() got another array on other ranks.")
-        for reduce, out, copies in plan:
-            reduce()
-            for target in copies:
-                target[...] = out
+        for step, arguments in plan:
+            step(*arguments)
         self.barrier()
 
     def arrays_of(self, array: np.ndarray) -> tuple[int, list[np.ndarray]]:
