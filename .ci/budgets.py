@@ -14,7 +14,7 @@ CORE = {
     "synkhronos/_calls": 3_200,
     "synkhronos/_host": 11_000,
     "synkhronos/_machine": 2_900,
-    "synkhronos/_session": 2_600,
+    "synkhronos/_session": 2_700,
     "synkhronos/comm": 9_200,
     "synkhronos/launch": 2_400,
     "synkhronos/profiling": 2_000,

@@ -17,8 +17,8 @@ import synkhronos as synk
 LIMITS = {
     "f(x)": Walk(29, 10, 27),
     "all_reduce": Walk(24, 7, 19),
-    "step of BSP": Walk(63, 10, 53),
-    "pushpull": Walk(45, 8, 30),
+    "step of BSP": Walk(60, 9, 49),
+    "pushpull": Walk(40, 7, 24),
 }
 
 
