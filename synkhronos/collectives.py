@@ -364,9 +364,10 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
     with call("all_reduce()") as session:
         variables, op = collective.check_reduction("all_reduce", shared_vars, op)
         keys = session.registry.keys_of(variables)
-        command = commands.Reduce(keys, op, None, truth("nccl", nccl))
-        if session.comm.variables.are_little(keys):
-            command = commands.AllReduceLittle(keys, op)
+        nccl = truth("nccl", nccl)
+        is_little = session.comm.variables.are_little(keys)
+        little = commands.AllReduceLittle(keys, op)
+        command = little if is_little else commands.Reduce(keys, op, None, nccl)
         session.repeated.keep(options, shared_vars, command)
         collective.raise_unequal("all_reduce", variables, session.run_collective(command))
 
