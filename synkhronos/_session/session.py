@@ -5,6 +5,7 @@ Every command to the workers goes through `Session.run`.
 
 import contextlib
 import enum
+import gc
 import inspect
 import sys
 import threading
@@ -59,6 +60,7 @@ class Session:
         self.inside = threading.Lock()  # held in a call; a nested call of the thread finds it held
         self.is_of_run = False  # whether `synkhronos run` has begun it, before the script
         self._death = None
+        self._has_failed = False  # whether a call has raised
         self.on_loss = lambda why: None  # called at the death of a worker
         self._processes = {}
         self.pids = []  # of all ranks, in rank order
@@ -223,6 +225,7 @@ class Session:
             self._break(death)
             raise
         except BaseException:
+            self._has_failed = True
             self.changes.made += 1  # some ranks may have changed variables
             raise
 
@@ -281,6 +284,7 @@ class Session:
         if self.state is not SessionState.OPEN:
             self.require_open()  # raises: another thread has closed it, and so ended the workers
         # Don't keep or log the exception itself: its frames would keep the user's arrays.
+        self._has_failed = True
         self.state, self._death = SessionState.BROKEN, (str(death), death.rank, death.exitcode)
         log.info("%s", self._death[0])  # the exception tells the user
         self.on_loss(self._death[0])
@@ -358,6 +362,8 @@ class Session:
         self.held.clear()
         self.garbage.give_back()
         self.gate.close()
+        if self._has_failed:
+            gc.collect()  # tracebacks of Theano's errors are in cycles, with views of the memory
 
     def leave_in_child(self, parent) -> None:
         """Abandon the session in a process that the user forked from the master, which keeps it."""

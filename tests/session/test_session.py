@@ -139,6 +139,21 @@ def test_close_lets_go_of_the_memory_of_functions_that_live_on():
     np.testing.assert_array_equal(f.as_theano([1.0, 2.0]), [1, 2])
 
 
+@pytest.mark.parametrize("reduces", [False, True])
+def test_close_lets_go_of_the_memory_of_a_call_that_raised(reduces):
+    synk.fork(2)
+    x, k = T.dmatrix("x"), T.lscalar("k")
+    total = x[-4:].reshape((k, 7)).sum(axis=0)  # Theano keeps the view that the error is about
+    total = synk.ops.all_reduce(total) if reduces else total
+    f = function([x], (total, "sum"), bcast_inputs=[k])
+    before = mapped_bytes(os.getpid())
+    with pytest.raises(synk.WorkerError):
+        f(np.ones((2000, 70)), 3)
+    assert mapped_bytes(os.getpid()) > before + 1_000_000
+    synk.close()
+    assert mapped_bytes(os.getpid()) <= before
+
+
 def test_threads_are_limited_on_every_rank_and_restored():
     def threads():
         import threadpoolctl

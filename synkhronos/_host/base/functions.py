@@ -223,10 +223,13 @@ _LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|synkhronos)[/\\]")
 
 
 def release_arguments(function):
-    """Release the arguments of a call that raised: the library keeps those of failed calls."""
+    """Release what the library keeps of a call that raised: arguments, and views of them."""
     for container in function.input_storage:
         if container.required:
             container.storage[0] = None
+    for variable, cell in getattr(machine_of(function), "storage_map", {}).items():
+        if variable.owner is not None:
+            cell[0] = None
 
 
 def caster(variable, strict, allow_downcast):
