@@ -326,7 +326,7 @@ def _release_closed():
     The next fork() or close(), or the end of the interpreter, gives its session back.
     """
     for session in list(_Current.closed):
-        with session.free() as is_free:
+        with session.held_if_unused() as is_free:
             if is_free:
                 _Current.closed.remove(session)
                 session.release()

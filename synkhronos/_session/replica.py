@@ -119,7 +119,7 @@ class Replica:
                     is_short = worker.n_ranks * (time.monotonic() - begin) < SECONDS_AGAIN
                     self._explain(worker, error, computed, request, arrays, is_short)
                 raise
-        worker.gate.report_rows(-1 if idle else computed or 1)
+        worker.gate.report_rows(-1 if idle else computed or 1)  # 1: a part without rows counts, too
         if idle:
             outputs = None
         reduced = {}

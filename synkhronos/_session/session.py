@@ -1,6 +1,7 @@
 """A session on the master, from fork to close.
 
-Every command to the workers goes through `Session.run`.
+Every command to the workers goes through `Session.run`, which first sends one to forget what the
+script no longer needs; but the last, `Quit`, goes to the gate alone.
 """
 
 import contextlib
@@ -302,7 +303,7 @@ class Session:
         self.garbage.add("references", ref)
 
     @contextlib.contextmanager
-    def free(self):
+    def held_if_unused(self):
         """Hold the session in a context, if no call is in it; yield whether it is held.
 
         The call may be in another thread, or in this one if a signal handler or a finalizer closes
@@ -319,9 +320,10 @@ class Session:
     def quit(self) -> None:
         """Refuse calls from now on; make idle workers end, and wait for this.
 
-        Kill workers that are in a call, and then give the thread in that call time to leave it.
+        If a thread is in a call, kill the workers, and give the thread time to leave it. `end`
+        kills those that are still in a call which Ctrl-C has interrupted.
         """
-        with self.free() as is_free:
+        with self.held_if_unused() as is_free:
             is_idle = is_free and self.state is SessionState.OPEN and not self.gate.is_open
             if is_idle and self.recording is not None:
                 self.recording.fetch()

@@ -77,7 +77,7 @@ class Message:
         if rank.rank == self.argument:
             raise ValueError("no value")
         # A peer that never comes: only the abort can end this wait.
-        rank.gate._wait(rank.gate._line(rank.rank) + 7, 1, abort=rank.gate._cells[0])
+        rank.gate._wait(rank.gate._line(rank.rank) + 7, 1, call=rank.gate._cells[0])
 
     def meet(self, rank):
         # What each rank writes before a meeting all others see after it.

@@ -58,6 +58,7 @@ from synkhronos.comm.shared.gate_memory import (
     LENGTH,
     LINE,
     MAILBOX,
+    MEETINGS,
     MET,
     NEWS,
     NO_REPLY,
@@ -177,7 +178,7 @@ class Meetings:
 
         The kind is DONE or MET.
         """
-        cells, begin = self._cells, self._cells[SEQUENCE] << 20
+        cells, begin = self._cells, self._cells[SEQUENCE] << MEETINGS
         met = {
             rank: max(cells[self._line(rank) + MET], begin)
             for rank in ranks
@@ -187,13 +188,13 @@ class Meetings:
         fewest = min(met.values(), default=begin)
         return [rank for rank in met if met[rank] == fewest]
 
-    def _wait(self, cell, value, abort=None):
-        """Wait until the cell has reached `value`, or until the call `abort` is aborted."""
-        if not self._spinning.wait(cell, value, abort):
-            self._wait_asleep(cell, value, abort)
+    def _wait(self, cell, value, call=None):
+        """Wait until the cell has reached `value`, or until the call of this number is aborted."""
+        if not self._spinning.wait(cell, value, call):
+            self._wait_asleep(cell, value, call)
             self._spinning.learn(cell)
 
-    def _wait_asleep(self, cell, value, abort):
+    def _wait_asleep(self, cell, value, call):
         cells, asleep = self._cells, self._asleep
         patience = None
         try:
@@ -205,10 +206,10 @@ class Meetings:
                     if patience:
                         patience.end()
                     return
-                if cells[ABORT] == abort:
+                if cells[ABORT] == call:
                     raise Aborted
-                if abort is not None:
-                    self._check_not_left(cell, value, abort)
+                if call is not None:
+                    self._check_not_left(cell, value, call)
                 if not self._sleep():
                     patience = self._warn(patience, cell % LINE, value)
         finally:
@@ -219,7 +220,7 @@ class Meetings:
         happened = self._poll.poll(HEARTBEAT_MS)
         for fd, _ in happened:
             if fd == self._wake_pipe:
-                self._drain()
+                self._empty_wake_pipe()
             else:
                 self._on_end(fd)
         return bool(happened)
@@ -233,7 +234,7 @@ class Meetings:
         finally:
             self._cells[self._asleep] = 0
 
-    def _drain(self):
+    def _empty_wake_pipe(self):
         """Empty the pipe that wakes this rank."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_pipe, 4096)
@@ -283,7 +284,7 @@ class Meetings:
         sequence = cells[SEQUENCE]
         # The number begins anew with each call, beyond all numbers of calls before: if only some
         # ranks came to the meetings of an aborted call, their counts agree again in the next one.
-        number = max(cells[mine], sequence << 20) + 1
+        number = max(cells[mine], sequence << MEETINGS) + 1
         cells[mine] = number
         self._wake(mine)
         for cell in self._meetings:

@@ -38,6 +38,8 @@ SEQUENCE, SLOT, LENGTH, ABORT, BEGIN, END, CROWDED, PAUSE = range(8)
 # of rows that it has computed, its last meeting, how far its board is written, and its vote.
 DONE, ASLEEP, REPLY_KIND, REPLY_LENGTH, ROWS, MET, NEWS, VOTE = range(8)
 LINE = 8  # cells of a rank, 64 bytes: ranks that write to one cache line slow each other down
+# MET is the number of the call, shifted by so many bits, plus the meetings of the call.
+MEETINGS = 20
 NO_REPLY, ANSWER, ERROR = range(3)
 ELSEWHERE = -1
 

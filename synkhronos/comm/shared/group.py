@@ -344,7 +344,7 @@ class SharedGroup(Meetings, Group):
             self._poll.unregister(descriptor)
         for descriptor, _ in happened:
             if descriptor == self._wake_pipe:
-                self._drain()
+                self._empty_wake_pipe()
             elif descriptor in self._mail.peers:
                 self._mail.read(descriptor)
                 if descriptor not in self._mail.peers:

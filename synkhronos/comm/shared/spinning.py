@@ -48,15 +48,15 @@ class Spinning:
         self._began = 0  # when this rank began to spin in the present wait; 0 if it did not
         self._switches = 0  # how often this thread had been suspended, at the last look
 
-    def wait(self, cell: int, value: int, abort) -> bool:
-        """Return whether a cell reaches a value soon; raise Aborted if call `abort` is aborted."""
+    def wait(self, cell: int, value: int, call) -> bool:
+        """Return whether a cell reaches a value soon; raise Aborted if `call` is aborted."""
         cells = self._cells
         self._began = 0
         if not self._has_cores:
             for _ in _YIELDS:
                 if cells[cell] >= value:
                     return True
-                if cells[ABORT] == abort:
+                if cells[ABORT] == call:
                     raise Aborted
                 os.sched_yield()
             return False
@@ -69,7 +69,7 @@ class Spinning:
             for _ in _LOOKS:
                 if cells[cell] >= value:
                     return True
-                if cells[ABORT] == abort:
+                if cells[ABORT] == call:
                     raise Aborted
             now = _clock()
             if now - last > _SUSPENDED:

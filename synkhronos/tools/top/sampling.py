@@ -30,6 +30,7 @@ from synkhronos.comm.shared.gate_memory import (
     ELSEWHERE,
     LABEL,
     LINE,
+    MEETINGS,
     MET,
     NAME,
     SEQUENCE,
@@ -66,7 +67,7 @@ def read_cells(cells: list[int], has_master: bool = True) -> Seen:
     """
     call = cells[SEQUENCE]
     ranks = [cells[at : at + LINE] for at in range(LINE, len(cells), LINE)]
-    begin = call << 20
+    begin = call << MEETINGS
     met = [max(rank[MET], begin) for rank in ranks]
     meeting = min(met) - begin
     inside = [rank[DONE] < call for rank in ranks]
