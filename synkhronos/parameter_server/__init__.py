@@ -29,13 +29,15 @@ from synkhronos.parameter_server.errors import (
 )
 from synkhronos.parameter_server.rounds import Future
 from synkhronos.parameter_server.stores import KINDS, Store, create
-from synkhronos.parameter_server.timeline import Profile
+from synkhronos.parameter_server.timeline import StoreProfile
 from synkhronos.parameter_server.updaters import (
     Updater,
     function_updater,
     rule_updater,
     theano_updater,
 )
+
+Profile = StoreProfile  # the name that earlier scripts use
 
 __all__ = [
     "KINDS",
@@ -49,6 +51,7 @@ __all__ = [
     "ServerLost",
     "Store",
     "StoreClosed",
+    "StoreProfile",
     "Updater",
     "WeightsDiffer",
     "WorkerLost",

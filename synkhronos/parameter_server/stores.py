@@ -47,7 +47,7 @@ from synkhronos.parameter_server.operands import operand_of
 from synkhronos.parameter_server.parameters import Parameters
 from synkhronos.parameter_server.reductions import refuse_dtype
 from synkhronos.parameter_server.rounds import Future, Key, Slot, plane
-from synkhronos.parameter_server.timeline import Profile
+from synkhronos.parameter_server.timeline import StoreProfile
 
 KINDS = ("local", "dist_async", "dist_sync")
 _MEANT = {"dist": "dist_async", "device": "local", "nccl": "local", "dist_device_sync": "dist_sync"}
@@ -593,9 +593,9 @@ class Store(OneCaller):
         if self._link is not None:
             self._link.barrier(_wording.seconds("timeout", timeout))
 
-    def profile(self) -> Profile:
-        """Record what the store does, and when, in the block of a ``with``; see `Profile`."""
-        return Profile(self)
+    def profile(self) -> StoreProfile:
+        """Record what the store does, and when, in the block of a ``with``; see `StoreProfile`."""
+        return StoreProfile(self)
 
     def close(self, drain: bool = True, timeout: float = _CLOSE_SECONDS) -> None:
         """End the store and its threads; calls that wait raise `StoreClosed`.

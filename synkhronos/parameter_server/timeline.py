@@ -63,7 +63,7 @@ class StoreRecording:
             self.others.append(Span(f"key {name}", "away", name, begin, time.monotonic()))
 
 
-class Profile(View):
+class StoreProfile(View):
     """Spans of a store, recorded in the block of a ``with``; made by ``store.profile()``.
 
     ============  ==================================================================================
@@ -116,7 +116,7 @@ class Profile(View):
         self._recording = StoreRecording()
         self._began = self._ended = 0.0
 
-    def __enter__(self) -> Profile:
+    def __enter__(self) -> StoreProfile:
         engine, link = self._store._engine, getattr(self._store, "_link", None)
         if engine is None:
             raise OutOfTurn("profile() needs devices: call init() before.")

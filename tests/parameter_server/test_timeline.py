@@ -45,7 +45,7 @@ def test_spans_of_two_devices(store):
     callbacks = [span for span in spans if span.name == "callback"]
     assert len(callbacks) == 2 and min(s.end - s.begin for s in callbacks) >= 0.01
     assert len([span for span in spans if span.name == "reduce"]) >= 1
-    assert {span.name for span in spans} <= set(ps.Profile._colours)
+    assert {span.name for span in spans} <= set(ps.StoreProfile._colours)
 
 
 def test_nothing_is_recorded_before_and_after_the_block(store):

@@ -116,7 +116,7 @@ def test_a_trace_has_complete_events_in_a_track_of_each(make, tmp_path):
         assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
         assert 1e6 * before <= event["ts"] <= event["ts"] + event["dur"] <= 1e6 * after
         assert event["args"].get("bytes", 0) >= 0
-    assert {e["cat"] for e in events} <= {"call", "part"} | {*ps.Profile._colours}
+    assert {e["cat"] for e in events} <= {"call", "part"} | {*ps.StoreProfile._colours}
     for tid in names:  # two events are apart, or one is inside the other
         around = []
         for event in sorted((e for e in events if e["tid"] == tid), key=lambda e: e["ts"]):

@@ -34,8 +34,8 @@ from synkhronos._machine.log import log
 from synkhronos._session.current import Current
 from synkhronos._wording import count, whole_number
 from synkhronos.extensions.pymc.advice import (
-    Advice,
     Measured,
+    ModelAdvice,
     compiled,
     predict,
     seconds_of,
@@ -48,8 +48,9 @@ from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
 from synkhronos.session import session_of_leaders
 
-__all__ = ["Advice", "ParallelLikelihood", "advise", "likelihood", "row_wise"]
+__all__ = ["Advice", "ModelAdvice", "ParallelLikelihood", "advise", "likelihood", "row_wise"]
 
+Advice = ModelAdvice  # the name that earlier scripts use
 _MOST_RANKS = 4096
 # Seconds of an evaluation:
 _PAYS = 2e-5  # below, two ranks gain little, or are slower
@@ -235,7 +236,7 @@ def likelihood(
         yield parallel
 
 
-def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
+def advise(model: pm.Model | None = None, chains: int = 4) -> ModelAdvice:
     """Say how many ranks, and how many chains at the same time, are the fastest here.
 
     It measures an evaluation of value and gradient, a round of the ranks, and how fast the memory
@@ -252,7 +253,7 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> Advice:
 
     Returns
     -------
-    Advice
+    ModelAdvice
         What was measured and predicted. Its text is a table, with the lines to write:
         ``print(parallel.advise(model))``.
 

@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True, repr=False)
-class Advice:
+class ModelAdvice:
     """What :func:`advise` has measured and predicts; its text is a table with the lines to write.
 
     Attributes
@@ -103,7 +103,7 @@ Best: {best}{where}
     {self.lines.replace(chr(10), chr(10) + "    ")}"""
 
 
-def predict(found: Measured, chains: int) -> Advice:
+def predict(found: Measured, chains: int) -> ModelAdvice:
     """Return the advice that follows from measured times."""
     times = {}
     for at_once in {-(-chains // turns) for turns in range(1, chains + 1)}:
@@ -127,7 +127,7 @@ def predict(found: Measured, chains: int) -> Advice:
     plain = min((each for each in times if not each[0]), key=times.__getitem__)
     best = min(times, key=times.__getitem__)
     best = best if times[plain] > _WORTH * times[best] else plain
-    return Advice(chains, found, times, *best, times[plain] / times[best])
+    return ModelAdvice(chains, found, times, *best, times[plain] / times[best])
 
 
 def compiled(model):

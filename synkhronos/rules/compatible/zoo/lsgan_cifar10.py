@@ -3,8 +3,11 @@
 from theanompi.models.lasagne_model_zoo import lsgan
 
 
-class LSGAN(lsgan.LSGAN):
+class CifarLSGAN(lsgan.LSGAN):
     """`lsgan.LSGAN` for CIFAR-10, with larger batches."""
 
     batch_size = 128
     data_set = "cifar10"
+
+
+LSGAN = CifarLSGAN  # the name in Theano-MPI
