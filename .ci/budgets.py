@@ -22,7 +22,7 @@ CORE = {
 }
 WHOLE_CORE = 42_400
 OTHERS = {
-    "synkhronos/extensions": 2_900,
+    "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,
     "synkhronos/extensions/pymc": 3_800,
     "synkhronos/parameter_server": 6_700,

@@ -125,10 +125,12 @@ from synkhronos._host.base.functions import (
     as_update,
     caster,
     clips_gradients,
+    compiling,
     computes_by_element,
     default_updates,
     destroyed_inputs,
     float_dtype,
+    is_computed_from,
     is_mode,
     is_repeatable,
     is_reusing_memory,
@@ -159,15 +161,5 @@ from synkhronos._host.base.rows import (
     without_row_numbers,
 )
 from synkhronos._host.base.serial_random import draws_of_all_rows, is_state_equal, keep_state_equal
-from synkhronos._host.base.server_operations import (
-    awaited,
-    compile_pushing,
-    compiling,
-    is_computed_from,
-    leaves,
-    push,
-    shared_like,
-    substituted,
-)
 from synkhronos._host.base.sparse_matrices import put_together, sparse_format, take_apart
 from synkhronos._host.base.specifications import is_kept, read_input, read_output, storage

@@ -8,10 +8,11 @@ from synkhronos import _host
 from synkhronos._hints import SharedVariable, Variable
 from synkhronos._host import tensor as T
 from synkhronos.extensions._precision import wide
+from synkhronos.extensions._store_operations import awaited, push
 
 
 class Port:
-    """One key of the store, as operations in a graph use it: `_host.base.server_operations`."""
+    """One key of the store, as operations in a graph use it: `_store_operations`."""
 
     def __init__(self, store, key, devid, position):
         self.key, self.position = key, position
@@ -89,11 +90,11 @@ class Exchange:
         arrays, self._tokens = [], []
         for port, target in zip(self._of_targets, self._targets):
             fixed = _host.fixed_axes(target)
-            array, token = _host.awaited(port, _shape(target), wide(target), fixed)
+            array, token = awaited(port, _shape(target), wide(target), fixed)
             arrays.append(array)
             self._tokens.append(token)
         if self._rows is not None:
-            rows, token = _host.awaited(self._rows, (1,), "float64", (False,))
+            rows, token = awaited(self._rows, (1,), "float64", (False,))
             self._tokens.append(token)
             arrays = [array / T.cast(rows[0], array.dtype) for array in arrays]
         return [T.cast(a, target.dtype) for a, target in zip(arrays, self._targets)]
@@ -104,7 +105,7 @@ class Exchange:
         if self._rows is not None:
             values.append(T.shape_padleft(T.cast(rows, "float64")))
         before = self._tokens if goes_on else [None] * len(values)
-        return [_host.push(*each) for each in zip(self.ports, values, before)]
+        return [push(*each) for each in zip(self.ports, values, before)]
 
     def open(self):
         """Make the keys in the store, and set the targets to the store's first values."""

@@ -41,6 +41,12 @@ from synkhronos.extensions._gradients import (
     rule_updates,
 )
 from synkhronos.extensions._precision import wide
+from synkhronos.extensions._store_operations import (
+    compile_pushing,
+    leaves,
+    shared_like,
+    substituted,
+)
 
 
 class _Behind:
@@ -394,7 +400,7 @@ def make(
     given = {variable for variable, _ in updates}
     updates += [  # such as the state of random numbers in the shape of a gradient
         (variable, value)
-        for variable, value in _host.updates_by_default(_host.leaves([v for _, v in updates]))
+        for variable, value in _host.updates_by_default(leaves([v for _, v in updates]))
         if variable not in given and _host.is_computed_from(value, pulled)
     ]
     exchange.deferred = list(OrderedDict.fromkeys([*targets, *(v for v, _ in updates)]))
@@ -408,7 +414,7 @@ def make(
     if update_rule is None:
         functions.append(exchange.take_weights)
     else:
-        functions.append(_host.compile_pushing([], [], [*new.items()], mode=options.get("mode")))
+        functions.append(compile_pushing([], [], [*new.items()], mode=options.get("mode")))
     exchange.open()
     return StoredStep(exchange, functions, inputs, with_rows, batch_rows, outputs is not None)
 
@@ -431,9 +437,9 @@ def _applied(updates, deferred):
     Only deferred variables are read when the updates are applied. The copies are: original -> copy.
     """
     values = [T.as_tensor_variable(v) if np.isscalar(v) else v for _, v in updates]
-    left = [each for each in _host.leaves(values) if each not in set(deferred)]
-    kept = OrderedDict((each, _host.shared_like(each)) for each in left)
-    values = _host.substituted(values, kept)
+    left = [each for each in leaves(values) if each not in set(deferred)]
+    kept = OrderedDict((each, shared_like(each)) for each in left)
+    values = substituted(values, kept)
     new = [(v, _host.as_update(v, value)) for (v, _), value in zip(updates, values)]
     return OrderedDict(new), kept
 
@@ -444,18 +450,18 @@ def _compile(exchange, inputs, returned, values, rows, kept, new, options):
     givens = options.pop("givens", None) or {}
     givens = list(givens.items() if hasattr(givens, "items") else givens)
     changes = [(copy, each) for each, copy in kept.items()]
-    read = _host.leaves([*returned, *values, *kept, *(value for _, value in givens)])
+    read = leaves([*returned, *values, *kept, *(value for _, value in givens)])
     changes += [pair for pair in _host.updates_by_default(read) if pair[0] not in exchange.deferred]
     parts = [returned, values, [v for _, v in changes], [v for _, v in givens], [rows]]
     if new is not None:
         # In one substitution, so that parts keep the expressions that they share.
-        together = iter(_host.substituted([each for part in parts for each in part], new))
+        together = iter(substituted([each for part in parts for each in part], new))
         parts = [[next(together) for _ in part] for part in parts]
     returned, values, changed, given, [rows] = parts
     tokens = exchange.pushes(values, rows, new is not None)
     updates = [*zip([v for v, _ in changes], changed), *(new or {}).items()]
     givens = list(zip([v for v, _ in givens], given))
-    return _host.compile_pushing(inputs, [*returned, *tokens], updates, givens=givens, **options)
+    return compile_pushing(inputs, [*returned, *tokens], updates, givens=givens, **options)
 
 
 def _with_rows(inputs, without):

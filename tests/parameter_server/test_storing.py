@@ -6,8 +6,8 @@ import theano
 import theano.tensor as T
 from support import compiling
 
-from synkhronos._host.base import server_operations
 from synkhronos._host.base.functions import updates_by_default
+from synkhronos.extensions import _store_operations
 
 NO_OPTIMIZER = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), None)
 MODES = [compiling.IN_PYTHON, "FAST_COMPILE", NO_OPTIMIZER]
@@ -55,18 +55,18 @@ def steps(side, mode, log):
     inputs, loss, params = network(side)
     ports = [Port(position, log) for position in range(len(params))]
     pulled = [
-        server_operations.awaited(port, param.get_value().shape, param.dtype, param.broadcastable)
+        _store_operations.awaited(port, param.get_value().shape, param.dtype, param.broadcastable)
         for port, param in zip(ports, params)
     ]
     new = {param: param - 0.5 * array for param, (array, _) in zip(params, pulled)}
     grads = T.grad(loss, params)
-    later, *grads_later = server_operations.substituted([loss, *grads], new)
-    first = [server_operations.push(port, grad) for port, grad in zip(ports, grads)]
+    later, *grads_later = _store_operations.substituted([loss, *grads], new)
+    first = [_store_operations.push(port, grad) for port, grad in zip(ports, grads)]
     tokens = [token for _, token in pulled]
-    second = [server_operations.push(*each) for each in zip(ports, grads_later, tokens)]
+    second = [_store_operations.push(*each) for each in zip(ports, grads_later, tokens)]
     return (
-        server_operations.compile_pushing(inputs, [loss, *first], [], mode=mode),
-        server_operations.compile_pushing(inputs, [later, *second], list(new.items()), mode=mode),
+        _store_operations.compile_pushing(inputs, [loss, *first], [], mode=mode),
+        _store_operations.compile_pushing(inputs, [later, *second], list(new.items()), mode=mode),
         params,
     )
 
@@ -86,7 +86,7 @@ def test_layers_push_from_the_last_to_the_first_and_wait_just_before_their_use(s
     assert log[:6] == [("wait", position) for position in range(6)]
     assert [position // 2 for _, position in log[6:]] == [2, 2, 1, 1, 0, 0]
     nodes = second.maker.fgraph.toposort()
-    waits = [at for at, node in enumerate(nodes) if isinstance(node.op, server_operations.Await)]
+    waits = [at for at, node in enumerate(nodes) if isinstance(node.op, _store_operations.Await)]
     products = [at for at, node in enumerate(nodes) if str(node.op).lower().startswith("dot")]
     # The first product of two layers comes before the wait for the weights of the next one.
     assert waits[0] < products[0] < waits[2] < products[1] < waits[4] < products[2]
@@ -110,8 +110,8 @@ def test_a_step_that_is_applied_in_the_next_call_equals_that_of_theano(mode):
 def test_a_pushed_array_is_never_written_by_a_later_call(allow_gc):
     x, port = T.dmatrix("x"), Port(0, [])
     linker = theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False, allow_gc=allow_gc)
-    token = server_operations.push(port, T.dot(x, x))
-    f = server_operations.compile_pushing([x], [token], [], mode=theano.Mode(linker, "fast_run"))
+    token = _store_operations.push(port, T.dot(x, x))
+    f = _store_operations.compile_pushing([x], [token], [], mode=theano.Mode(linker, "fast_run"))
     assert any(getattr(node.op, "inplace", False) for node in f.maker.fgraph.apply_nodes)
     f(np.eye(3))
     array = port.array
@@ -122,8 +122,8 @@ def test_a_pushed_array_is_never_written_by_a_later_call(allow_gc):
 def test_an_input_a_constant_and_a_shared_variable_are_copied():
     x, w, ports = T.dvector("x"), theano.shared(np.ones(2)), [Port(k, []) for k in range(3)]
     pushed = [x, w, T.constant(np.ones(2))]
-    tokens = [server_operations.push(port, each) for port, each in zip(ports, pushed)]
-    f = server_operations.compile_pushing([x], tokens, [], mode=compiling.IN_PYTHON)
+    tokens = [_store_operations.push(port, each) for port, each in zip(ports, pushed)]
+    f = _store_operations.compile_pushing([x], tokens, [], mode=compiling.IN_PYTHON)
     given = np.array([3.0, 4.0])
     f(given)
     for port in ports:
@@ -141,9 +141,9 @@ def test_what_another_node_reads_is_as_it_was_computed():
             array[...] = 0
 
     product = T.dot(x, x)
-    token = server_operations.push(Zeroing(0, []), product)
+    token = _store_operations.push(Zeroing(0, []), product)
     outputs = [product, (product**2).sum(), token]
-    f = server_operations.compile_pushing([x], outputs, [], mode=compiling.IN_PYTHON)
+    f = _store_operations.compile_pushing([x], outputs, [], mode=compiling.IN_PYTHON)
     same, total, _ = f(2 * np.eye(2))
     assert same.tolist() == [[4, 0], [0, 4]] and total == 32
     assert port.array is None
@@ -151,8 +151,8 @@ def test_what_another_node_reads_is_as_it_was_computed():
 
 def test_arrays_in_other_orders_are_pushed_as_contiguous_ones():
     x, port = T.dmatrix("x"), Port(0, [])
-    f = server_operations.compile_pushing(
-        [x], [server_operations.push(port, T.dot(x, x).T)], [], mode=MODES[0]
+    f = _store_operations.compile_pushing(
+        [x], [_store_operations.push(port, T.dot(x, x).T)], [], mode=MODES[0]
     )
     f(np.array([[1.0, 2.0], [3.0, 4.0]]))
     assert port.array.flags.carray
@@ -162,7 +162,7 @@ def test_arrays_in_other_orders_are_pushed_as_contiguous_ones():
 def test_only_the_expressions_are_substituted_not_what_takes_the_place():
     w = theano.shared(1.0, "w")
     new = w + 1
-    [found, same, text] = server_operations.substituted([10 * w, w, "text"], {w: new})
+    [found, same, text] = _store_operations.substituted([10 * w, w, "text"], {w: new})
     assert (found.eval(), same.eval(), text) == (20, 2, "text")
     assert same is new
 
@@ -170,15 +170,15 @@ def test_only_the_expressions_are_substituted_not_what_takes_the_place():
 def test_leaves_include_those_of_default_updates():
     count, rate, x = theano.shared(0.0, "count"), theano.shared(1.0, "rate"), T.dscalar("x")
     count.default_update = count + rate
-    assert set(server_operations.leaves([x * count + 3, "text"])) == {x, count, rate}
+    assert set(_store_operations.leaves([x * count + 3, "text"])) == {x, count, rate}
     [(variable, update)] = updates_by_default([count, rate])
     assert variable is count and update.eval() == 1
 
 
 def test_a_shared_variable_like_another_has_its_type_and_a_value_of_its_own():
     row = theano.shared(np.ones((1, 2), "float32"), broadcastable=(True, False))
-    like = server_operations.shared_like(row)
+    like = _store_operations.shared_like(row)
     assert like.type == row.type and like.get_value().tolist() == [[1, 1]]
-    assert server_operations.shared_like(T.frow("x")).type == T.frow
+    assert _store_operations.shared_like(T.frow("x")).type == T.frow
     with pytest.raises(TypeError, match=r"can't keep a value of .*Generic"):
-        server_operations.shared_like(theano.gof.generic())
+        _store_operations.shared_like(theano.gof.generic())

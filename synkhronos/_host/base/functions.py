@@ -7,6 +7,7 @@ the variable applies.
 import functools
 import itertools
 import re
+import threading
 import warnings
 
 import numpy as np
@@ -16,6 +17,7 @@ from synkhronos._host.base.chosen_library import (
     Constant,
     DimShuffle,
     Elemwise,
+    Operation,
     SharedVariable,
     Variable,
     ViewOp,
@@ -31,6 +33,20 @@ from synkhronos._host.base.chosen_library import (
 )
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
+
+# Two threads can't compile at once: Theano switches its cache of constants off while it compiles.
+compiling = threading.RLock()
+
+
+class PythonOperation(Operation):
+    """An operation that acts outside of its graph, each time that `perform` runs, by Python code.
+
+    Numba calls `perform`, too, and keeps no code of the function on disk.
+    """
+
+    def do_constant_folding(self, *graph_and_node):
+        """Return False: it may have no inputs, but is no constant."""
+        return False
 
 
 def float_dtype() -> str:
@@ -274,7 +290,7 @@ _PACKAGES = {"theano", "pytensor", "synkhronos"}
 # These operations print, stop, call Python code of the script, or send and receive.
 _WITH_EFFECTS = {
     "Print", "FromFunctionOp", "PdbBreakpoint", "LoadFromDisk", "MPIRecv", "MPIRecvWait", "MPISend",
-    "MPISendWait", "Push", "Await",
+    "MPISendWait",
 }  # fmt: skip
 
 
@@ -296,6 +312,8 @@ def is_repeatable(function) -> bool:
         seen.add(node)
         package = type(node.op).__module__.partition(".")[0]
         if package not in _PACKAGES or type(node.op).__name__ in _WITH_EFFECTS:
+            return False
+        if isinstance(node.op, PythonOperation):
             return False
         left += [*node.inputs, *inner_outputs(node.op)]
     return True
@@ -334,6 +352,11 @@ def is_total(value, variable, rows):
             return False
         left += users
     return True
+
+
+def is_computed_from(expression, variables):
+    """Return whether an expression is computed from one of some variables."""
+    return not set(variables).isdisjoint(ancestors([expression]))
 
 
 def uses(value, variables):

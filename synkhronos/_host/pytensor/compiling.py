@@ -21,11 +21,15 @@ from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos import _systems
-from synkhronos._host.base.functions import compiling_deep, computed_by, release_arguments
+from synkhronos._host.base.functions import (
+    PythonOperation,
+    compiling_deep,
+    computed_by,
+    release_arguments,
+)
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.base.rows import Rows
-from synkhronos._host.base.server_operations import Await, Push
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
@@ -113,7 +117,7 @@ def run(function, arguments, output_subset=None):
         raise
 
 
-@node_rewriter([RankOperation, Rows, Push, Await])
+@node_rewriter([RankOperation, Rows, PythonOperation])
 def _for_numba(fgraph, node):
     # Imported here because it imports numba, which takes a second, and a C mode needs no numba.
     numba_operations = importlib.import_module("synkhronos._host.pytensor.numba_operations")

@@ -3,8 +3,7 @@
     numba's code ──▶ objmode: arrays as NumPy's ──▶ reduce_in_place(ops, *arrays) ──▶ numba's code
 
 `compiling` replaces each operation by the one of this module. A pickle of a compiled function
-names this module, so unpickling imports it, which tells numba of the operations. Operations with a
-port to a parameter server are neither pickled nor kept on disk.
+names this module, so unpickling imports it, which tells numba of the operations.
 
 Numba keeps machine code on disk, under a key that must say what the code does. It contains the
 names of the operations, but no serial numbers, which differ between two processes.
@@ -21,8 +20,9 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
-from synkhronos._host.base import rank_operations, rows, serial_random, server_operations
+from synkhronos._host.base import rank_operations, rows, serial_random
 from synkhronos._host.base.calls import current_weight
+from synkhronos._host.base.functions import PythonOperation
 from synkhronos._host.base.rows import numbers_of_rows
 from synkhronos._host.base.serial_random import drawn_rows
 from synkhronos._host.pytensor import graph
@@ -136,34 +136,28 @@ def _own_rows(op, node, **kwargs):
     return calling_python("own_rows", source, drawn_rows)
 
 
-@register_funcify_and_cache_key(server_operations.Push)
-def _push(op, node, **kwargs):
-    push = op.push
+@register_funcify_and_cache_key(PythonOperation)
+def _python_operation(op, node, **kwargs):
+    types = [get_numba_type(output.type, layout="C") for output in node.outputs]
+    returned = numba.types.Tuple(types)
+
+    def perform(inputs):
+        storage = [[None] for _ in node.outputs]
+        op.perform(node, inputs, storage)
+        pairs = zip(storage, node.outputs)
+        return tuple(np.asarray(cell[0], each.type.dtype, order="C") for cell, each in pairs)
 
     @numba_njit
-    def push_array(x, token):
-        with numba.objmode():
-            push(x)
-        return np.asarray(0)
-
-    return push_array, None
-
-
-@register_funcify_and_cache_key(server_operations.Await)
-def _await(op, node, **kwargs):
-    array_type = get_numba_type(node.outputs[0].type, layout="C")
-    dtype = node.outputs[0].type.dtype
-
-    def wait():
-        return np.asarray(op.port.wait(), dtype, order="C")
+    def call_perform(*inputs):
+        with numba.objmode(outputs=returned):
+            outputs = perform(inputs)
+        return outputs
 
     @numba_njit
-    def await_array():
-        with numba.objmode(array=array_type):
-            array = wait()
-        return array, np.asarray(0)
+    def call_perform_for_one(*inputs):
+        return call_perform(*inputs)[0]
 
-    return await_array, None
+    return call_perform if len(types) > 1 else call_perform_for_one, None
 
 
 def calling_python(name, source, callee):

@@ -23,20 +23,16 @@ Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed
 GPU Clusters", USENIX ATC 2017, section 3.1: wait-free backpropagation.
 """
 
-import threading
-
 import numpy as np
 
 from synkhronos._host.base.chosen_library import (
     Apply,
     Constant,
     GraphRewriter,
-    Operation,
     SharedVariable,
     TensorSharedVariable,
     TensorType,
     Variable,
-    ancestors,
     clone_get_equiv,
     compile_serially,
     get_mode,
@@ -46,25 +42,24 @@ from synkhronos._host.base.chosen_library import (
     tensor,
     tensor_type,
 )
-from synkhronos._host.base.functions import compiling_deep, updates_by_default
+from synkhronos._host.base.functions import (
+    PythonOperation,
+    compiling,
+    compiling_deep,
+    updates_by_default,
+)
 from synkhronos._host.base.rewriting import InOrder, including, n_needed
 
-# Two threads can't compile at once: Theano switches its cache of constants off while it compiles.
-compiling = threading.RLock()
 _TOKEN = np.asarray(0)
 
 
-class _PortOperation(Operation):
+class _PortOperation(PythonOperation):
     """An operation with a port; its last output is a token."""
 
     __props__ = ("port",)
 
     def __init__(self, port):
         self.port = port
-
-    def do_constant_folding(self, *graph_and_node):
-        """Return False: it acts on the parameter server each time."""
-        return False
 
 
 class Push(_PortOperation):
@@ -86,13 +81,11 @@ class Push(_PortOperation):
         return Apply(self, [tensor.as_tensor_variable(x), token], [tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
-        self.push(inputs[0])
-        output_storage[0][0] = _TOKEN
-
-    def push(self, array):
+        [array, _] = inputs
         if not self.inplace or not array.flags.carray:
             array = array.copy(order="C")
         self.port.push(array)
+        output_storage[0][0] = _TOKEN
 
     def make_py_thunk(self, node, storage_map, compute_map, no_recycling, debug=False):
         """Return a thunk that, if in place, also removes the array from the library's storage.
@@ -169,11 +162,6 @@ def leaves(expressions):
         inputs.update(dict.fromkeys(new))
         left = [update for _, update in updates_by_default(new)]
     return list(inputs)
-
-
-def is_computed_from(expression, variables):
-    """Return whether an expression is computed from one of some variables."""
-    return not set(variables).isdisjoint(ancestors([expression]))
 
 
 def shared_like(variable):
