@@ -21,7 +21,7 @@ transport    ranks                  what it is
 ===========  =====================  ==========================================================
 
 Every rank calls the same methods in the same order, unless a method says otherwise.
-`synkhronos.comm.transports` chooses the transport. Ranks without a master form a `group`.
+`synkhronos.comm.transports` chooses the transport.
 """
 
 from __future__ import annotations

@@ -17,12 +17,10 @@ from typing import Any, Mapping, Sequence
 from synkhronos._host import pythons
 from synkhronos._machine.devices import python_command
 from synkhronos.comm.mpi import folders
-from synkhronos.launch import CannotLaunch, guard, leftovers, machine
+from synkhronos.launch import CannotLaunch, guard, leftovers
 from synkhronos.launch.where import Host, is_here
 
 _EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
-# Also exported for the ranks of a group: compilers and CUDA on other hosts need them.
-_OF_COMPILERS = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")
 _ROOT = "ALLOW_RUN_AS_ROOT"
 _PROBE_SECONDS = 10
 _ANSWER = "synkhronos-answer "  # begins the line that a host answers with
@@ -75,25 +73,6 @@ def line(
     for name, value in variables.items():
         line += ["-x", f"{name}={value}"]
     return [*line, *arguments, *command]
-
-
-def line_of_group(
-    hosts: Sequence[Host],
-    options: Any,
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    token: str,
-) -> list[str]:
-    """Return the command line that runs the ranks of a group: ``host.ranks`` on each machine.
-
-    `token` begins the marks of machines. The rest is as in `line`.
-    """
-    if [host.name for host in hosts] != ["localhost"]:
-        of_compilers = {name: os.environ[name] for name in _OF_COMPILERS if name in os.environ}
-        variables = {**of_compilers, **variables}
-    counts = [host.ranks or 0 for host in hosts]
-    of_machine = ["--output", "tag", *machine.command(token, counts, command)]
-    return line(hosts, options, of_machine, variables)
 
 
 def new_token() -> str:

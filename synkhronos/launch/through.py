@@ -1,17 +1,11 @@
 """Starts processes on several machines through mpirun, and passes on their output.
 
-    launcher      mpirun                              machine                 ranks there
-    SIGUSR1  ───▶ SIGUSR1 ──────────────────────────▶ SIGUSR1 ──────────────▶ write a snapshot, end
-    stdout   ◀─── stdout, a tag before each line ◀─── lines with marks ◀────── stdout
-    stderr   ◀─── stderr, a tag before each line ◀─── lines, start, status ◀── stderr
-
-                                                  guard of the first machine       script
+    launcher                     mpirun           guard of the first machine       script
     stdin, signals ── frames ──▶ stdin ── frames ──▶ takes them apart ── stdin, signals ──▶
     stdout         ◀──────────────────────────────────────────────────────────────── stdout
     stderr         ◀── without marks ── stderr with marks ◀── start, more, status ── stderr
 
-`MpirunRanks` are ranks of one kind, whose output is split into lines. A `Script` runs in the first
-of its processes, and its streams are those of the command.
+A `Script` runs in the first of its processes, and its streams are those of the command.
 """
 
 from __future__ import annotations
@@ -23,31 +17,29 @@ import re
 import selectors
 import signal
 import subprocess
-from typing import Any, Sequence
+from typing import Mapping, Sequence
 
-from synkhronos._machine.processes import end_with_parent
+from synkhronos._machine.processes import end_with_parent, how_ended
 from synkhronos.comm.mpi import folders, secret
-from synkhronos.launch import guard, mpirun
+from synkhronos.launch import INTERRUPTED, guard, mpirun
 from synkhronos.launch.leftovers import kill_session
-from synkhronos.launch.streams import Lines, Writer, mark_pattern
-from synkhronos.launch.watch import Watch
+from synkhronos.launch.streams import Writer, mark_pattern
+from synkhronos.launch.watch import Rank, Watch
 from synkhronos.launch.where import Host
 
 # A warning of a race in PRRTE, without consequences.
-_NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
+NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
 # Open MPI prints this for each foreign connection after the first; for that it prints a page.
 _IGNORED = re.compile(
     rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
 )
 # Pages about a process that was killed or has failed: its exit status and its output say enough.
-_PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
-_PAGE_OF_EXIT = re.compile(rb"-{60,}\nprterun (?:detected that|has exited).*?-{60,}\n", re.DOTALL)
+PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
 _BEGUN = rb"(?<!-)-{60,}\n(?:A daemon failed|PRTE has lost)(?:(?!-{60,}\n).){0,4000}"
 _PAGE_OF_LOSS = re.compile(
     _BEGUN + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?-{60,}\n\n?", re.DOTALL
 )
 _BEGUN_PAGE = re.compile(_BEGUN + rb"\Z", re.DOTALL)
-_TAG = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>: ?")
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 GRACE = 10.0  # seconds for a script to end after a Ctrl-C
 _NO_END = "mpirun has ended before the script."
@@ -66,11 +58,13 @@ class Mpirun(Watch):
     def __init__(
         self,
         line: Sequence[str],
-        hosts: Sequence[Host] = (),
-        agent: str | None = None,
-        **more: Any,
+        hosts: Sequence[Host],
+        agent: str | None,
+        ranks: list[Rank],
+        environment: Mapping[str, str],
+        grace: float,
     ) -> None:
-        super().__init__(**more)
+        super().__init__(ranks, environment, grace)
         self._line, self._hosts, self._agent = line, hosts, agent
 
     @contextlib.contextmanager
@@ -96,9 +90,6 @@ class Mpirun(Watch):
 
     def _is_over(self):
         return self._mpirun.poll() is not None
-
-    def _ask_to_end(self):
-        self._mpirun.send_signal(signal.SIGUSR1)
 
     def _end_mpirun_soon(self):
         """Kill mpirun soon: it would wait for its daemon on a lost machine."""
@@ -127,114 +118,9 @@ class Mpirun(Watch):
             if all(known.status is not None for known in self.ranks):
                 self._end_after(self.after_all)
 
-    def _status(self):
-        if self.interrupted_by or self.cause is not None or not self.has_started:
-            return super()._status()
-        code = self._mpirun.returncode
-        if any(rank.status is None for rank in self.ranks):
-            return max(code, 1)
-        if code:
-            self.say(f"mpirun has ended with status {code}, after all ranks.")
-        return super()._status()
-
-    def failure_summary(self) -> list[str]:
-        """Return sentences about a run that has not ended well."""
-        if not self.has_started and not self.interrupted_by:
-            why = mpirun.why_not_started(self.own_words, self._hosts, self._agent)
-            return [f"can't launch: {why}"]
-        said = super().failure_summary()
-        if self.own_words.strip("\n \0") and self.cause is None and not self.interrupted_by:
-            said.append(f"mpirun says:\n{self.own_words.strip()}")
-        return said
-
-
-class MpirunRanks(Mpirun):
-    """All ranks of a run. mpirun puts a tag before each line of their output."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._line_mark = mark_pattern(more["token"], "line")
-        self._lines = {1: Lines(), 2: Lines()}  # of mpirun's streams
-        self._is_tagged = {1: False, 2: False}  # whether an incomplete line is of a machine
-        self._own = bytearray()  # mpirun's own output
-        self._of_machines = bytearray()  # output of machines that was not shown yet
-        self.lost: list[int] = []  # ranks of silent machines
-
-    @property
-    def own_words(self) -> str:
-        """The lines that mpirun has printed by itself, except those about ranks that failed."""
-        text = _NOISE.sub(b"", bytes(self._own + self._of_machines))
-        if self.has_started or self._of_machines:
-            text = (_PAGE if self.has_started else _PAGE_OF_EXIT).sub(b"", text)
-        return text.decode(errors="replace")
-
-    def _take_mark(self, rank, kind, text):
-        if kind != b"lost":
-            super()._take_mark(rank, kind, text)
-            self._show_machines()
-        elif rank not in self.lost and self.ranks[rank].status is None:
-            self.lost.append(rank)
-            self.say(f"{self.name(rank)} {text}.")
-        if self.lost and all(
-            known.status is not None or at in self.lost for at, known in enumerate(self.ranks)
-        ):
-            self._end_mpirun_soon()
-
-    def _status(self):
-        status = super()._status()
-        return 1 if self.lost and not self.interrupted_by else status
-
-    def failure_summary(self) -> list[str]:
-        """Return sentences about a run that has not ended well."""
-        if not self.lost or self.interrupted_by:
-            return super().failure_summary()
-        return [f"{self._names_of_lost()}, which has ended the run."]
-
-    @property
-    def loss(self) -> str | None:
-        """The lost ranks, in words, if their loss has ended the run."""
-        fails_itself = self.cause is not None and not self._follows(self.cause)
-        if not self.lost or fails_itself or self.interrupted_by or self._has_result():
-            return super().loss
-        return self._names_of_lost()
-
-    def _names_of_lost(self):
-        return f"{' and '.join(map(self.name, self.lost))} can't be reached any more"
-
-    def _take(self, stream, data, is_end=False):
-        for line in self._lines[stream].take(data, is_end):
-            self._take_line(stream, line)
-
-    def _take_line(self, stream, line):
-        """Pass a line on in parts: those with the tag of a machine, and mpirun's own text."""
-        at, is_tagged = 0, self._is_tagged[stream]
-        for tag in [*_TAG.finditer(line), None]:
-            text = line[at : tag.start() if tag else len(line)]
-            if text:
-                self._take_text(stream, is_tagged, text)
-            if tag:
-                at, is_tagged = tag.end(), True
-        self._is_tagged[stream] = is_tagged and not line.endswith(b"\n")
-
-    def _take_text(self, stream, is_tagged, text):
-        if not is_tagged:
-            self._own += text
-        elif line := self._line_mark.match(text):
-            text = text[line.end() :]
-            rank = int(line[1])
-            if stream == 2:
-                text = self._without_marks(text)
-            if text:
-                self._show(stream, rank, text if text.endswith(b"\n") else text + b"\n")
-        else:
-            self._of_machines += self._without_marks(text)
-            self._show_machines()
-
-    def _show_machines(self):
-        """Show the machines' own output once a rank runs; before, it tells why none starts."""
-        if self.has_started and self._of_machines:
-            self._write(2, bytes(self._of_machines))
-            self._of_machines.clear()
+    def _why_not_started(self):
+        why = mpirun.why_not_started(self.own_words, self._hosts, self._agent)
+        return [f"can't launch: {why}"]
 
 
 class Script(Mpirun):
@@ -257,8 +143,8 @@ class Script(Mpirun):
     ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
-        more = {"names": ["the script"], "environment": environment, "token": token}
-        super().__init__(line, hosts, agent, grace=grace, **more)
+        ranks = [Rank("the script")]
+        super().__init__(line, hosts, agent, ranks, environment, grace)
         self._losses: list[str] = []  # sentences about lost machines and workers
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of every mark
@@ -271,7 +157,7 @@ class Script(Mpirun):
     @property
     def own_words(self) -> str:
         """The output before the script has started, which is mpirun's."""
-        return _NOISE.sub(b"", bytes(self._held[2] + self._held[1])).decode(errors="replace")
+        return NOISE.sub(b"", bytes(self._held[2] + self._held[1])).decode(errors="replace")
 
     @contextlib.contextmanager
     def _begun(self):
@@ -316,7 +202,7 @@ class Script(Mpirun):
         self._pass(2, self._tail[:end], is_end)
         del self._tail[:end]
         if is_end and not self._losses:  # after a loss MPI and mpirun only repeat it
-            self._write(2, _PAGE.sub(b"", bytes(self._late)))
+            self._write(2, PAGE.sub(b"", bytes(self._late)))
 
     def _note_page(self, page):
         """Note the loss that a page of mpirun reports, and drop the page."""
@@ -355,7 +241,7 @@ class Script(Mpirun):
         if kind == b"status" and self._losses:
             self._end_mpirun_soon()
         if kind == b"start":
-            self._write(2, _NOISE.sub(b"", bytes(self._held[2])))
+            self._write(2, NOISE.sub(b"", bytes(self._held[2])))
             self._write(1, bytes(self._held[1]))
         if kind in (b"start", b"more"):
             self._wait_for_stdin()
@@ -375,27 +261,31 @@ class Script(Mpirun):
         self._input.write(guard.HEADER.pack(guard.DATA, len(data)) + data)
 
     def _status(self):
-        is_known = self.ranks[0].status is not None and not self.interrupted_by
-        return self.ranks[0].exit_status if is_known else super()._status()
+        if self.interrupted_by:
+            return 128 + self.interrupted_by
+        if self.ranks[0].status is None:
+            return max(self._mpirun.returncode, 1) if self.has_started else 1
+        return self.ranks[0].exit_status
 
     def failure_summary(self) -> list[str]:
         """Return a sentence if the script has not started, or its end was not reported."""
-        if not self.has_started or self.interrupted_by:
-            return super().failure_summary()
-        if self.ranks[0].status is not None:
+        if self.interrupted_by or self.ranks[0].status is not None:
             return []
+        if not self.has_started:
+            return self._why_not_started()
         return [f"{self._losses[0]}, which has ended the run."] if self._losses else [_NO_END]
 
     @property
     def loss(self) -> str | None:
         """The loss that has ended the script, in words; None if the script was asked to end."""
-        is_own = self._was_asked or self._ended_itself
-        if is_own or not self.has_started or self.ranks[0].status == 0:
+        is_own, status = self._was_asked or self._ended_itself, self.ranks[0].status
+        if is_own or not self.has_started or status == 0:
             return None
-        return next(iter(self._losses), super().loss)
-
-    def _about_lost(self):
-        return [_NO_END]
+        if self._losses or self.interrupted_by:
+            return next(iter(self._losses), None)
+        if status in (None, INTERRUPTED, -signal.SIGTERM):
+            return _NO_END.rstrip(".")
+        return f"{self.name(0)} {how_ended(status)}" if status < 0 else None
 
     def name(self, rank: int) -> str:
         """Return the script with its host, in words."""

@@ -1,12 +1,11 @@
 """Watches the processes that a command has started, from their start to their end.
 
-    command            ranks
-    SIGUSR1     ─────▶ write a snapshot, or end otherwise
-    stdout      ◀───── stdout, line by line
+    command            processes
+    signals     ─────▶ end
+    stdout      ◀───── stdout
     stderr      ◀───── stderr
-    rank_0.log  ◀───── the lines of rank 0: of both streams, in the order in which they came
 
-Derived classes start the processes: `children.Children`, `through.MpirunRanks`.
+Derived classes start the processes, as `through.Script` does.
 """
 
 from __future__ import annotations
@@ -18,18 +17,13 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import AbstractSet, Any, Mapping, Sequence
+from typing import AbstractSet, Any, Mapping
 
-from synkhronos import _wording
 from synkhronos._machine.processes import how_ended, shell_status
-from synkhronos.launch import FOLLOWS, INTERRUPTED
-from synkhronos.launch.streams import SIZE, mark_pattern, signals_of
+from synkhronos.launch import INTERRUPTED
+from synkhronos.launch.streams import SIZE, signals_of
 
-GRACE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
-AFTER_FAILURE = 10.0  # seconds for the other ranks to end
 _AT_ONCE = 1.0  # seconds in which a second SIGTERM counts as the same
-_LAST_LINES = 20
 
 
 @dataclass
@@ -61,75 +55,31 @@ class Rank:
 
 
 class Watch:
-    """All ranks of a run; `names` are their devices.
+    """The processes of a run, their streams, and the signals that end them.
 
-    Derived classes start them with `environment`, in `_begun`, and replace `title`, `request` and
-    `name` if the processes are no ranks of a rule. `folder` gets a log file for each rank. If
-    `is_served`, rank 0 is a server; if `outlives`, other ranks go on after one has died. After a
-    first Ctrl-C, or the end of standard input if `ends_with_stdin`, ranks have `grace` seconds to
-    end. `token` begins the marks that processes write to standard error.
+    They have `environment`, and `grace` seconds to end when they are asked to.
     """
 
-    title = "synkhronos rule"
-    request = "the ranks have {:g} s to write a snapshot"
     heard: AbstractSet[int] = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before_kill = 5.0  # seconds between SIGTERM and SIGKILL
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path | None = None,
-        is_served: bool = False,
-        outlives: bool = False,
-        ends_with_stdin: bool = False,
-        grace: float = GRACE,
-        token: str = "",
-    ) -> None:
-        self._mark = mark_pattern(token, end="\n?")  # in standard error; see `_take_mark`
-        self.ranks = [Rank(name) for name in names]
-        self.failed: list[int] = []  # in the order in which they ended
+    def __init__(self, ranks: list[Rank], environment: Mapping[str, str], grace: float) -> None:
+        self.ranks, self._environment, self._grace = ranks, environment, grace
         self.interrupted_by = 0
-        self.interrupted_at = 0.0  # seconds since the epoch
-        self._environment, self.folder = environment, folder
         self._streams: dict[int, Any] = {}  # open descriptor -> the stream for `_take`
-        self._is_served, self._outlives = is_served, outlives
-        self._ends_with_stdin, self._grace = ends_with_stdin, grace
         self._terminated_at = float("-inf")  # when the last SIGTERM came
         self._deadline, self._ending = float("inf"), [signal.SIGTERM, signal.SIGKILL]
 
     @property
-    def own_words(self) -> str:
-        """The output of the program that starts the ranks, without that of the ranks."""
-        return ""
-
-    @property
     def has_started(self) -> bool:
-        """Whether a rank has been started."""
+        """Whether a process has been started."""
         return any(rank.pid for rank in self.ranks)
 
-    @property
-    def cause(self) -> int | None:
-        """The rank whose failure has ended the run; None if none has failed."""
-        by_itself = [at for at in self.failed if not self._follows(at)]
-        return next(iter(by_itself or self.failed), None)
-
-    def _follows(self, rank: int) -> bool:
-        """Return whether a rank that has failed has ended because another one had."""
-        return self.ranks[rank].status in (-signal.SIGTERM, FOLLOWS)
-
-    def _serves(self, rank: int) -> bool:
-        return self._is_served and rank == 0
-
     def run(self) -> int:
-        """Run all ranks to their end, with all that they have started; return an exit status."""
-        for rank in range(len(self.ranks)):
-            self._log(rank, b"")
+        """Run all to their end, with all that they have started; return an exit status."""
         heard = {*self.heard, signal.SIGCHLD}
         with signals_of(heard) as signals, selectors.PollSelector() as self._selector:
             self._selector.register(signals, selectors.EVENT_READ, self._hear)
-            if self._ends_with_stdin:
-                self._selector.register(0, selectors.EVENT_READ, self._read_stdin)
             with self._begun():
                 try:
                     self._serve()
@@ -140,7 +90,7 @@ class Watch:
         return self._status()
 
     def _begun(self) -> contextlib.AbstractContextManager[None]:
-        """Start all ranks, and listen to their streams; a with block that ends after the ranks."""
+        """Start all, and listen to their streams; a with block that ends after the processes."""
         raise NotImplementedError
 
     def _take(self, stream: Any, data: bytes, is_end: bool = False) -> None:
@@ -151,16 +101,37 @@ class Watch:
         """Return whether all processes have ended."""
         raise NotImplementedError
 
-    def _ask_to_end(self) -> None:
-        """Ask the ranks to end soon."""
-        raise NotImplementedError
-
     def _end(self, number: int) -> None:
         """Send SIGTERM or SIGKILL to all processes that run."""
         raise NotImplementedError
 
     def _end_all(self) -> None:
         """Kill all processes that are left."""
+        raise NotImplementedError
+
+    def _note_end(self, rank: int, status: int) -> None:
+        """Note the status of a process that has ended."""
+        self.ranks[rank].status = status
+
+    def _interrupt(self, number: int) -> None:
+        """Answer a signal."""
+        raise NotImplementedError
+
+    def _take_lost_reader(self) -> None:
+        """Answer the end of what reads the output of this command."""
+        raise NotImplementedError
+
+    def _status(self) -> int:
+        """Return the exit status of the run."""
+        raise NotImplementedError
+
+    def failure_summary(self) -> list[str]:
+        """Return sentences about a run that has not ended well."""
+        raise NotImplementedError
+
+    @property
+    def loss(self) -> str | None:
+        """The killed or silent process whose loss has ended the run, in words; None without one."""
         raise NotImplementedError
 
     def _serve(self):
@@ -199,16 +170,6 @@ class Watch:
         self._deadline = time.monotonic() + self.before_kill
         self._end(number)
 
-    def _status(self):
-        if self.interrupted_by:
-            return 128 + self.interrupted_by
-        if self.cause is not None:
-            return self.ranks[self.cause].exit_status
-        if not self.has_started or any(rank.status is None for rank in self.ranks):
-            return 1
-        statuses = [rank.status for rank in self.ranks]
-        return INTERRUPTED if INTERRUPTED in statuses else 0
-
     def _hear(self, signals):
         for number in os.read(signals, 256):
             now = time.monotonic()
@@ -219,124 +180,8 @@ class Watch:
             if number != signal.SIGCHLD and not is_repeated:
                 self._interrupt(number)
 
-    def _read_stdin(self, fd):
-        if not os.read(fd, SIZE):
-            self._selector.unregister(fd)
-            self._interrupt(signal.SIGTERM)
-
-    def _interrupt(self, number):
-        """Ask the ranks to end; the second time, end them."""
-        self.interrupted_at = self.interrupted_at or time.time()
-        is_first, self.interrupted_by = not self.interrupted_by, self.interrupted_by or number
-        if is_first and self.has_started:
-            asked = self.request.format(self._grace)
-            self.say(f"stopping; {asked}. A second Ctrl-C ends them at once.")
-            self._ask_to_end()
-            self._end_after(self._grace)
-        else:
-            self._end_next()
-
     def _end_after(self, seconds):
         self._deadline = min(self._deadline, time.monotonic() + seconds)
-
-    def _note_end(self, rank, status):
-        known = self.ranks[rank]
-        known.status = status
-        if known.has_failed:
-            self.failed.append(rank)
-            if not self._outlives:
-                self._end_after(AFTER_FAILURE)
-            elif not self.interrupted_by:
-                self.say(self.end_of(rank))
-
-    def _without_marks(self, text):
-        """Take the marks in a line of standard error; return the rest of the line."""
-        for mark in self._mark.finditer(text):
-            self._take_mark(int(mark[1]), mark[2], mark[3].decode(errors="replace"))
-        without = self._mark.sub(b"", text)
-        if without == text:
-            return text
-        return without.rstrip(b"\n") + b"\n" if without.strip(b"\0\n") else b""
-
-    def _take_mark(self, rank: int, kind: bytes, text: str) -> None:
-        """Take a message about a rank."""
-
-    def _show(self, stream, rank, text):
-        """Print the output of a rank, and append it to its log file."""
-        self._write(stream, text)
-        self._log(rank, text)
-        kept = self.ranks[rank].last_lines
-        kept.append(text.decode(errors="replace").rstrip("\n"))
-        del kept[:-_LAST_LINES]
-
-    def name(self, rank: int) -> str:
-        """Return a rank with its device and its host, in words.
-
-        >>> Watch(["cpu"], {}).name(0)
-        'rank 0 (cpu)'
-        """
-        known = self.ranks[rank]
-        role = "the server, " if self._serves(rank) else ""
-        device = "no device" if known.device == "none" else known.device
-        return f"rank {rank} ({role}{device}{f' on {known.host}' if known.host else ''})"
-
-    def end_of(self, rank: int) -> str:
-        """Return the sentence about a rank that has failed, while the others go on."""
-        others = "" if self._serves(rank) else "; the others go on without it"
-        return f"{self.name(rank)} {self.ranks[rank].end}{others}."
-
-    def _log(self, rank, text):
-        if self.folder is None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / f"rank_{rank}.log", "ab") as log:
-            log.write(text)
-
-    @property
-    def loss(self) -> str | None:
-        """The killed or silent process whose loss has ended the run, in words.
-
-        None if no process was lost, if one has ended by itself with an error, if the user has ended
-        the run, or if the other ranks have reached their end without the lost one.
-        """
-        if self.interrupted_by or not self.has_started or self._has_result():
-            return None
-        lost = [sentence.rstrip(".") for sentence in self._about_lost()]
-        if lost and (self.cause is None or self._follows(self.cause)):
-            return lost[0]
-        status = None if self.cause is None else self.ranks[self.cause].status
-        return f"{self.name(self.cause)} {how_ended(status)}" if status and status < 0 else None
-
-    def _has_result(self):
-        workers = [known for at, known in enumerate(self.ranks) if not self._serves(at)]
-        return self._outlives and any(known.status == 0 for known in workers)
-
-    def failure_summary(self) -> list[str]:
-        """Return sentences about a run that has not ended well."""
-        if self.interrupted_by:
-            return []
-        return self._about_lost() if self.cause is None else self._about_cause(self.cause)
-
-    def _about_lost(self):
-        """Return sentences about the ranks whose end was not reported."""
-        lost = [at for at, rank in enumerate(self.ranks) if rank.status is None]
-        return [f"{self.name(at)} {self.ranks[at].end}." for at in lost]
-
-    def _about_cause(self, rank):
-        """Return sentences about the rank whose failure has ended the run."""
-        known = self.ranks[rank]
-        said = [f"{self.name(rank)} {known.end}, which has ended the run."]
-        n_ended = sum(other.status == 0 for other in self.ranks)
-        if n_ended:
-            others = _wording.count(n_ended, "other rank")
-            said = [f"{self.name(rank)} {known.end}; {others} ended as they should."]
-        if known.last_lines:
-            said.append(f"Its output is in {self.folder}/rank_{rank}.log.")
-        return said
-
-    def say(self, sentence: str) -> None:
-        """Print a sentence of this command."""
-        self._write(2, f"{_wording.printable(f'{self.title}: {sentence}')}\n".encode())
 
     def _write(self, fd, data):
         stream = sys.stdout if fd == 1 else sys.stderr
@@ -351,7 +196,3 @@ class Watch:
                     time.sleep(0.01)
         except (OSError, ValueError):  # nothing reads there any more, as with `| head`
             self._take_lost_reader()
-
-    def _take_lost_reader(self):
-        if not self.interrupted_by:
-            self._interrupt(signal.SIGTERM)

@@ -18,17 +18,16 @@ import shlex
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 from synkhronos import _wording
 from synkhronos._machine.devices import DEVICE_NAME, HOST_NAME
 from synkhronos.launch import CannotLaunch
 
-NO_DEVICE = "none"  # the device of a server that has a process of its own
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _OPENCL = re.compile(r"opencl\d+")  # before a colon: part of a device, not a host
 _EXAMPLES = "such as cpu,cpu or node0:cuda0,cuda1"
-_NO_DEVICE_GIVEN = f"{{}} is empty: name a device for each rank, {_EXAMPLES}."
+NO_DEVICE_GIVEN = f"{{}} is empty: name a device for each rank, {_EXAMPLES}."
 # Each holds the number of processes of a job: Open MPI, MPICH and Intel MPI, Slurm's steps.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 # Each names a file with a host in each line: PBS, LSF, Grid Engine (whose lines have more words).
@@ -43,14 +42,6 @@ class Host:
     name: str | None
     ranks: int | None = None
     devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """The device of one rank, and its host (None: this machine)."""
-
-    host: str | None
-    device: str
 
 
 def find_hosts(
@@ -97,25 +88,6 @@ def find_hosts(
     return [replace(host, devices=this.devices) for host in named]
 
 
-def find_places(
-    devices: Any,
-    source: str = "devices",
-    environment: Mapping[str, str] = os.environ,
-    hosts: str | None = None,
-    hostfile: str | None = None,
-) -> list[RankPlace]:
-    """Return the place of each rank, for the arguments of `find_hosts`; each host needs devices.
-
-    >>> find_places("cpu", environment={"SLURM_JOB_NODELIST": "node[1-2]"})
-    [RankPlace(host='node1', device='cpu'), RankPlace(host='node2', device='cpu')]
-    """
-    named = find_hosts(hosts, hostfile, devices, source, environment)
-    places = [RankPlace(host.name, device) for host in named for device in host.devices]
-    if not places:
-        raise ValueError(_NO_DEVICE_GIVEN.format(source))
-    return places
-
-
 def _named(hosts, hostfile):
     """Return the hosts of --hosts or --hostfile."""
     if hosts is not None and hostfile is not None:
@@ -157,7 +129,7 @@ def parse_devices(devices: Any, source: str = "devices") -> list[Host]:
             raise TypeError(f"{source} must hold names, {_EXAMPLES}, got {_wording.shown(item)}.")
     parts = [part.strip() for item in items for part in item.split(";") if part.strip()]
     if not parts:
-        raise ValueError(_NO_DEVICE_GIVEN.format(source))
+        raise ValueError(NO_DEVICE_GIVEN.format(source))
     hosts = []
     for part in parts:
         name = None
@@ -321,18 +293,6 @@ def is_here(name: str | None) -> bool:
             return True
         return False
     return name.partition(".")[0] in ("localhost", socket.gethostname().partition(".")[0])
-
-
-def by_host(places: Sequence[RankPlace]) -> dict[str | None, list[str]]:
-    """Return the devices of each host, in the order of the ranks.
-
-    >>> by_host(find_places("node0:cpu,cpu;node1:cpu"))
-    {'node0': ['cpu', 'cpu'], 'node1': ['cpu']}
-    """
-    devices: dict[str | None, list[str]] = {}
-    for place in places:
-        devices.setdefault(place.host, []).append(place.device)
-    return devices
 
 
 def n_processes(environment: Mapping[str, str] = os.environ) -> int:

@@ -16,28 +16,8 @@ distributed machine learning with the parameter server", OSDI 2014; KVStore of M
 T. Chen et al., arXiv:1512.01274.
 """
 
-from synkhronos.parameter_server.errors import (
-    CallbackFailed,
-    OutOfTurn,
-    ParameterServerError,
-    ProcessLost,
-    RoundTimeout,
-    ServerLost,
-    StoreClosed,
-    WeightsDiffer,
-    WorkerLost,
-)
-from synkhronos.parameter_server.rounds import Future
-from synkhronos.parameter_server.stores import KINDS, Store, create
-from synkhronos.parameter_server.timeline import StoreProfile
-from synkhronos.parameter_server.updaters import (
-    Updater,
-    function_updater,
-    rule_updater,
-    theano_updater,
-)
-
-Profile = StoreProfile  # the name that earlier scripts use
+import importlib
+from typing import TYPE_CHECKING, Any, List
 
 __all__ = [
     "KINDS",
@@ -60,3 +40,43 @@ __all__ = [
     "rule_updater",
     "theano_updater",
 ]
+
+# Imported on first use: the processes of a group must set variables before NumPy is imported.
+if TYPE_CHECKING:
+    from synkhronos.parameter_server.errors import (
+        CallbackFailed,
+        OutOfTurn,
+        ParameterServerError,
+        ProcessLost,
+        RoundTimeout,
+        ServerLost,
+        StoreClosed,
+        WeightsDiffer,
+        WorkerLost,
+    )
+    from synkhronos.parameter_server.rounds import Future
+    from synkhronos.parameter_server.stores import KINDS, Store, create
+    from synkhronos.parameter_server.timeline import StoreProfile
+    from synkhronos.parameter_server.updaters import (
+        Updater,
+        function_updater,
+        rule_updater,
+        theano_updater,
+    )
+
+    Profile = StoreProfile  # the name that earlier scripts use
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        names: dict = {}
+        for module in ("errors", "rounds", "stores", "timeline", "updaters"):
+            names.update(vars(importlib.import_module(f"{__name__}.{module}")))
+        names["Profile"] = names["StoreProfile"]
+        globals().update({each: names[each] for each in __all__})
+        return names[name]
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from synkhronos.comm.group import Group
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import served
 from synkhronos.rules.arithmetic import blocks

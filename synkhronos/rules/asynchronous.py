@@ -11,7 +11,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._machine.log import log
-from synkhronos.comm.group import Group
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.rules import contract
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, described

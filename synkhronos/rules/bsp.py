@@ -32,7 +32,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from synkhronos import _host
-from synkhronos.comm.group import Group
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, warmed_up
 from synkhronos.rules.job import Interrupt, Job

@@ -22,8 +22,11 @@ from typing import Any, Callable, Sequence
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
 from synkhronos._machine.files import held
-from synkhronos.launch import cores, mpirun, where
+from synkhronos.launch import mpirun, where
+from synkhronos.parameter_server.group.launching import run_of_group
+from synkhronos.rules import cores
 from synkhronos.rules import options as _options
+from synkhronos.rules.places import by_host
 from synkhronos.rules.request import DEVICES, Request
 from synkhronos.tools import launch
 
@@ -231,7 +234,7 @@ def start(
 
     def begin(asked, variables=None):
         bound = cores.of_ranks(asked.ranks, asked) if asked.bind else []
-        run = launch.run_of_group(
+        run = run_of_group(
             _hosts(asked),
             asked,
             worker_command(asked, bound),
@@ -302,8 +305,8 @@ def worker_command(asked: Request, cores: list[list[int] | None]) -> list[str]:
 
 def _hosts(asked):
     """Return the hosts of a request, each with its number of ranks."""
-    by_host = where.by_host(asked.ranks)
-    return [where.Host(name or "localhost", len(devices)) for name, devices in by_host.items()]
+    devices_of = by_host(asked.ranks)
+    return [where.Host(name or "localhost", len(devices)) for name, devices in devices_of.items()]
 
 
 def _variables(asked):

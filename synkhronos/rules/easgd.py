@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synkhronos.comm.group import Group
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import served
 from synkhronos.rules.arithmetic import elastic_step

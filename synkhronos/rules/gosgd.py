@@ -14,8 +14,8 @@ from typing import Any, Callable, Mapping
 
 import numpy as np
 
-from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.comm.handlers import Handlers
+from synkhronos.parameter_server.group.interface import Group, WaitedTooLong
 from synkhronos.rules import asynchronous
 from synkhronos.rules.arithmetic import gossip_merge
 from synkhronos.rules.job import Interrupt, Job

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from synkhronos import _wording
-from synkhronos.launch.where import NO_DEVICE, RankPlace, by_host, find_places, is_here
+from synkhronos.launch.where import is_here
 from synkhronos.rules import modelfile as _modelfile
 from synkhronos.rules import options as _options
 from synkhronos.rules.job import Job
+from synkhronos.rules.places import NO_DEVICE, RankPlace, by_host, find_places
 
 DEVICES = "SYNKHRONOS_RULE_DEVICES"
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from synkhronos import _host
 from synkhronos._machine.log import log
-from synkhronos.comm.group import Group
-from synkhronos.comm.single_group import SingleGroup
+from synkhronos.parameter_server.group.interface import Group, SingleGroup
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Interrupt, Job

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from synkhronos._arithmetic.operations import wide
-from synkhronos.comm.group import Group, WaitedTooLong
 from synkhronos.comm.handlers import Handlers
+from synkhronos.parameter_server.group.interface import Group, WaitedTooLong
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous
 from synkhronos.rules.job import Interrupt, Job

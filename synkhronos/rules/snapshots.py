@@ -31,7 +31,7 @@ from synkhronos._machine.archives import damage_told, load_npy, reading, writing
 from synkhronos._machine.files import new_file, remove_left
 from synkhronos._machine.plain_values import decode, encode
 from synkhronos._wording import sentence
-from synkhronos.comm.group import Group
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.rules.model_variables import described, updated_variables, variables_of
 from synkhronos.rules.recorder import Recorder
 

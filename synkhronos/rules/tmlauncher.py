@@ -40,10 +40,11 @@ from dataclasses import dataclass, field
 from typing import Any, Sequence
 
 from synkhronos import _wording
-from synkhronos.launch import INTERRUPTED, where
+from synkhronos.launch import INTERRUPTED
 from synkhronos.rules import cfg
 from synkhronos.rules import command as _command
 from synkhronos.rules import options as _options
+from synkhronos.rules.places import find_places
 from synkhronos.rules.request import DEVICES, Request, devices_in_place
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -193,7 +194,7 @@ def _asked(answers):
             chosen[name] = known[name].parse(told.value, told.source)
     devices = answers.get("devices")
     source = answers.told["devices"].source if devices else "DEVICES"
-    count = len(where.find_places(devices, source, **hosts))
+    count = len(find_places(devices, source, **hosts))
     size = answers.get("size")
     if size is not None and size != str(count):
         named = _wording.count(count, "device")

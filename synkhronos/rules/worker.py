@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos.comm import membership
-from synkhronos.launch import FOLLOWS, INTERRUPTED
+from synkhronos.launch import INTERRUPTED
+from synkhronos.parameter_server.group import membership
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.options import SERVED, TOGETHER
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     except Interrupted:
         status = INTERRUPTED
     except BaseException as error:
-        status = FOLLOWS if _report(error, job, group) else 1
+        status = membership.FOLLOWS if _report(error, job, group) else 1
         if job.rule in TOGETHER:  # the others wait for this rank in the next exchange
             group.abort()
     group.close()
@@ -135,7 +135,7 @@ def _report(error, job, group):
     Return whether the error is that of another rank.
     """
     from synkhronos.comm import Aborted
-    from synkhronos.comm.group import RankLost
+    from synkhronos.parameter_server.group.interface import RankLost
 
     rank, follows = group.rank, isinstance(error, (RankLost, Aborted))
     if isinstance(error, RankLost):  # the lost rank writes its own traceback

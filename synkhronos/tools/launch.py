@@ -16,12 +16,12 @@ import os
 import shlex
 import sys
 from dataclasses import replace
-from typing import Any, Callable, Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 from synkhronos import _systems, _wording
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
 from synkhronos.comm import heartbeats
-from synkhronos.launch import CannotLaunch, attempts, children, mpirun, through, watch, where
+from synkhronos.launch import CannotLaunch, attempts, mpirun, through, watch, where
 from synkhronos.tools import run
 
 
@@ -206,34 +206,6 @@ def run_attempts(
 def say(sentence: str) -> None:
     """Print a sentence of this command."""
     print(_wording.printable(f"synkhronos launch: {sentence}"), file=sys.stderr, flush=True)
-
-
-def run_of_group(
-    hosts: Sequence[where.Host],
-    options: Any,
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    token: str,
-    dry_run: bool,
-    here: Callable[..., Any] = children.Children,
-    away: Callable[..., Any] = through.MpirunRanks,
-    **more: Any,
-) -> watch.Watch | None:
-    """Return a run that has not begun; for a dry run print its command line, and return None.
-
-    Each rank runs `command`. `here` makes the run if all ranks are on this machine and the user has
-    no arguments for mpirun; else `away` makes it, by mpirun.
-    """
-    is_here = not options.mpirun_args and all(where.is_here(host.name) for host in hosts)
-    line = command if is_here else mpirun.line_of_group(hosts, options, command, variables, token)
-    if dry_run:
-        print(shlex.join(line))
-        return None
-    if is_here:
-        commands = [command] * sum(host.ranks or 0 for host in hosts)
-        return here(commands, environment={**os.environ, **variables}, token=token, **more)
-    mpirun.check()
-    return away(line, hosts, options.agent, environment=os.environ, token=token, **more)
 
 
 def check_script(name: str) -> None:

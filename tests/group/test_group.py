@@ -16,9 +16,9 @@ from support.waiting import wait_until
 from synkhronos._arithmetic.operations import OPERATIONS
 from synkhronos._machine.log import log
 from synkhronos.comm import Aborted
-from synkhronos.comm.group import RankLost, WaitedTooLong
-from synkhronos.comm.mpi.group_carrier import GroupCarrier
-from synkhronos.comm.shared import group as shared_group
+from synkhronos.parameter_server.group import one_machine as shared_group
+from synkhronos.parameter_server.group.carrier import GroupCarrier
+from synkhronos.parameter_server.group.interface import RankLost, WaitedTooLong
 
 ON_MACHINES = [
     pytest.param(

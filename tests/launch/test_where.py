@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from synkhronos.launch import CannotLaunch, where
-from synkhronos.launch.where import Host, RankPlace
+from synkhronos.launch.where import Host
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_an_allocation_in_a_file_and_none(tmp_path, variable, text):
     ],
 )
 def test_devices(devices, expected):
-    assert where.find_places(devices, environment={}) == [RankPlace(*each) for each in expected]
+    hosts = where.find_hosts(devices=devices, environment={})
+    assert [(host.name, device) for host in hosts for device in host.devices] == expected
 
 
 @pytest.mark.parametrize(
     ("devices", "error", "message"),
     [
-        (None, ValueError, "devices is empty: name a device for each rank"),
         (2, TypeError, "got 2"),
         ([0, 1], TypeError, "devices must hold names.*, got 0"),
         ([], ValueError, "devices is empty: name a device for each rank"),
@@ -155,7 +155,7 @@ def test_devices(devices, expected):
 )
 def test_devices_that_are_refused(devices, error, message):
     with pytest.raises(error, match=message):
-        where.find_places(devices)
+        where.find_hosts(devices=devices, source="devices")
 
 
 OF_SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}

@@ -17,9 +17,9 @@ from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
 from synkhronos._machine.devices import module_command
-from synkhronos.launch.where import RankPlace, find_places
 from synkhronos.rules import command as rule
 from synkhronos.rules import options, request
+from synkhronos.rules.places import RankPlace, find_places
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import theano
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
-from synkhronos.comm.single_group import SingleGroup
+from synkhronos.parameter_server.group.interface import SingleGroup
 from synkhronos.rules import snapshots
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.recorder import Recorder

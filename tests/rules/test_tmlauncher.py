@@ -7,9 +7,9 @@ import pytest
 from support.launching import allow_root, needs_mpirun
 from support.rules import README
 
-from synkhronos.launch.where import find_places
 from synkhronos.rules import command as rule
 from synkhronos.rules import options, tmlauncher
+from synkhronos.rules.places import find_places
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import sys
 import cloudpickle
 
 from support.groups import SECONDS, outcome
-from synkhronos.comm import membership
+from synkhronos.parameter_server.group import membership
 
 
 def machine(folder):
     """Start the ranks of this machine, and carry their messages."""
     from synkhronos.comm.mpi import mpi_library
-    from synkhronos.comm.mpi.group_carrier import GroupCarrier
+    from synkhronos.parameter_server.group.carrier import GroupCarrier
 
     mpi_library.begin()
     with open(f"{folder}/work", "rb") as file:

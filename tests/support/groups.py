@@ -16,9 +16,9 @@ import cloudpickle
 from support.launching import FOR_ROOT, MPIRUN
 from support.leaks import runs
 from support.waiting import wait_until
-from synkhronos.comm.shared import group as shared
-from synkhronos.comm.single_group import SingleGroup
 from synkhronos.launch.leftovers import kill_session
+from synkhronos.parameter_server.group import one_machine as shared
+from synkhronos.parameter_server.group.interface import SingleGroup
 
 SECONDS = 120.0
 

@@ -22,7 +22,7 @@ _NAMES = {
     "prted": "mpirun",
     "prterun": "mpirun",
     "comm.mpi.carrier": "carrier",
-    "synkhronos.launch.machine": "machine",
+    "synkhronos.parameter_server.group.machine": "machine",
     "synkhronos.rules.worker": "rank",
     "parameter_server.remote.node": "rank",
 }

@@ -18,7 +18,7 @@ from support.compatible import restored
 from support.launching import FOR_ROOT, MPIRUN, needs_mpirun  # noqa: F401
 from support.leaks import processes_with
 from support.waiting import LONG, wait_until
-from synkhronos.comm import membership
+from synkhronos.parameter_server.group import membership
 from synkhronos.rules import compatible
 
 MODEL = str(Path(__file__).with_name("rule_model.py"))

@@ -9,12 +9,10 @@ import sys
 import time
 import traceback
 
-from synkhronos.launch import FOLLOWS
-
 
 def rank(job):
     """Run as one rank of a job; `does` of its settings says what."""
-    from synkhronos.comm import membership
+    from synkhronos.parameter_server.group import membership
 
     group = membership.join()
     number, last = group.rank, group.size - 1
@@ -39,7 +37,7 @@ def rank(job):
             pass
         print(f"rank {number} has noticed that rank {came[0]} has died", flush=True)
         if job.rule == "BSP":
-            return FOLLOWS
+            return membership.FOLLOWS
     if does in ("waits", "is stubborn"):
         print("begun", flush=True)
         while not asked or does == "is stubborn":

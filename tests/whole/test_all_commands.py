@@ -11,8 +11,8 @@ from support.running import code
 
 from synkhronos.__main__ import main
 from synkhronos.launch import where
-from synkhronos.launch.where import RankPlace
 from synkhronos.rules import tmlauncher
+from synkhronos.rules.places import RankPlace, find_places
 from synkhronos.rules.request import Request
 
 SLURM = "SLURM_JOB_NODELIST=node[1-2]"
@@ -145,7 +145,7 @@ def test_a_request_names_its_hosts_again(tmp_path, monkeypatch):
     assert found.arguments()[1:5] == ["--devices", "node1:cpu", "--devices", "node2:cpu"]
     monkeypatch.setattr(where, "is_here", lambda name: name == "node1")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-    assert where.find_places("cpu") == [RankPlace(None, "cpu")]
+    assert find_places("cpu") == [RankPlace(None, "cpu")]
 
 
 SIGNALLING = """

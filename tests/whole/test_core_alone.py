@@ -15,13 +15,13 @@ from synkhronos import _systems
 ROOT = Path(__file__).parents[2]
 # Folders of tests that are not the core's: those of systems, and of all that is distributed.
 OTHERS = {
-    *("bench", "likelihood", "on_ray", "parameter_server", "rules", "training"),
+    *("bench", "group", "likelihood", "on_ray", "parameter_server", "rules", "training"),
     *("benchmarks", "docs", "gpu", "install", "ported", "whole"),
 }
 # A fast part of the core's tests that comes to all of its rooms.
 CHOSEN = (
     "unit/ or test_functions or test_parallel.py or test_collectives.py or test_session.py or "
-    "test_status or test_resuming or test_gate or test_group.py or test_where or test_run"
+    "test_status or test_resuming or test_gate or test_where or test_run"
 )
 # The installation of a source tree finds its own folders for each name that the copy lacks.
 WITHOUT_INSTALLATION = """

@@ -31,11 +31,11 @@ from support.watched import WATCHED
 import synkhronos as synk
 from synkhronos.__main__ import main
 from synkhronos._machine import devices, shared_memory
-from synkhronos.launch import machine, watch
-from synkhronos.launch.where import RankPlace
+from synkhronos.parameter_server.group import machine, watched
 from synkhronos.profiling import NAMES, _lines_of_ranks, status
 from synkhronos.rules import command as rule
 from synkhronos.rules import loading, plain_pickles, request, rule_classes
+from synkhronos.rules.places import RankPlace
 from synkhronos.tools import info, launch
 from synkhronos.tools.bench import frame, scaling
 from synkhronos.tools.info import cuda_libraries, machines
@@ -89,7 +89,7 @@ def _in_a_benchmark():
 
 DOORS = {
     "a log": _in_a_log,
-    "a run": lambda: watch.Watch([], {}).say(HOSTILE),
+    "a run": lambda: watched.WatchedRanks(names=[], environment={}).say(HOSTILE),
     "a launch": lambda: launch.say(HOSTILE),
     "a refusal": lambda: rule.refuse(HOSTILE, 2),
     "checks": lambda: print(info.table([info.Check("a", "ok", HOSTILE, HOSTILE)], colour=True)),
@@ -273,8 +273,8 @@ UNPICKLED = {
     ("comm.channel", "receive"): "messages on a socket",
     ("comm.mpi.sealed", "allgather"): "messages of another machine",
     ("comm.mpi.base_carrier", "_unframed"): "messages of another machine",
-    ("comm.mpi.machines_group", "_of_carrier"): "messages of a group",
-    ("comm.shared.group", "_read"): "messages of a group",
+    ("parameter_server.group.several_machines", "_of_carrier"): "messages of a group",
+    ("parameter_server.group.one_machine", "_read"): "messages of a group",
     ("comm.shared.large_messages", "unpack"): "messages of a group",
     ("_session.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",

@@ -19,7 +19,6 @@ that speaks MPI. Three things cross the network: values from leader to leader
 `outputs`               outputs of functions
 ======================  ==========================================================================
 
-A group over several machines is in `machines_group`, with a `group_carrier` on each. Both kinds of
-carriers have the loop of `base_carrier`, its `waiting`, and messages that are `sealed` with a
-`secret`.
+Carriers of groups have the loop of `base_carrier`, too, its `waiting`, and messages that are
+`sealed` with a `secret`.
 """

@@ -20,9 +20,9 @@ from typing import Any, Callable, Sequence
 from synkhronos._machine.processes import how_ended
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Channel, Closed
-from synkhronos.comm.group import Group
 from synkhronos.comm.handlers import Handlers
 from synkhronos.launch import INTERRUPTED
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.remote.buffers import Buffers
 from synkhronos.parameter_server.remote.protocol import Post

@@ -22,8 +22,8 @@ from typing import Sequence
 
 from synkhronos._machine.devices import default_threads
 from synkhronos._machine.processes import end_with_parent, shell_status
-from synkhronos.comm import membership
 from synkhronos.launch.streams import mark
+from synkhronos.parameter_server.group import membership
 
 _LEAVE_SECONDS = 2.0  # for others to take what was sent last
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

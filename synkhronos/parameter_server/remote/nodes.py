@@ -19,12 +19,15 @@ from typing import Any
 
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
-from synkhronos.launch import children, mpirun, through, watch, where
+from synkhronos.launch import mpirun, where
+from synkhronos.parameter_server.group.children import Children
+from synkhronos.parameter_server.group.launching import MpirunRanks, run_of_group
+from synkhronos.parameter_server.group.watched import WatchedRanks
 from synkhronos.parameter_server.remote.node import ServerJob
 from synkhronos.tools import launch
 
 
-class _Nodes(watch.Watch):
+class _Nodes(WatchedRanks):
     """The servers and the workers of a run, however they are started."""
 
     title = "synkhronos launch"
@@ -72,11 +75,11 @@ class _Nodes(watch.Watch):
         return said
 
 
-class NodesOfMpirun(_Nodes, through.MpirunRanks):
+class NodesOfMpirun(_Nodes, MpirunRanks):
     """Servers and workers that mpirun starts."""
 
 
-class NodesHere(_Nodes, children.Children):
+class NodesHere(_Nodes, Children):
     """Servers and workers that the launcher starts itself, without MPI."""
 
 
@@ -109,7 +112,7 @@ def _begin(options, hosts, variables=None):
     kinds = [functools.partial(kind, job) for kind in (NodesHere, NodesOfMpirun)]
     given = {**_variables(options), **(variables or {})}
     hosts = _filled(hosts, job)
-    return launch.run_of_group(
+    return run_of_group(
         hosts, options, _node(job), given, job.token, options.dry_run, *kinds, grace=options.grace
     )
 

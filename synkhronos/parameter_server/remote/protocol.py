@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import Any, Iterator
 
-from synkhronos.comm.group import Group
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.remote.queues import CHUNK_BYTES, Queue, Transfer
 
 UNDER_WAY = 2  # chunks to each process

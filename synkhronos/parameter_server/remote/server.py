@@ -13,8 +13,8 @@ import time
 from typing import Sequence
 
 from synkhronos._machine.log import log
-from synkhronos.comm.group import Group
 from synkhronos.comm.handlers import Handlers
+from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.remote.keeping import Gone, Keeper
 from synkhronos.parameter_server.remote.protocol import Post
 from synkhronos.parameter_server.remote.queues import Transfer

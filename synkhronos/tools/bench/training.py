@@ -22,6 +22,7 @@ import json
 import os
 import statistics
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -329,10 +330,14 @@ def stepping(form, where, job):
 
 def cores_of(n):
     """Return n cores of those that this process may use: second threads of a core come last."""
-    from synkhronos.launch.cores import cores_here
-
-    chosen = {own[0] for own in cores_here(["cpu"] * n)}
-    return [*chosen, *(os.sched_getaffinity(0) - chosen)][:n]
+    allowed, first_threads = os.sched_getaffinity(0), {}
+    for cpu in sorted(allowed):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = siblings.read_text() if siblings.exists() else cpu
+        first_threads.setdefault(core, cpu)
+    firsts = [*first_threads.values()]
+    spread = [firsts[len(firsts) * i // n] for i in range(n)]  # over all sockets
+    return [*dict.fromkeys([*spread, *firsts, *sorted(allowed)])][:n]
 
 
 def text(found, cores):

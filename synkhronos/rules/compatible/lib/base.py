@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from synkhronos.comm import membership
-from synkhronos.comm.group import Group
-from synkhronos.comm.single_group import SingleGroup
+from synkhronos.parameter_server.group import membership
+from synkhronos.parameter_server.group.interface import Group, SingleGroup
 
 
 class Comm:

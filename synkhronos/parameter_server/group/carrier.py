@@ -25,10 +25,10 @@ import numpy as np
 from synkhronos.comm.heartbeats import silent
 from synkhronos.comm.mpi.all_reduce import NetworkAllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
-from synkhronos.comm.mpi.machines_group import Question
 from synkhronos.comm.mpi.transfers import small_for_all
-from synkhronos.comm.shared.group import GroupSetup
 from synkhronos.errors import SharedMemoryFull
+from synkhronos.parameter_server.group.one_machine import GroupSetup
+from synkhronos.parameter_server.group.several_machines import Question
 
 _FIRST_TAG, _N_TAGS = 1 << 10, 1 << 10  # of all-reduces, each of which has two
 

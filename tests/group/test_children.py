@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from synkhronos._machine.processes import life_of
-from synkhronos.launch.children import Children
+from synkhronos.parameter_server.group.children import Children
 
 
 class Held(Children):

@@ -9,7 +9,8 @@ from typing import Any, Sequence
 
 from synkhronos._machine.devices import kind, module_command
 from synkhronos.launch import mpirun
-from synkhronos.launch.where import NO_DEVICE, Host, RankPlace, by_host, is_here
+from synkhronos.launch.where import Host, is_here
+from synkhronos.rules.places import NO_DEVICE, RankPlace, by_host
 
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/sys/devices/system/node")
@@ -28,7 +29,7 @@ def of_ranks(places: Sequence[RankPlace], options: Any) -> list[list[int] | None
         if is_here(host):
             cpus += cores_here(names)
         else:
-            command = module_command("synkhronos.launch.cores", ",".join(names))
+            command = module_command("synkhronos.rules.cores", ",".join(names))
             line = mpirun.line([Host(host)], options, command, {})
             cpus += mpirun.answer(line, Host(host), options.agent)
     return cpus

@@ -3,7 +3,7 @@
     launcher ◀── start, line, status ── machine ◀── stdout, stderr, exit status ── rank
              ─── SIGUSR1, SIGTERM ────▶         ─── SIGUSR1, SIGTERM ───────────▶
 
-One of its threads uses MPI (`comm.mpi.group_carrier`). The process ends with status 0 whatever its
+One of its threads uses MPI (`carrier`). The process ends with status 0 whatever its
 ranks do, so that mpirun ends no others. The launcher gets a mark about each end, and decides.
 """
 
@@ -24,8 +24,8 @@ from typing import Sequence
 from synkhronos._machine.devices import module_command
 from synkhronos.comm.heartbeats import silent
 from synkhronos.launch import guard
-from synkhronos.launch.children import Children
 from synkhronos.launch.streams import mark
+from synkhronos.parameter_server.group.children import Children
 
 
 def command(token: str, counts: Sequence[int], line: Sequence[str]) -> list[str]:
@@ -35,7 +35,7 @@ def command(token: str, counts: Sequence[int], line: Sequence[str]) -> list[str]
     `token` begins the marks for the launcher.
     """
     run = json.dumps({"token": token, "counts": list(counts), "line": list(line)})
-    return module_command("synkhronos.launch.machine", run, unbuffered=True)
+    return module_command("synkhronos.parameter_server.group.machine", run, unbuffered=True)
 
 
 def main(argument: str) -> None:
@@ -81,7 +81,7 @@ class _MpiThread(threading.Thread):
 
         own_secret = secret.take()  # also removes it, so that the ranks don't inherit it
         from synkhronos.comm.mpi import mpi_library
-        from synkhronos.comm.mpi.group_carrier import GroupCarrier
+        from synkhronos.parameter_server.group.carrier import GroupCarrier
 
         MPI = mpi_library.MPI
         mpi_library.begin(MPI.THREAD_FUNNELED)

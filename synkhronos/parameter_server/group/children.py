@@ -13,22 +13,22 @@ import subprocess
 from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent, life_of, status_of
-from synkhronos.comm import heartbeats, membership
-from synkhronos.comm.shared import group
+from synkhronos.comm import heartbeats
 from synkhronos.launch.streams import Lines
-from synkhronos.launch.watch import AFTER_FAILURE, Watch
+from synkhronos.parameter_server.group import membership, one_machine
+from synkhronos.parameter_server.group.watched import AFTER_FAILURE, WatchedRanks
 
 
-class Children(Watch):
+class Children(WatchedRanks):
     """The ranks of a group on this machine: child processes, one for each of `commands`.
 
-    A rank finds its group with `synkhronos.comm.membership.join`.
+    A rank finds its group with `membership.join`.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], **more: Any) -> None:
         super().__init__(**more)
         self.limits_of_ranks = resource.getrlimit(resource.RLIMIT_NOFILE)
-        group.allow_descriptors(len(commands))
+        one_machine.allow_descriptors(len(commands))
         self._commands = commands
         limit = heartbeats.limit(self._environment.get(heartbeats.VARIABLE))
         self._ends_stopped = limit < float("inf")
@@ -63,7 +63,7 @@ class Children(Watch):
 
     def _group_setup(self):
         """Return the object whose descriptors the ranks inherit to join their group."""
-        return group.GroupSetup(len(self._commands))
+        return one_machine.GroupSetup(len(self._commands))
 
     def _take(self, stream, data, is_end=False):
         rank, number, lines = stream
@@ -71,6 +71,9 @@ class Children(Watch):
             text = self._without_marks(line) if number == 2 else line
             if text:
                 self._show(number, rank, text)
+
+    def _take_mark(self, rank: int, kind: bytes, text: str) -> None:
+        """Take a message about a rank."""
 
     def _look(self):
         """Note the ranks that have ended. They are reaped at the end, with their process groups."""

@@ -11,7 +11,7 @@ from support.waiting import wait_until
 from synkhronos._machine.processes import life_of
 from synkhronos.launch import CannotLaunch, attempts, leftovers, where
 from synkhronos.launch.attempts import Attempts, Limits
-from synkhronos.launch.children import Children
+from synkhronos.parameter_server.group.children import Children
 
 # Stands in for ssh: a host with a file of its name is down.
 AGENT = '[ ! -e "$0-$1" ] || { echo "no route" >&2; exit 255; }; exec sh -c "$2"'

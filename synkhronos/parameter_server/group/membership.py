@@ -10,9 +10,10 @@ import os
 from typing import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
-    from synkhronos.comm.group import Group
+    from synkhronos.parameter_server.group.interface import Group
 
 VARIABLE = "SYNKHRONOS_GROUP"  # in which a launcher describes its group to a rank, as JSON
+FOLLOWS = 14  # exit status of a rank that ends because another one has ended
 
 
 def place_of(environment: Mapping[str, str]) -> tuple[int, int] | None:
@@ -39,12 +40,12 @@ def without_mpi(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def join() -> Group:
-    """Return the group of this process, which `launch` has started for it."""
+    """Return the group that this process was started for."""
     told = json.loads(os.environ.pop(VARIABLE))  # processes that this one starts must not join
     if "machines" in told:
-        from synkhronos.comm.mpi import machines_group as over_machines
+        from synkhronos.parameter_server.group import several_machines
 
-        return over_machines.join(told)
-    from synkhronos.comm.shared import group
+        return several_machines.join(told)
+    from synkhronos.parameter_server.group import one_machine
 
-    return group.join(told)
+    return one_machine.join(told)

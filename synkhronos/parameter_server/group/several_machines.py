@@ -4,7 +4,7 @@
                              other machines; then on each machine
     send, receive            between ranks of one machine as in its group; else by the carriers
 
-The carriers are the only processes that speak MPI: see `group_carrier`.
+The carriers are the only processes that speak MPI: see `carrier`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from synkhronos._arithmetic.operations import (
     scale_of_16_bits,
 )
 from synkhronos.comm import Aborted
-from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
-from synkhronos.comm.shared import group as shared
 from synkhronos.comm.shared.gate import HEARTBEAT_MS
 from synkhronos.comm.shared.large_messages import pickled
 from synkhronos.errors import SharedMemoryFull
+from synkhronos.parameter_server.group import one_machine as shared
+from synkhronos.parameter_server.group.interface import Group, RankLost, WaitedTooLong, named
 
 
 def join(told: Mapping[str, Any]) -> MachinesGroup:

@@ -30,12 +30,12 @@ from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm import Aborted
-from synkhronos.comm.group import Group, RankLost, WaitedTooLong, named
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate import HEARTBEAT_MS, Meetings
 from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, GateMemory, make_file, make_wake_pipes
 from synkhronos.comm.shared.mail import Mail
 from synkhronos.errors import SharedMemoryFull
+from synkhronos.parameter_server.group.interface import Group, RankLost, WaitedTooLong, named
 
 WARN_SECONDS = 30.0
 _HEADER = 8  # bytes before a value on a board, with its length

@@ -12,7 +12,7 @@ from support.running import python_path
 from support.waiting import LONG, wait_until
 
 from synkhronos._machine.processes import end_with_parent
-from synkhronos.launch import machine
+from synkhronos.parameter_server.group import machine
 
 pytestmark = pytest.mark.mpi
 

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from synkhronos.launch import cores, mpirun
+from synkhronos.launch import mpirun
+from synkhronos.rules import cores
+from synkhronos.rules.places import find_places
 
 
 def test_a_range_of_one_number():
@@ -82,8 +84,13 @@ def test_a_machine_without_nodes(tmp_path, monkeypatch):
     assert cores.cores_here(["cpu", "cuda0"]) == [[0, 1], [2, 3]]
 
 
+def test_ranks_without_devices_are_refused():
+    with pytest.raises(ValueError, match="devices is empty: name a device for each rank"):
+        find_places(None, environment={})
+
+
 def test_another_host_is_asked_by_the_command():
-    command = [sys.executable, "-m", "synkhronos.launch.cores", "cpu,cpu"]
+    command = [sys.executable, "-m", "synkhronos.rules.cores", "cpu,cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.partition(mpirun._ANSWER)[2])
     assert len(found) == 2 and {*found[0], *found[1]} <= os.sched_getaffinity(0)
