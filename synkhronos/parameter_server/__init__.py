@@ -41,7 +41,7 @@ __all__ = [
     "theano_updater",
 ]
 
-# Imported on first use: the processes of a group must set variables before NumPy is imported.
+# Imported on first use: processes of a group need no stores.
 if TYPE_CHECKING:
     from synkhronos.parameter_server.errors import (
         CallbackFailed,

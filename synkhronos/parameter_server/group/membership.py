@@ -1,6 +1,6 @@
 """How a process finds the group that it was started for.
 
-Nothing before `join` imports NumPy: the caller may first set environment variables that it reads.
+It imports NumPy in `join` only: the caller may first set environment variables that NumPy reads.
 """
 
 from __future__ import annotations
