@@ -8,6 +8,7 @@ from support.sources import MODULES
 from synkhronos import _host, _systems
 
 HOSTS = ["theano", "pytensor"]
+CHOSEN = "synkhronos._host.base.chosen_library"  # in `base` also under the name `host`
 
 
 def imported(body):
@@ -38,15 +39,24 @@ def test_each_host_provides_all_that_is_listed():
     assert theano == pytensor
 
 
+def used_by_base():
+    """Yield each name of the chosen library that `base` imports, or uses as `host.name`."""
+    for name, tree in MODULES.items():
+        is_base = name.startswith("_host.base.")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == CHOSEN:
+                yield from (alias.name for alias in node.names)
+            elif (
+                is_base
+                and isinstance(node, ast.Attribute)
+                and getattr(node.value, "id", "") == "host"
+            ):
+                yield node.attr
+
+
 def test_both_libraries_have_what_base_uses_of_them():
-    used = {
-        alias.name
-        for name, tree in MODULES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        and node.module == "synkhronos._host.base.chosen_library"
-        for alias in node.names
-    }
+    used = {*used_by_base()}
+    assert {"Elemwise", "Scan", "ancestors"} < used
     for name in HOSTS:
         assert used <= {*defined_names(MODULES[f"_host.{name}.library"])}
 
@@ -58,6 +68,8 @@ def defined_names(tree):
             yield node.name
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Try):
+            yield from defined_names(node)
         elif isinstance(node, ast.Assign):
             yield from (
                 each.id

@@ -12,25 +12,8 @@ import warnings
 
 import numpy as np
 
-from synkhronos._host.base.chosen_library import (
-    CONVERTS_UPDATES,
-    Constant,
-    DimShuffle,
-    Elemwise,
-    Operation,
-    SharedVariable,
-    Variable,
-    ViewOp,
-    ancestors,
-    clients_of,
-    clone_replace,
-    config,
-    equal_computations,
-    get_mode,
-    inner_outputs,
-    machine_of,
-    tensor,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import Constant, Variable, ancestors, tensor
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
@@ -38,7 +21,7 @@ from synkhronos._machine.interrupts import raised_here
 compiling = threading.RLock()
 
 
-class PythonOperation(Operation):
+class PythonOperation(host.Operation):
     """An operation that acts outside of its graph, each time that `perform` runs, by Python code.
 
     Numba calls `perform`, too, and keeps no code of the function on disk.
@@ -51,13 +34,13 @@ class PythonOperation(Operation):
 
 def float_dtype() -> str:
     """Return the library's floatX."""
-    return config.floatX
+    return host.config.floatX
 
 
 def is_mode(name) -> bool:
     """Return whether the library has a mode, or a linker, of this name."""
     try:
-        get_mode(name)
+        host.get_mode(name)
     except raised_here(Exception):  # libraries raise several kinds
         return False
     return True
@@ -71,7 +54,7 @@ def computed_by(outputs, updates=None, givens=None, **others):
 
 def as_update(variable, value):
     """Return the new value of an update as an expression of its shared variable's type."""
-    return variable.type.filter_variable(value, allow_convert=CONVERTS_UPDATES)
+    return variable.type.filter_variable(value, allow_convert=host.CONVERTS_UPDATES)
 
 
 @recurses_deep
@@ -87,12 +70,12 @@ def same_updates(one, other):
         return False
     expressions = [as_update(variable, value) for variable, value in pairs]
     other_expressions = [as_update(variable, value) for variable, value in other_pairs]
-    return equal_computations(expressions, other_expressions, leaves, other_leaves)
+    return host.equal_computations(expressions, other_expressions, leaves, other_leaves)
 
 
 def shared_in(expressions):
     """Return the shared variables that expressions are computed from, each once."""
-    shared = (each for each in ancestors(expressions) if isinstance(each, SharedVariable))
+    shared = (each for each in ancestors(expressions) if isinstance(each, host.SharedVariable))
     return list(dict.fromkeys(shared))
 
 
@@ -111,21 +94,21 @@ def _is_by_element(variable, known):
     node, n_axes = variable.owner, getattr(variable.type, "ndim", None)
     if node is None:
         return variable in known or n_axes == 0
-    if isinstance(node.op, DimShuffle):
+    if isinstance(node.op, host.DimShuffle):
         return node.inputs[0].type.ndim == 0
     is_of_numbers = all(getattr(each.type, "ndim", None) == 0 for each in node.inputs)
-    return isinstance(node.op, Elemwise) or (n_axes == 0 and is_of_numbers)
+    return isinstance(node.op, host.Elemwise) or (n_axes == 0 and is_of_numbers)
 
 
 def is_reusing_memory(function):
     """Return whether a compiled function keeps the memory of its results, and may overwrite it."""
-    return not getattr(machine_of(function), "allow_gc", False)
+    return not getattr(host.machine_of(function), "allow_gc", False)
 
 
 @recurses_deep
 def swapped(expressions, variables):
     """Return expressions with the keys of a dict replaced; what is no variable stays as it is."""
-    new = iter(clone_replace([e for e in expressions if isinstance(e, Variable)], variables))
+    new = iter(host.clone_replace([e for e in expressions if isinstance(e, Variable)], variables))
     return [next(new) if isinstance(each, Variable) else each for each in expressions]
 
 
@@ -138,7 +121,7 @@ def variables_read(function):
     """Return the shared variables whose values a compiled function reads, not only replaces."""
     fgraph = function.maker.fgraph
     pairs = zip(function.maker.inputs, fgraph.inputs)
-    read = {given.variable for given, inner in pairs if clients_of(fgraph, inner)}
+    read = {given.variable for given, inner in pairs if host.clients_of(fgraph, inner)}
     return [variable for variable in function.get_shared() if variable in read]
 
 
@@ -211,8 +194,8 @@ def clips_gradients(expression) -> bool:
     """Return whether an expression clips gradients on their way to the parameters."""
     nodes = {each.owner for each in ancestors([expression]) if each.owner is not None}
     return any(
-        (isinstance(node.op, ViewOp) and type(node.op).__name__ not in _LINEAR_VIEWS)
-        or any(map(clips_gradients, inner_outputs(node.op)))
+        (isinstance(node.op, host.ViewOp) and type(node.op).__name__ not in _LINEAR_VIEWS)
+        or any(map(clips_gradients, host.inner_outputs(node.op)))
         for node in nodes
     )
 
@@ -220,7 +203,7 @@ def clips_gradients(expression) -> bool:
 def added_to(variable, value):
     """Return the expression that a sum, `value`, adds to a variable; None if it is no such sum."""
     node = value.owner
-    is_sum = node is not None and isinstance(node.op, Elemwise)
+    is_sum = node is not None and isinstance(node.op, host.Elemwise)
     if not is_sum or type(node.op.scalar_op).__name__ != "Add" or variable not in node.inputs:
         return None
     rest = list(node.inputs)
@@ -243,7 +226,7 @@ def release_arguments(function):
     for container in function.input_storage:
         if container.required:
             container.storage[0] = None
-    for variable, cell in getattr(machine_of(function), "storage_map", {}).items():
+    for variable, cell in getattr(host.machine_of(function), "storage_map", {}).items():
         if variable.owner is not None:
             cell[0] = None
 
@@ -315,7 +298,7 @@ def is_repeatable(function) -> bool:
             return False
         if isinstance(node.op, PythonOperation):
             return False
-        left += [*node.inputs, *inner_outputs(node.op)]
+        left += [*node.inputs, *host.inner_outputs(node.op)]
     return True
 
 

@@ -18,22 +18,14 @@ import itertools
 import numpy as np
 
 from synkhronos._arithmetic.operations import check_kind
+from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import current_weight
-from synkhronos._host.base.chosen_library import (
-    Apply,
-    Operation,
-    ancestors,
-    disconnected,
-    grad_undefined,
-    inner_outputs,
-    is_disconnected,
-    tensor,
-)
+from synkhronos._host.base.chosen_library import ancestors, tensor
 
 _serials = itertools.count()
 
 
-class RankOperation(Operation):
+class RankOperation(host.Operation):
     """An operation whose result depends on other ranks: their arrays, or their rows."""
 
     def do_constant_folding(self, *graph_and_node):
@@ -68,7 +60,7 @@ class AllReduce(RankOperation):
         inputs = [self.as_input(x) for x in inputs]
         for x, op in zip(inputs, self.ops):
             check_kind("all_reduce", op, x.dtype, str(x))
-        return Apply(self, inputs, [x.type() for x in inputs])
+        return host.Apply(self, inputs, [x.type() for x in inputs])
 
     def __str__(self):
         return f"AllReduce{{{', '.join(self.ops)}}}"
@@ -85,12 +77,14 @@ class AllReduce(RankOperation):
         """Return the all-reduced gradients: averaged for an average, summed for a sum."""
         results = []
         for position, (x, g, op) in enumerate(zip(inputs, cotangents, self.ops)):
-            if is_disconnected(g):
-                results.append(disconnected())
+            if host.is_disconnected(g):
+                results.append(host.disconnected())
             elif op in ("avg", "sum"):
                 results.append(self.of(g, op))
             else:
-                results.append(grad_undefined(self, position, x, f"of an all_reduce with {op!r}"))
+                results.append(
+                    host.grad_undefined(self, position, x, f"of an all_reduce with {op!r}")
+                )
         return results
 
     def pushforward(self, inputs, outputs, tangents):
@@ -98,7 +92,7 @@ class AllReduce(RankOperation):
         if any(op not in ("avg", "sum") for op in self.ops):
             raise NotImplementedError(f"all_reduce with {self.ops} has no directional derivative.")
         return [
-            each if is_disconnected(each) else self.of(each, op)
+            each if host.is_disconnected(each) else self.of(each, op)
             for each, op in zip(tangents, self.ops)
         ]
 
@@ -112,7 +106,7 @@ class After(RankOperation):
         self.view_map = {0: [0]}  # output -> inputs
 
     def make_node(self, x, *others):
-        return Apply(self, [x, *others], [x.type()])
+        return host.Apply(self, [x, *others], [x.type()])
 
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = inputs[0]
@@ -139,7 +133,7 @@ class RankWeight(RankNumbers):
     """The weight of this rank in the running call, with a mean of 1 over the ranks."""
 
     def make_node(self):
-        return Apply(self, [], [tensor.dscalar()])
+        return host.Apply(self, [], [tensor.dscalar()])
 
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = np.asarray(current_weight())
@@ -152,7 +146,7 @@ def rank_weight():
 
 def has_inside(op, *kinds) -> bool:
     """Return whether a scan or an OpFromGraph has an operation of some kinds in its graph."""
-    return any(_is_or_has(each.owner, kinds) for each in ancestors(inner_outputs(op)))
+    return any(_is_or_has(each.owner, kinds) for each in ancestors(host.inner_outputs(op)))
 
 
 def communicates(function) -> bool:

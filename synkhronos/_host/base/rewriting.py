@@ -6,29 +6,18 @@ fused, in place    Dot ──▶ an array ──▶ AllReduce of all ──▶ E
 
 import collections
 
-from synkhronos._host.base.chosen_library import (
-    Feature,
-    GraphRewriter,
-    ReplaceValidate,
-    RewriteDatabaseQuery,
-    Scan,
-    SequentialGraphRewriter,
-    ancestors,
-    in_place_rewriter,
-    inner_outputs,
-    register,
-    sorted_nodes,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import ancestors, inner_outputs
 from synkhronos._host.base.rank_operations import After, AllReduce, has_inside
 
 IN_STEPS = "synkhronos_in_steps"  # the tag of rewrites for the graph of a scan's step, too
 
 
-class Fuse(GraphRewriter):
+class Fuse(host.GraphRewriter):
     """Makes one node of all AllReduces that do not depend on one another, and puts all in order."""
 
     def add_requirements(self, fgraph):
-        fgraph.attach_feature(ReplaceValidate())
+        fgraph.attach_feature(host.ReplaceValidate())
 
     def apply(self, fgraph):
         depths, levels, loops = {}, {}, []
@@ -70,7 +59,7 @@ def _put_in_order(fgraph, levels, loops):
 
 def reduces_in_steps(op):
     """Return whether an operation is a scan with an AllReduce in its step."""
-    return isinstance(op, Scan) and has_inside(op, AllReduce)
+    return isinstance(op, host.Scan) and has_inside(op, AllReduce)
 
 
 def only_reduction(fgraph):
@@ -102,9 +91,9 @@ def with_fused_reductions(mode, outputs):
 
 def including(mode, tag, rewriter):
     """Return a mode with the rewrites of a tag; one without tags gets a rewriter at its end."""
-    if isinstance(mode.provided_optimizer, RewriteDatabaseQuery):
+    if isinstance(mode.provided_optimizer, host.RewriteDatabaseQuery):
         return mode.including(tag)
-    return mode.clone(optimizer=SequentialGraphRewriter([mode.optimizer, rewriter]))
+    return mode.clone(optimizer=host.SequentialGraphRewriter([mode.optimizer, rewriter]))
 
 
 def _reduces(outputs):
@@ -149,7 +138,7 @@ def owners(node):
     return [x.owner for x in node.inputs if x.owner is not None]
 
 
-class InOrder(Feature):
+class InOrder(host.Feature):
     """A constraint on a graph: its nodes come in the order that `arranged` returns."""
 
     def constrain(self, fgraph) -> None:
@@ -171,7 +160,7 @@ class InOrder(Feature):
             if feature is not self and hasattr(feature, "orderings"):
                 for node, before in (feature.orderings(fgraph) or {}).items():
                     others[node] += before
-        nodes = sorted_nodes(fgraph, dict(others))
+        nodes = host.sorted_nodes(fgraph, dict(others))
 
         def before(node):
             return owners(node) + others.get(node, [])
@@ -186,5 +175,7 @@ class InOrder(Feature):
 # dependence, and before elementwise expressions are fused, at 49. They work in place after
 # elementwise operations do, which may use the same buffers (at 75 in Theano, 50.5 in PyTensor).
 _TAGS = "synkhronos", IN_STEPS
-register("synkhronos_fuse_all_reduce", Fuse(), 48.9, *_TAGS)
-register("synkhronos_all_reduce_in_place", in_place_rewriter(AllReduce, _in_place), 80, *_TAGS)
+host.register("synkhronos_fuse_all_reduce", Fuse(), 48.9, *_TAGS)
+host.register(
+    "synkhronos_all_reduce_in_place", host.in_place_rewriter(AllReduce, _in_place), 80, *_TAGS
+)

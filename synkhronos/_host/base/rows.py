@@ -11,35 +11,14 @@ from typing import Any, List, NamedTuple
 import numpy as np
 
 from synkhronos._arithmetic import partition
+from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import rows_of_ranks
-from synkhronos._host.base.chosen_library import (
-    Apply,
-    Constant,
-    DeepCopyOp,
-    Elemwise,
-    Mode,
-    Operation,
-    Scan,
-    Shape,
-    Shape_i,
-    SharedVariable,
-    Subtensor,
-    Variable,
-    ViewOp,
-    ancestors,
-    clients_of,
-    clone_replace,
-    compile_serially,
-    disconnected,
-    indices_of,
-    taken_rows,
-    tensor,
-)
+from synkhronos._host.base.chosen_library import Constant, Variable, ancestors, tensor
 from synkhronos._host.base.rank_operations import AllReduce, RankNumbers, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
-_COPIES = (DeepCopyOp, ViewOp)
+_COPIES = (host.DeepCopyOp, host.ViewOp)
 
 
 class RowNumbers(NamedTuple):
@@ -58,7 +37,7 @@ def numbers_of_rows(index, size, length=None):
     return np.arange(index * size, end if length is None else min(end, length), dtype=np.int64)
 
 
-class Rows(Operation):
+class Rows(host.Operation):
     """The numbers of the rows of one minibatch: `size` from ``index * size`` on, below `length`.
 
     The operands are index, size and, if there is one, length: integers.
@@ -68,7 +47,7 @@ class Rows(Operation):
 
     def make_node(self, *operands):
         operands = [tensor.as_tensor_variable(each) for each in operands]
-        return Apply(self, operands, [tensor.lvector()])
+        return host.Apply(self, operands, [tensor.lvector()])
 
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = numbers_of_rows(*map(int, inputs))
@@ -85,7 +64,7 @@ class Rows(Operation):
         return [[False] for _ in node.inputs]
 
     def pullback(self, inputs, outputs, cotangents):
-        return [disconnected() for _ in inputs]
+        return [host.disconnected() for _ in inputs]
 
 
 def total_rows(mine):
@@ -98,7 +77,7 @@ class TotalRows(RankNumbers):
     """The number of rows of all ranks, computed from this rank's."""
 
     def make_node(self, mine):
-        return Apply(self, [tensor.as_tensor_variable(mine)], [tensor.lscalar()])
+        return host.Apply(self, [tensor.as_tensor_variable(mine)], [tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = np.asarray(total_rows(inputs[0]), np.int64)
@@ -123,7 +102,7 @@ class RowsOfRank(RankNumbers):
 
     def make_node(self, start, stop, length):
         inputs = [tensor.as_tensor_variable(each) for each in (start, stop, length)]
-        return Apply(self, inputs, [tensor.lscalar(), tensor.lscalar(), tensor.lscalar()])
+        return host.Apply(self, inputs, [tensor.lscalar(), tensor.lscalar(), tensor.lscalar()])
 
     def perform(self, node, inputs, output_storage):
         for storage, result in zip(output_storage, bounds_of_rank(*map(int, inputs))):
@@ -153,9 +132,10 @@ def without_row_numbers(expressions, givens, inputs):
             key = tuple(int(x.data) if isinstance(x, Constant) else x for x in node.inputs)
             equal.setdefault(key, []).append(node.outputs[0])
         elif has_inside(node.op, Rows):
+            whole = "a scan" if isinstance(node.op, host.Scan) else node.op
             raise ValueError(
-                f"rows() is inside of {'a scan' if isinstance(node.op, Scan) else node.op}, where "
-                "it can't be divided over the ranks. Call it before, and give what it selects."
+                f"rows() is inside of {whole}, where it can't be divided over the ranks. Call it "
+                "before, and give what it selects."
             )
     if not equal:
         return expressions, [], True
@@ -166,9 +146,9 @@ def without_row_numbers(expressions, givens, inputs):
         operands = same[0].owner.inputs
         needed = set(ancestors(operands))
         replaced = {variable: value for variable, value in givens if variable in needed}
-        operands = clone_replace(operands, replace=replaced) if replaced else list(operands)
+        operands = host.clone_replace(operands, replace=replaced) if replaced else list(operands)
         numbers.append(RowNumbers(hidden, operands, _indexed_by(nodes, same)))
-    new = iter(clone_replace(variables, replace=replace))
+    new = iter(host.clone_replace(variables, replace=replace))
     expressions = [next(new) if isinstance(each, Variable) else each for each in expressions]
     return expressions, numbers, all(each in used for each in inputs)
 
@@ -177,18 +157,18 @@ def _indexed_by(nodes, numbers):
     """Return the shared variables, cast or not, whose rows the numbers select."""
     shared = []
     for node in nodes:
-        if taken_rows(node) in numbers:
+        if host.taken_rows(node) in numbers:
             whole = node.inputs[0]
             while whole.owner is not None and _keeps_rows(whole.owner):
                 whole = whole.owner.inputs[0]
-            if isinstance(whole, SharedVariable):
+            if isinstance(whole, host.SharedVariable):
                 shared.append(whole)
     return list(dict.fromkeys(shared))
 
 
 def _keeps_rows(node):
     is_move = type(node.op).__name__ == "HostFromGpu"
-    return is_move or (isinstance(node.op, Elemwise) and len(node.inputs) == 1)
+    return is_move or (isinstance(node.op, host.Elemwise) and len(node.inputs) == 1)
 
 
 def compile_number(expression, inputs):
@@ -200,18 +180,18 @@ def compile_number(expression, inputs):
     if isinstance(expression, Constant):
         value = int(expression.data)
         return lambda values: value
-    if isinstance(expression, SharedVariable):
+    if isinstance(expression, host.SharedVariable):
         storage = expression.container.storage
         return lambda values: int(storage[0])
     needed = [each for each in ancestors([expression]) if each.owner is None]
     for each in needed:
-        if not isinstance(each, (Constant, SharedVariable)) and each not in inputs:
+        if not isinstance(each, (Constant, host.SharedVariable)) and each not in inputs:
             raise ValueError(f"depends on {each}")
     positions = [position for position, each in enumerate(inputs) if each in needed]
     if expression in inputs:
         return lambda values: int(values[positions[0]])
     used = [inputs[position] for position in positions]
-    function = compile_serially(used, expression, mode=Mode("py", "fast_compile"))
+    function = host.compile_serially(used, expression, mode=host.Mode("py", "fast_compile"))
     return lambda values: int(function(*[values[position] for position in positions]))
 
 
@@ -226,7 +206,7 @@ def input_of_values(function, n_inputs):
     """Return an input of which a compiled function uses more than the shape; else None."""
     fgraph = function.maker.fgraph
     for each in fgraph.inputs[:n_inputs]:
-        if not all(_measures(*client) for client in clients_of(fgraph, each)):
+        if not all(_measures(*client) for client in host.clients_of(fgraph, each)):
             return each
     return None
 
@@ -234,8 +214,8 @@ def input_of_values(function, n_inputs):
 def _measures(client, position):
     """Return whether a node uses the shape of its input at a position, and nothing else of it."""
     op = getattr(client, "op", None)
-    is_fill = isinstance(op, Elemwise) and type(op.scalar_op).__name__ == "Second"
-    return isinstance(op, (Shape_i, Shape)) or (is_fill and position == 0)
+    is_fill = isinstance(op, host.Elemwise) and type(op.scalar_op).__name__ == "Second"
+    return isinstance(op, (host.Shape_i, host.Shape)) or (is_fill and position == 0)
 
 
 def axes_of_rows(function, rows_of):
@@ -276,7 +256,7 @@ def _counts_rows(shapes, output, axis, axis_of):
         return False
     return any(
         each.owner is not None
-        and isinstance(each.owner.op, Shape_i)
+        and isinstance(each.owner.op, host.Shape_i)
         and axis_of.get(each.owner.inputs[0]) == each.owner.op.i
         for each in ancestors([length])
     )
@@ -290,7 +270,7 @@ def sliced_by_inputs(expressions, inputs):
     """
     inputs, shared = set(inputs), []
     for variable in ancestors([each for each in expressions if isinstance(each, Variable)]):
-        if variable.owner is not None and isinstance(variable.owner.op, Subtensor):
+        if variable.owner is not None and isinstance(variable.owner.op, host.Subtensor):
             shared += sliced_minibatch(variable.owner, inputs)[1]
     return list(dict.fromkeys(shared))
 
@@ -300,11 +280,11 @@ def sliced_minibatch(node, inputs):
 
     These are None and [] unless both bounds depend on inputs, and the array does not.
     """
-    rows = indices_of(node)[0]
+    rows = host.indices_of(node)[0]
     bounds = [rows.start, rows.stop] if isinstance(rows, slice) else [None]
     for each in bounds:
         if not isinstance(each, Variable) or inputs.isdisjoint(ancestors([each])):
             return None, []
     sliced = ancestors([node.inputs[0]])
-    shared = [each for each in sliced if isinstance(each, SharedVariable)]
+    shared = [each for each in sliced if isinstance(each, host.SharedVariable)]
     return (bounds, shared) if shared and inputs.isdisjoint(sliced) else (None, [])

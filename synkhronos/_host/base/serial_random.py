@@ -11,28 +11,9 @@ which variables differ between ranks.
 
 import numpy as np
 
+from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import rows_of_ranks
-from synkhronos._host.base.chosen_library import (
-    DRAWS,
-    SIZES,
-    Apply,
-    CAReduce,
-    DimShuffle,
-    Dot,
-    Elemwise,
-    MakeVector,
-    Reshape,
-    ScalarFromTensor,
-    Shape,
-    Shape_i,
-    Subtensor,
-    TensorFromScalar,
-    ancestors,
-    clone_replace,
-    constant_number,
-    indices_of,
-    io_toposort,
-)
+from synkhronos._host.base.chosen_library import ancestors, indices_of, io_toposort
 from synkhronos._host.base.functions import updates_by_default
 from synkhronos._host.base.rank_operations import RankOperation, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -69,7 +50,7 @@ class WholeSize(RankOperation):
     __props__ = ()
 
     def make_node(self, size):
-        return Apply(self, [size], [size.type()])
+        return host.Apply(self, [size], [size.type()])
 
     def perform(self, node, inputs, output_storage):
         whole = np.array(inputs[0])
@@ -88,7 +69,7 @@ class OwnRows(RankOperation):
     view_map = {0: [0]}  # noqa: RUF012 - as host libraries have it
 
     def make_node(self, numbers, size):
-        return Apply(self, [numbers, size], [numbers.type()])
+        return host.Apply(self, [numbers, size], [numbers.type()])
 
     def perform(self, node, inputs, output_storage):
         numbers, size = inputs
@@ -114,7 +95,7 @@ def draws_of_all_rows(scattered, outputs, updates, kwargs):
     while True:
         expressions = [*outputs, *values, *defaults.values()]
         if replace:
-            expressions = clone_replace(expressions, replace)
+            expressions = host.clone_replace(expressions, replace)
         used = () if left_out is True else dict.fromkeys(ancestors(expressions))
         known = {*targets, *defaults, *(() if left_out is True else left_out)}
         more = updates_by_default(each for each in used if each not in known)
@@ -133,7 +114,7 @@ def _rebuilt(expressions, scattered):
     for node in io_toposort([], expressions):
         _refuse_draws_inside(node)
         inputs = [new.get(v, v) for v in node.inputs]
-        if isinstance(node.op, DRAWS):
+        if isinstance(node.op, host.DRAWS):
             if own.draws_one_item_per_row(node):
                 own.remember(node.outputs[1])
                 size, inputs[1] = inputs[1], WholeSize()(inputs[1])
@@ -149,7 +130,7 @@ def _rebuilt(expressions, scattered):
 
 def _refuse_draws_inside(node):
     """Raise ValueError for random numbers that are drawn inside of a scan or OpFromGraph."""
-    if has_inside(node.op, *DRAWS):
+    if has_inside(node.op, *host.DRAWS):
         raise ValueError(
             f"serial_random: random numbers are drawn inside of {node.op}, where ranks can't "
             "take their rows. Draw them before it, and give them to it as a sequence."
@@ -199,7 +180,7 @@ class _OwnVariables:
             raise ValueError(
                 f"serial_random: {node.op} draws numbers of size {size}. Each rank can take its "
                 f"rows of random numbers only if axis 0 of their size is x.shape[0] of an input, "
-                f"{SIZES}"
+                f"{host.SIZES}"
             )
         return True
 
@@ -214,13 +195,13 @@ class _OwnVariables:
     def _has_other_rows(self, node):
         """Return whether axis 0 of a node's output is certainly not the rows, as of a gradient."""
         op, first = node.op, node.inputs[0]
-        if isinstance(getattr(op, "core_op", op), Dot):
+        if isinstance(getattr(op, "core_op", op), host.Dot):
             return first.ndim == 2 and (first in self._elsewhere or first not in self._own)
-        if isinstance(op, Elemwise):
+        if isinstance(op, host.Elemwise):
             return self._own.intersection(node.inputs) <= self._elsewhere
-        if isinstance(op, DimShuffle):
+        if isinstance(op, host.DimShuffle):
             keeps = op.new_order[:1] == (0,)
-        elif isinstance(op, CAReduce):
+        elif isinstance(op, host.CAReduce):
             keeps = op.axis is not None and 0 not in op.axis
         else:
             return False
@@ -228,15 +209,15 @@ class _OwnVariables:
 
     def _moves_rows(self, node):
         """Return whether axis 0 of a node's output may be another one than that of its input."""
-        if isinstance(node.op, Reshape):
+        if isinstance(node.op, host.Reshape):
             return self.axis_of(_lengths(node.inputs[1])[0]) != 0
-        return isinstance(node.op, DimShuffle) and node.op.new_order[:1] != (0,)
+        return isinstance(node.op, host.DimShuffle) and node.op.new_order[:1] != (0,)
 
 
 def _lengths(size):
     """Return the lengths of which a size is made; the size itself if that is not known."""
     size = _without_casts(size)
-    if size.owner is not None and isinstance(size.owner.op, MakeVector):
+    if size.owner is not None and isinstance(size.owner.op, host.MakeVector):
         return [_without_casts(length) for length in size.owner.inputs]
     return [size]
 
@@ -244,27 +225,27 @@ def _lengths(size):
 def _shaped(size):
     """Return the variable whose whole shape a size is; None if there is none."""
     node = _without_casts(size).owner
-    return node.inputs[0] if node is not None and isinstance(node.op, Shape) else None
+    return node.inputs[0] if node is not None and isinstance(node.op, host.Shape) else None
 
 
 def _measured(length):
     """Return the variable and axis whose length this is; None, None if unclear."""
     node = length.owner
-    if node is not None and isinstance(node.op, Shape_i):
+    if node is not None and isinstance(node.op, host.Shape_i):
         return node.inputs[0], node.op.i
-    if node is not None and isinstance(node.op, Subtensor):
+    if node is not None and isinstance(node.op, host.Subtensor):
         shape = node.inputs[0].owner
-        if shape is not None and isinstance(shape.op, Shape):
+        if shape is not None and isinstance(shape.op, host.Shape):
             [index] = indices_of(node)
-            axis = constant_number(index)
+            axis = host.constant_number(index)
             return (None, None) if axis is None else (shape.inputs[0], axis)
     return None, None
 
 
 def _without_casts(variable):
     while variable.owner is not None and (
-        isinstance(variable.owner.op, (ScalarFromTensor, TensorFromScalar))
-        or (isinstance(variable.owner.op, Elemwise) and len(variable.owner.inputs) == 1)
+        isinstance(variable.owner.op, (host.ScalarFromTensor, host.TensorFromScalar))
+        or (isinstance(variable.owner.op, host.Elemwise) and len(variable.owner.inputs) == 1)
     ):
         variable = variable.owner.inputs[0]
     return variable

@@ -1,14 +1,7 @@
 """The specifications In and Out, which a host library's ``function`` takes beside variables."""
 
-from synkhronos._host.base.chosen_library import (
-    Container,
-    Out,
-    SharedVariable,
-    SymbolicInput,
-    TensorSharedVariable,
-    Variable,
-    without_tuple,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import Variable, without_tuple
 
 
 def read_input(given):
@@ -20,7 +13,7 @@ def read_input(given):
     given = without_tuple(given)
     if isinstance(given, Variable):
         return given, {}
-    if not isinstance(given, SymbolicInput):
+    if not isinstance(given, host.SymbolicInput):
         return None
     return given.variable, {
         "name": given.name,
@@ -34,14 +27,14 @@ def read_input(given):
 
 def read_output(given):
     """Return the variable of an output, or of an Out; None for anything else."""
-    if isinstance(given, Out):
+    if isinstance(given, host.Out):
         given = given.variable
     return given if isinstance(given, Variable) else None
 
 
 def is_kept(value):
     """Return whether calls may change the value of an input: whether it is in a container."""
-    return isinstance(value, (Container, SharedVariable))
+    return isinstance(value, (host.Container, host.SharedVariable))
 
 
 def storage(variable, value):
@@ -49,11 +42,11 @@ def storage(variable, value):
 
     Raises ``TypeError`` for a container of another type.
     """
-    if isinstance(value, (Container, SharedVariable)) and value.type != variable.type:
+    if isinstance(value, (host.Container, host.SharedVariable)) and value.type != variable.type:
         raise TypeError(f"it holds values of type {value.type}")
-    if isinstance(value, SharedVariable):
+    if isinstance(value, host.SharedVariable):
         return value
     common = {"name": variable.name, "type": variable.type}
-    if isinstance(value, Container):
-        return TensorSharedVariable(**common, value=None, strict=None, container=value)
-    return TensorSharedVariable(**common, value=value.copy(), strict=True)
+    if isinstance(value, host.Container):
+        return host.TensorSharedVariable(**common, value=None, strict=None, container=value)
+    return host.TensorSharedVariable(**common, value=value.copy(), strict=True)

@@ -25,15 +25,40 @@ from pytensor.graph.rewriting.basic import (
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import graph_inputs, io_toposort, toposort_with_orderings, walk
 from pytensor.link.basic import Container
+from pytensor.printing import Print
+from pytensor.raise_op import CheckAndRaise as Assert
 from pytensor.scan.op import Scan
 from pytensor.tensor import TensorType
-from pytensor.tensor.basic import MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.math import Dot
+from pytensor.tensor.extra_ops import CpuContiguous, CumOp
+from pytensor.tensor.extra_ops import Repeat as RepeatOp
+from pytensor.tensor.math import Argmax, Dot, Prod
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
+from pytensor.tensor.shape import SpecifyShape as Retype  # it fixes lengths of axes
 from pytensor.tensor.sharedvar import TensorSharedVariable
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.sort import ArgSortOp, SortOp
+from pytensor.tensor.subtensor import (
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
+
+try:
+    from pytensor.conditional.op import IfElse
+except ImportError:  # PyTensor 3.2 and older
+    from pytensor.ifelse import IfElse
 
 title = "PyTensor"
 tuple_forms = ""

@@ -14,6 +14,7 @@ from theano.compile.function_module import convert_function_input
 from theano.compile.io import In, Out, SymbolicInput
 from theano.compile.mode import Mode, get_mode, optdb
 from theano.compile.ops import DeepCopyOp, Shape, Shape_i, ViewOp
+from theano.compile.ops import Rebroadcast as Retype  # it fixes lengths of axes to 1
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Apply, Constant, Container, Variable
 from theano.gof import Optimizer as GraphRewriter
@@ -23,15 +24,26 @@ from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gof.graph import inputs as graph_inputs
 from theano.gof.toolbox import Feature, ReplaceValidate
 from theano.gradient import DisconnectedType, grad_undefined
+from theano.ifelse import IfElse
+from theano.printing import Print
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.scan_module.scan_op import Scan
 from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import Dot, Reshape, ScalarFromTensor, TensorFromScalar, TensorType
-from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from theano.tensor.opt import MakeVector
+from theano.tensor.basic import Alloc, AllocEmpty, ARange, Argmax, Join, Split
+from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Prod
+from theano.tensor.extra_ops import CpuContiguous, CumOp, RepeatOp
+from theano.tensor.opt import Assert, MakeVector
 from theano.tensor.raw_random import RandomFunction
 from theano.tensor.sharedvar import TensorSharedVariable
-from theano.tensor.subtensor import AdvancedSubtensor1, Subtensor, get_idx_list
+from theano.tensor.sort import ArgSortOp, SortOp
+from theano.tensor.subtensor import (
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+    Subtensor,
+    get_idx_list,
+)
 
 title = "Theano"
 tuple_forms = (

@@ -9,20 +9,9 @@ related to that of serial Theano.
 
 from typing import Any, List, NamedTuple
 
-from synkhronos._host.base.chosen_library import (
-    CAReduce,
-    Elemwise,
-    Shape,
-    Shape_i,
-    ancestors,
-    tensor,
-)
-from synkhronos._host.base.dividing.chosen_operations import (
-    IfElse,
-    Print,
-    is_random_state,
-    scalar,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import ancestors, tensor
+from synkhronos._host.base.dividing.chosen_operations import is_random_state, scalar
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     NOT_FOR_ROWS,
@@ -151,7 +140,9 @@ class Alone(WrittenForRanks):
     def _values(self, node):
         if isinstance(node.op, AllReduce):
             return [Value(each) for each in node.outputs]
-        if isinstance(node.op, Print):  # the division has no rule for it: ranks would print parts
+        if isinstance(
+            node.op, host.Print
+        ):  # the division has no rule for it: ranks would print parts
             return [self.of(node.inputs[0])]
         if isinstance(node.op, RankOperation) and not isinstance(node.op, _OF_ROWS):
             raise CannotDivide(f"has {type(node.op).__name__}")
@@ -164,10 +155,10 @@ class Alone(WrittenForRanks):
             return None
         values = [self.of(each) for each in node.inputs]
         kinds = {each.kind for each in values}
-        if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, scalar.Add):
+        if isinstance(node.op, host.CAReduce) and isinstance(node.op.scalar_op, scalar.Add):
             is_sum = kinds == {ROWS} and values[0].axis in reduced_axes(node)
             return Value(node.outputs[0], PART) if is_sum or kinds == {PART} else None
-        if isinstance(node.op, Elemwise) and PART in kinds and kinds <= {PART, SAME, LENGTH}:
+        if isinstance(node.op, host.Elemwise) and PART in kinds and kinds <= {PART, SAME, LENGTH}:
             return Value(node.outputs[0], PART)
         return None
 
@@ -179,17 +170,17 @@ class Alone(WrittenForRanks):
             return self._reduced(node.inputs[position], op.ops[position], given[position])
         if isinstance(op, _OF_ROWS):
             return EQUAL
-        if isinstance(op, Print):
+        if isinstance(op, host.Print):
             return given[0]
         if node in self.expansions:
             return self.relation(self.expansions[node][position])
         if value.kind == UNKNOWN:
             return worst_of(given) or no_rule(output, value.reason)
-        if isinstance(op, IfElse):
+        if isinstance(op, host.IfElse):
             condition, *branches = given
             pair = branches[position], branches[position + op.n_outs]
             return joint(pair) if condition.is_equal else worst_of(given) or Relation(OWN)
-        if value.kind in (LENGTH, SHAPE) and not isinstance(op, (Shape, Shape_i)):
+        if value.kind in (LENGTH, SHAPE) and not isinstance(op, (host.Shape, host.Shape_i)):
             if not all(map(_is_length_or_equal, before, given)):
                 return worst_of(given) or no_rule(output)
             if value.kind == LENGTH:

@@ -13,18 +13,8 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from synkhronos._host.base.chosen_library import (
-    CAReduce,
-    Constant,
-    Elemwise,
-    Scan,
-    Shape_i,
-    Subtensor,
-    Variable,
-    equal_computations,
-    io_toposort,
-    tensor,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import Constant, Variable, io_toposort, tensor
 from synkhronos._host.base.dividing.chosen_operations import (
     NotScalarConstantError,
     all_reduce,
@@ -140,7 +130,7 @@ def _axes_of_inputs(inputs, wanted, optional):
     there are scans, they may go over axis 0, the time, of arrays with their rows on axis 1.
     """
     nodes = io_toposort(inputs, wanted)
-    first_of_matrices = [0, 1] if any(isinstance(node.op, Scan) for node in nodes) else [0]
+    first_of_matrices = [0, 1] if any(isinstance(node.op, host.Scan) for node in nodes) else [0]
     ways = []
     for first in first_of_matrices:
         axes = [_axis_of_input(each, first) for each in inputs]
@@ -296,7 +286,7 @@ class Division:
         if not any(value.times for value in values):
             return None
         rows = [value for value in values if value.kind in (ROWS, POSITIONS)]
-        if isinstance(node.op, Elemwise):
+        if isinstance(node.op, host.Elemwise):
             values = rows or values[:1]  # beside rows, lengths are just numbers
         first, *others = [value.times for value in values]
         if any((other is None) != (first is None) for other in others):
@@ -380,7 +370,7 @@ class Division:
 
     def length(self, value):
         """Return the number of rows of a value with rows: the rank's, and that of all ranks."""
-        mine, exact = Shape_i(value.axis)(value.variable), value.exact
+        mine, exact = host.Shape_i(value.axis)(value.variable), value.exact
         if not exact:
             total = all_reduce(mine, "sum")
         elif self.totals:
@@ -398,7 +388,7 @@ class Division:
         if self.totals:
             return self.totals[0]
         return next(
-            Shape_i(value.axis)(each)
+            host.Shape_i(value.axis)(each)
             for each, value in self.values.items()
             if each in self.inputs and value.kind == ROWS
         )
@@ -414,7 +404,7 @@ class Division:
         if value.exact and value.times is None:
             self.require(n_images)
         else:
-            self.remainders.append(Shape_i(value.axis)(images) - n_images)
+            self.remainders.append(host.Shape_i(value.axis)(images) - n_images)
 
     def keep_equal(self, variables, lengths=()):
         """Let only calls be divided in which arrays have equally many rows, as many as `lengths`.
@@ -426,7 +416,7 @@ class Division:
         used = [v for v, _ in rows] + list(map(self.of, lengths))
         if all(value.exact for value in used):
             return
-        first, *others = [*(Shape_i(v.axis)(each) for v, each in rows), *lengths]
+        first, *others = [*(host.Shape_i(v.axis)(each) for v, each in rows), *lengths]
         self.remainders += [other - first for other in others]
 
     def rows_of(self, start, stop, variable):
@@ -436,7 +426,7 @@ class Division:
         elif not all(map(_equal, (start, stop), self.bounds)):
             raise CannotDivide("slices its shared variables in several ways")
         new = [self.same(each) if isinstance(each, Variable) else each for each in (start, stop)]
-        begin, end, total = RowsOfRank()(*new, Shape_i(0)(variable))
+        begin, end, total = RowsOfRank()(*new, host.Shape_i(0)(variable))
         self.totals.append(total)
         return begin, end
 
@@ -474,17 +464,17 @@ def _loops_over(nodes):
     """Return array -> the scan that takes an item of it, or of a slice of it, in each step."""
     loops = {}
     for node in nodes:
-        if isinstance(node.op, Scan):
+        if isinstance(node.op, host.Scan):
             for each in node.op.outer_seqs(node.inputs):
                 while each is not None:
                     loops[each] = node
-                    is_slice = each.owner is not None and isinstance(each.owner.op, Subtensor)
+                    is_slice = each.owner is not None and isinstance(each.owner.op, host.Subtensor)
                     each = each.owner.inputs[0] if is_slice else None
     return loops
 
 
 def _is_multiple(node):
-    is_elementwise = node is not None and isinstance(node.op, Elemwise)
+    is_elementwise = node is not None and isinstance(node.op, host.Elemwise)
     return is_elementwise and isinstance(node.op.scalar_op, (scalar.TrueDiv, scalar.Mul))
 
 
@@ -497,7 +487,7 @@ def with_inferred_lengths(inputs, *counted):
     new = {}
     for node in io_toposort(inputs, [each for some in counted for each in some]):
         inputs_now = [new.get(each, each) for each in node.inputs]
-        if isinstance(node.op, Shape_i):
+        if isinstance(node.op, host.Shape_i):
             new[node.outputs[0]] = inputs_now[0].shape[node.op.i]
         elif inputs_now != node.inputs:
             new.update(zip(node.outputs, node.clone_with_new_inputs(inputs_now, False).outputs))
@@ -506,7 +496,7 @@ def with_inferred_lengths(inputs, *counted):
 
 def _equal(one, other):
     if isinstance(one, Variable) and isinstance(other, Variable):
-        return one is other or equal_computations([one], [other])
+        return one is other or host.equal_computations([one], [other])
     return one == other
 
 
@@ -514,7 +504,7 @@ _RULES, _KNOW_TIMES, _ENDING = {}, set(), {}
 _COUNTED = (ROWS, LENGTH, SHAPE, POSITIONS)  # kinds of values that depend on the rows along an axis
 
 
-def rule(*ops, knows_times=False):
+def rule(*classes, knows_times=False):
     """Return a decorator that makes a function the rule of these classes of operations.
 
     A rule takes the division and a node, and returns a `Value` for each output of the node. It
@@ -523,9 +513,9 @@ def rule(*ops, knows_times=False):
     """
 
     def add(function):
-        _RULES.update(dict.fromkeys(ops, function))
+        _RULES.update(dict.fromkeys(classes, function))
         if knows_times:
-            _KNOW_TIMES.update(ops)
+            _KNOW_TIMES.update(classes)
         return function
 
     return add
@@ -591,7 +581,7 @@ def keeps_sums(part, after):
 def _may_wrap(part):
     """Return whether integers may wrap around; no sum of numbers of at most 4 bytes does."""
     is_sum = part.owner and isinstance(getattr(part.owner.op, "scalar_op", None), scalar.Add)
-    is_sum = is_sum and isinstance(part.owner.op, CAReduce)
+    is_sum = is_sum and isinstance(part.owner.op, host.CAReduce)
     return not (is_sum and fits(part.owner.inputs[0].dtype, part.dtype))
 
 
@@ -610,7 +600,7 @@ def number(variable):
 
 def vector_length(variable):
     """Return the length of a vector if the graph says it, else None."""
-    while variable.owner and isinstance(variable.owner.op, Elemwise):
+    while variable.owner and isinstance(variable.owner.op, host.Elemwise):
         if len(variable.owner.inputs) > 1:
             return None
         [variable] = variable.owner.inputs

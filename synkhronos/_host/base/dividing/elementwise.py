@@ -2,38 +2,9 @@
 
 import numpy as np
 
-from synkhronos._host.base.chosen_library import (
-    CAReduce,
-    Constant,
-    DeepCopyOp,
-    DimShuffle,
-    Dot,
-    Elemwise,
-    MakeVector,
-    ScalarFromTensor,
-    Shape,
-    Shape_i,
-    Subtensor,
-    TensorFromScalar,
-    ViewOp,
-    ancestors,
-    tensor,
-)
-from synkhronos._host.base.dividing.chosen_operations import (
-    Argmax,
-    ArgSortOp,
-    Assert,
-    CpuContiguous,
-    CumOp,
-    IfElse,
-    Prod,
-    RepeatOp,
-    SortOp,
-    all_reduce,
-    as_row,
-    of_type,
-    scalar,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import Constant, ancestors, tensor
+from synkhronos._host.base.dividing.chosen_operations import all_reduce, as_row, of_type, scalar
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
@@ -56,7 +27,7 @@ from synkhronos._host.base.dividing.division import (
 from synkhronos._host.base.dividing.shapes import constant, quotient
 
 
-@rule(Elemwise)
+@rule(host.Elemwise)
 def _elemwise(division, node):
     op, values = node.op.scalar_op, [division.of(each) for each in node.inputs]
     if isinstance(op, scalar.Second) and values[0].kind == PART:
@@ -151,7 +122,11 @@ def _divided_length(division, node, values):
 
 
 def _is_number_of_rows(division, factors):
-    if len(factors) != 1 or not factors[0].owner or not isinstance(factors[0].owner.op, Shape_i):
+    if (
+        len(factors) != 1
+        or not factors[0].owner
+        or not isinstance(factors[0].owner.op, host.Shape_i)
+    ):
         return False
     value = division.of(factors[0].owner.inputs[0])
     is_length = value.kind == ROWS and value.axis == factors[0].owner.op.i
@@ -189,16 +164,16 @@ def _is_safe_factor(variable):
     if variable.owner is None:
         return False
     op, inputs = variable.owner.op, variable.owner.inputs
-    if isinstance(op, (Shape, Shape_i)):
+    if isinstance(op, (host.Shape, host.Shape_i)):
         return True
-    if isinstance(op, Elemwise):
+    if isinstance(op, host.Elemwise):
         return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(
             map(_is_safe_factor, inputs)
         )
-    if isinstance(op, MakeVector):
+    if isinstance(op, host.MakeVector):
         return all(map(_is_safe_factor, inputs))
-    is_same = isinstance(op, (DimShuffle, Prod, Subtensor))
-    is_same = is_same or isinstance(op, (TensorFromScalar, ScalarFromTensor))
+    is_same = isinstance(op, (host.DimShuffle, host.Prod, host.Subtensor))
+    is_same = is_same or isinstance(op, (host.TensorFromScalar, host.ScalarFromTensor))
     return is_same and _is_safe_factor(inputs[0])
 
 
@@ -207,11 +182,18 @@ def _is_divisor(number, length):
     if isinstance(length, Constant):
         return _is_safe_factor(length)
     nodes = [each.owner for each in ancestors([length]) if each.owner is not None]
-    measured = {node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))}
+    measured = {node.inputs[0] for node in nodes if isinstance(node.op, (host.Shape, host.Shape_i))}
     return _is_safe_factor(length) and measured <= {*ancestors([number])}
 
 
-@rule(ViewOp, DeepCopyOp, CpuContiguous, Assert, TensorFromScalar, ScalarFromTensor)
+@rule(
+    host.ViewOp,
+    host.DeepCopyOp,
+    host.CpuContiguous,
+    host.Assert,
+    host.TensorFromScalar,
+    host.ScalarFromTensor,
+)
 def as_it_is(division, node):
     """Pass the first input on."""
     value = division.of(node.inputs[0])
@@ -223,7 +205,7 @@ def as_it_is(division, node):
     return [value._replace(variable=new.variable, total=total)]
 
 
-@rule(IfElse)
+@rule(host.IfElse)
 def _if_else(division, node):
     """Choose between values of one kind by a condition that is the same on all ranks."""
     condition, n = division.same(node.inputs[0]), node.op.n_outs
@@ -262,7 +244,7 @@ def _of_one_type(serial, values):
     return [of_type(value.variable, each.type.clone(dtype=dtype)) for each, value in pairs]
 
 
-@rule(DimShuffle)
+@rule(host.DimShuffle)
 def _dimshuffle(division, node):
     value, order = division.of(node.inputs[0]), node.op.new_order
     if value.kind == ROWS and value.axis in order:
@@ -273,7 +255,7 @@ def _dimshuffle(division, node):
     return division.unruled(node)
 
 
-@rule(CAReduce)
+@rule(host.CAReduce)
 def _reduce(division, node):
     value, op = division.of(node.inputs[0]), node.op.scalar_op
     axes = reduced_axes(node)
@@ -367,7 +349,7 @@ def _all_reduce(variable, how):
     return tensor.cast(all_reduce(tensor.cast(variable, "int8"), how), "bool")
 
 
-@rule(CumOp, RepeatOp, SortOp, ArgSortOp)
+@rule(host.CumOp, host.RepeatOp, host.SortOp, host.ArgSortOp)
 def along_an_axis(division, node):
     """Accumulate, sort or repeat along another axis than that of the rows."""
     value = division.of(node.inputs[0])
@@ -379,7 +361,7 @@ def along_an_axis(division, node):
     return division.apply(node, [value.variable, *rest], ROWS, value.axis, value.exact)
 
 
-@rule(Argmax)
+@rule(host.Argmax)
 def argmax(division, node):
     """Find the largest values and their indices, but no indices of rows."""
     value = division.of(node.inputs[0])
@@ -398,7 +380,7 @@ def argmax(division, node):
     return [Value(_all_reduce(new[0].variable, "max")), unknown]
 
 
-@rule(Dot)
+@rule(host.Dot)
 def dot(division, node, n_batch=0):
     """Multiply matrices, or stacks of matrices, with `n_batch` axes before those of a matrix."""
     x, y = map(division.of, node.inputs)

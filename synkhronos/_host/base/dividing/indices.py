@@ -1,17 +1,8 @@
 """Rules of indexing: ranks select rows of what all of them have, and never rows by their number."""
 
-from synkhronos._host.base.chosen_library import (
-    Subtensor,
-    Variable,
-    equal_computations,
-    indices_of,
-    io_toposort,
-    tensor,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import Variable, indices_of, io_toposort, tensor
 from synkhronos._host.base.dividing.chosen_operations import (
-    AdvancedSubtensor,
-    ArgSortOp,
-    IncSubtensor,
     all_reduce,
     gradient_of_sort,
     is_array_variable,
@@ -51,7 +42,7 @@ def _axis_after(division, node, axis):
     return axis - sum(not isinstance(each, slice) for each in indices[:axis])
 
 
-@rule(Subtensor)
+@rule(host.Subtensor)
 def _subtensor(division, node):
     value = division.of(node.inputs[0])
     if value.kind == SHAPE:
@@ -106,7 +97,7 @@ def lengths_taken(node, n_lengths):
     return (places[slice(*numbers)] if is_slice else [places[numbers[0]]]), is_slice
 
 
-@rule(IncSubtensor)
+@rule(host.IncSubtensor)
 def _inc_subtensor(division, node):
     x, y = map(division.of, node.inputs[:2])
     if y.kind == STREAM and x.kind == SAME:  # a scan's first state, put beside the others
@@ -184,13 +175,13 @@ def take_items(division, node):
     return division.apply(node, [whole, *new], ROWS, axis, exact)
 
 
-@ending(AdvancedSubtensor)
+@ending(host.AdvancedSubtensor)
 def _sorted_back(node):
     """Find the gradient of a sort, which puts sorted items back in their first order."""
     gradient, *indices = node.inputs
     if len(indices) != gradient.ndim or not all(isinstance(each, Variable) for each in indices):
         return None
-    sorts = [n for n in io_toposort([gradient], indices) if isinstance(n.op, ArgSortOp)]
+    sorts = [n for n in io_toposort([gradient], indices) if isinstance(n.op, host.ArgSortOp)]
     first = [n.inputs[0].owner for n in sorts if n.inputs[0].owner in sorts]
     if not first:
         return None
@@ -200,7 +191,7 @@ def _sorted_back(node):
         return None
     # Compare the nodes with those that the library itself makes for this gradient.
     expected = gradient_of_sort(first[-1], gradient)
-    if not equal_computations(node.outputs, [expected], leaves, leaves):
+    if not host.equal_computations(node.outputs, [expected], leaves, leaves):
         return None
     others = [each for each in io_toposort(leaves, node.outputs) if each is not node]
     return others, lambda division: _sort_back(division, node, leaves, axis)

@@ -14,35 +14,8 @@ its inputs do.
 import functools
 from typing import Any, NamedTuple, Optional
 
-from synkhronos._host.base.chosen_library import (
-    CAReduce,
-    DeepCopyOp,
-    DimShuffle,
-    Dot,
-    Elemwise,
-    MakeVector,
-    Reshape,
-    ScalarFromTensor,
-    Scan,
-    Shape,
-    Shape_i,
-    Subtensor,
-    TensorFromScalar,
-    ViewOp,
-)
-from synkhronos._host.base.dividing.chosen_operations import (
-    Alloc,
-    Assert,
-    CpuContiguous,
-    CumOp,
-    IncSubtensor,
-    Join,
-    RepeatOp,
-    Retype,
-    Split,
-    joined,
-    scalar,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.dividing.chosen_operations import joined, scalar
 from synkhronos._host.base.dividing.division import (
     LENGTH,
     PART,
@@ -175,11 +148,11 @@ def product(given):
 _RULES = {}
 
 
-def relating(*ops):
+def relating(*classes):
     """Return a decorator that makes a function the rule of these classes of operations."""
 
     def add(function):
-        _RULES.update(dict.fromkeys(ops, function))
+        _RULES.update(dict.fromkeys(classes, function))
         return function
 
     return add
@@ -191,7 +164,7 @@ def related(alone, node, before, given, value):
     return _RULES.get(next(kinds, None), _any)(alone, node, before, given, value)
 
 
-def linear(*ops, joint=None, place=None, keeps_rows=False):
+def linear(*classes, joint=None, place=None, keeps_rows=False):
     """Register operations that are linear: in several inputs together, in one, or in each.
 
     Those in the inputs at the positions `joint` are linear together, as in a sum. `place` is the
@@ -204,7 +177,7 @@ def linear(*ops, joint=None, place=None, keeps_rows=False):
         rule = functools.partial(_linear_in_one, place)
     else:
         rule = _linear_in_each
-    relating(*ops)(rule)
+    relating(*classes)(rule)
 
 
 def _any(alone, node, before, given, value):
@@ -246,7 +219,7 @@ def _mode_of(value):
         if isinstance(variable.owner.op, AllReduce):
             [mode] = variable.owner.op.ops
             return mode
-        is_cast = isinstance(variable.owner.op, Elemwise) and len(variable.owner.inputs) == 1
+        is_cast = isinstance(variable.owner.op, host.Elemwise) and len(variable.owner.inputs) == 1
         variable = variable.owner.inputs[0] if is_cast else None
     return ""
 
@@ -283,20 +256,31 @@ def _linear_in_one(place, alone, node, before, given, value):
     return summed(result) if value.kind == PART else result
 
 
-linear(DimShuffle, Reshape, ViewOp, DeepCopyOp, CpuContiguous, Retype, joint=(0,), keeps_rows=True)
-linear(Split, RepeatOp, Assert, TensorFromScalar, ScalarFromTensor, joint=(0,))
-linear(IncSubtensor, joint=(0, 1))
-linear(Dot)
+linear(
+    host.DimShuffle,
+    host.Reshape,
+    host.ViewOp,
+    host.DeepCopyOp,
+    host.CpuContiguous,
+    host.Retype,
+    joint=(0,),
+    keeps_rows=True,
+)
+linear(
+    host.Split, host.RepeatOp, host.Assert, host.TensorFromScalar, host.ScalarFromTensor, joint=(0,)
+)
+linear(host.IncSubtensor, joint=(0, 1))
+linear(host.Dot)
 
 
-@relating(CumOp)
+@relating(host.CumOp)
 def _running_sum(alone, node, before, given, value):
     if given[0].kind == MERGED:
         return Relation(OWN)
     return _linear_together((0,), False, alone, node, before, given, value)
 
 
-@relating(Elemwise)
+@relating(host.Elemwise)
 def _elemwise(alone, node, before, given, value):
     op, pairs = node.op.scalar_op, list(zip(node.inputs, given))
     if isinstance(op, scalar.Second):
@@ -388,7 +372,7 @@ _SIGN = getattr(scalar, "Sgn", None) or scalar.Sign
 _SIGNS = scalar.GT, scalar.LT, scalar.GE, scalar.LE, scalar.EQ, scalar.NEQ, _SIGN
 
 
-@relating(CAReduce)
+@relating(host.CAReduce)
 def _reduce(alone, node, before, given, value):
     op, [relation] = node.op.scalar_op, given
     if relation.is_own or relation.is_open:
@@ -417,20 +401,20 @@ _MERGES = {
 }
 
 
-@relating(Shape, Shape_i)
+@relating(host.Shape, host.Shape_i)
 def _shape(alone, node, before, given, value):
     [measured] = before
     other = no_rule() if given[0].is_open else EQUAL  # the lengths of axes without rows
     if measured.kind not in (ROWS, POSITIONS):
         return other
-    if isinstance(node.op, Shape_i):
+    if isinstance(node.op, host.Shape_i):
         return Relation(SCALED, -1) if node.op.i == measured.axis else other
     if other.is_open:
         return other
     return Relation(LENGTHS, axis=measured.axis, n_lengths=node.inputs[0].ndim)
 
 
-@relating(MakeVector)
+@relating(host.MakeVector)
 def _vector(alone, node, before, given, value):
     lengths = [i for i, each in enumerate(given) if each == Relation(SCALED, -1)]
     if len(lengths) == 1 and all(each.is_equal for i, each in enumerate(given) if i != lengths[0]):
@@ -438,7 +422,7 @@ def _vector(alone, node, before, given, value):
     return joint(given)
 
 
-@relating(Subtensor)
+@relating(host.Subtensor)
 def _item(alone, node, before, given, value):
     if given[0].kind != LENGTHS:
         return _linear_together((0,), True, alone, node, before, given, value)
@@ -452,7 +436,7 @@ def _item(alone, node, before, given, value):
     return Relation(LENGTHS, axis=chosen.index(given[0].axis), n_lengths=len(chosen))
 
 
-@relating(Alloc)
+@relating(host.Alloc)
 def _filled(alone, node, before, given, value):
     lengths = [
         r
@@ -465,7 +449,7 @@ def _filled(alone, node, before, given, value):
     return given[0]._replace(is_filled=value.kind == ROWS and is_filled)
 
 
-@relating(Join)
+@relating(host.Join)
 def _join(alone, node, before, given, value):
     arrays = joined(node)[1]
     relations = [alone.relation(each) for each in arrays]
@@ -474,11 +458,13 @@ def _join(alone, node, before, given, value):
     return joint([r for r, each in zip(relations, arrays) if not alone.is_zero(each)] or relations)
 
 
-@relating(Scan)
+@relating(host.Scan)
 def _scan(alone, node, before, given, value):
     if not all(each.is_equal for each in given):
         return worst_of(given) or no_rule()
     # A step may need the sum of all rows, or divide by their number.
-    if has_inside(value.variable.owner.op, AllReduce) or has_inside(node.op, Shape, Shape_i):
+    if has_inside(value.variable.owner.op, AllReduce) or has_inside(
+        node.op, host.Shape, host.Shape_i
+    ):
         return no_rule()
     return Relation(ADDS) if value.kind == PART else EQUAL

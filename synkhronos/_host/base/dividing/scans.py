@@ -10,12 +10,10 @@ step makes another kind of them. Where a step needs the sum of all rows, the ran
 
 import numpy as np
 
-from synkhronos._host.base.chosen_library import DimShuffle, Scan, ancestors, tensor
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import ancestors, tensor
 from synkhronos._host.base.dividing.chosen_operations import (
     STEPS_REDUCE,
-    AllocEmpty,
-    IncSubtensor,
-    Retype,
     loop_of,
     of_type,
     scan_like,
@@ -38,7 +36,7 @@ from synkhronos._host.base.dividing.division import (
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 
-@rule(Scan, knows_times=True)
+@rule(host.Scan, knows_times=True)
 def _scan(division, node):
     loop = _Loop(division, node)
     while not loop.divide_once():
@@ -213,11 +211,11 @@ def _is_as(value, other):
 def _starts_with_zeros(variable):
     """Return whether all initial values of a state are 0, in memory for all steps."""
     node = variable.owner
-    if node is not None and isinstance(node.op, IncSubtensor):
-        is_new = node.inputs[0].owner and isinstance(node.inputs[0].owner.op, AllocEmpty)
+    if node is not None and isinstance(node.op, host.IncSubtensor):
+        is_new = node.inputs[0].owner and isinstance(node.inputs[0].owner.op, host.AllocEmpty)
         is_new = is_new and node.op.set_instead_of_inc and node.op.idx_list[0].start is None
         return bool(is_new) and _starts_with_zeros(node.inputs[1])
-    if node is not None and isinstance(node.op, (DimShuffle, Retype)):
+    if node is not None and isinstance(node.op, (host.DimShuffle, host.Retype)):
         return _starts_with_zeros(node.inputs[0])
     kind = np.dtype(variable.dtype).kind
     return kind in "fciu" and variable.dtype != "float16" and number(variable) == 0

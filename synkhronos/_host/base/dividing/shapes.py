@@ -5,31 +5,10 @@ import operator
 
 import numpy as np
 
-from synkhronos._host.base.chosen_library import (
-    Constant,
-    DimShuffle,
-    Elemwise,
-    MakeVector,
-    Reshape,
-    ScalarFromTensor,
-    Shape,
-    Shape_i,
-    SharedVariable,
-    Subtensor,
-    TensorFromScalar,
-    ancestors,
-    equal_computations,
-    indices_of,
-    tensor,
-)
+from synkhronos._host.base import chosen_library as host
+from synkhronos._host.base.chosen_library import Constant, ancestors, indices_of, tensor
 from synkhronos._host.base.dividing.chosen_operations import (
-    Alloc,
-    AllocEmpty,
-    ARange,
     FunctionGraph,
-    Join,
-    Prod,
-    Split,
     integer_dtypes,
     joined,
     scalar,
@@ -55,7 +34,7 @@ from synkhronos._host.base.dividing.division import (
 )
 
 
-@rule(Shape)
+@rule(host.Shape)
 def _shape(division, node):
     value = division.of(node.inputs[0])
     if value.kind not in (ROWS, POSITIONS):
@@ -63,10 +42,10 @@ def _shape(division, node):
     [mine] = division.apply(node, [value.variable])
     length, axis = division.length(value), value.axis
     items = [length.total if i == axis else mine.variable[i] for i in range(node.inputs[0].ndim)]
-    return [Value(mine.variable, SHAPE, axis, length.exact, MakeVector("int64")(*items))]
+    return [Value(mine.variable, SHAPE, axis, length.exact, host.MakeVector("int64")(*items))]
 
 
-@rule(Shape_i)
+@rule(host.Shape_i)
 def _length(division, node):
     value = division.of(node.inputs[0])
     if value.kind not in (ROWS, POSITIONS) or node.op.i != value.axis:
@@ -82,7 +61,7 @@ def _any_value(division, node):
     return value.variable
 
 
-@rule(MakeVector)
+@rule(host.MakeVector)
 def _make_vector(division, node):
     values = [division.of(each) for each in node.inputs]
     at = [i for i, value in enumerate(values) if value.kind == LENGTH]
@@ -92,7 +71,7 @@ def _make_vector(division, node):
     return [new._replace(kind=SHAPE, axis=at[0], exact=values[at[0]].exact)]
 
 
-@rule(Reshape, knows_times=True)
+@rule(host.Reshape, knows_times=True)
 def _reshape(division, node):
     """Reshape rows that stay whole: the lengths before their axis have the same product.
 
@@ -150,11 +129,11 @@ def _times_after(division, node, value, shape, lengths, axis):
             return None
         if shape.exact and shape.times is None:
             division.refuse(node, refusal)
-        mine = _product([Shape_i(i)(value.variable) for i in range(value.axis)])
+        mine = _product([host.Shape_i(i)(value.variable) for i in range(value.axis)])
         return _product(before), mine * value.times[1] if value.times else mine
     if not before and any(constant(each) not in (None, 1) for each in lengths):
         division.refuse(node, refusal)
-    after = [Shape_i(i)(result) for i in range(axis)]
+    after = [host.Shape_i(i)(result) for i in range(axis)]
     division.remainders.append(_product(after) - _product(before))
     return None
 
@@ -167,8 +146,8 @@ def _keep_whole(division, node, value, items, axis):
     if not value.exact:
         times = value.times[0] if value.times else 1
         n_rows = division.serial_rows() * times
-        items *= Shape_i(value.axis)(array) // tensor.maximum(n_rows, 1)
-    new = _product([Shape_i(i)(result) for i in range(axis + 1, result.ndim)])
+        items *= host.Shape_i(value.axis)(array) // tensor.maximum(n_rows, 1)
+    new = _product([host.Shape_i(i)(result) for i in range(axis + 1, result.ndim)])
     division.remainders.append(items % tensor.maximum(new, 1))
 
 
@@ -177,7 +156,7 @@ def _reshape_to_number(division, node, value, numbers):
     division.require(numbers[0])
     shape = division.same(node.inputs[1])
     rest = [shape[i] for i in range(1, len(numbers))]
-    mine = MakeVector("int64")(Shape_i(0)(value.variable), *rest)
+    mine = host.MakeVector("int64")(host.Shape_i(0)(value.variable), *rest)
     return division.apply(node, [value.variable, mine], ROWS, 0, True)
 
 
@@ -186,17 +165,17 @@ def _lengths(shape, ndim):
     node = shape.owner
     if isinstance(shape, Constant):
         return [tensor.constant(each) for each in shape.data]
-    if node is not None and isinstance(node.op, MakeVector):
+    if node is not None and isinstance(node.op, host.MakeVector):
         return list(node.inputs)
-    if node is not None and isinstance(node.op, Shape):
-        return [Shape_i(i)(node.inputs[0]) for i in range(ndim)]
+    if node is not None and isinstance(node.op, host.Shape):
+        return [host.Shape_i(i)(node.inputs[0]) for i in range(ndim)]
     if node is not None and isinstance(getattr(node.op, "scalar_op", None), scalar.Cast):
         return _lengths(node.inputs[0], ndim)
-    if node is not None and isinstance(node.op, Join) and number(joined(node)[0]) == 0:
+    if node is not None and isinstance(node.op, host.Join) and number(joined(node)[0]) == 0:
         parts = [(each, vector_length(each)) for each in joined(node)[1]]
         if all(length is not None for _, length in parts):
             return [item for each, length in parts for item in _lengths(each, length)]
-    if node is not None and isinstance(node.op, Subtensor):
+    if node is not None and isinstance(node.op, host.Subtensor):
         [index] = indices_of(node)
         length = vector_length(node.inputs[0])
         bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
@@ -209,7 +188,7 @@ def _lengths(shape, ndim):
 
 def _n_items(vector):
     node = vector.owner
-    if node is not None and isinstance(node.op, Join):
+    if node is not None and isinstance(node.op, host.Join):
         items = [vector_length(each) for each in joined(node)[1]]
         return None if None in items else sum(items)
     return vector_length(vector)
@@ -218,12 +197,12 @@ def _n_items(vector):
 def _length_of(array, axis):
     """Return the length of an axis: the number that the array was made with, if there is one."""
     node = array.owner
-    if node is not None and isinstance(node.op, DimShuffle):
+    if node is not None and isinstance(node.op, host.DimShuffle):
         source = node.op.new_order[axis]
         return tensor.constant(1) if source == "x" else _length_of(node.inputs[0], source)
-    if node is not None and isinstance(node.op, Alloc):
+    if node is not None and isinstance(node.op, host.Alloc):
         return node.inputs[1 + axis]
-    return Shape_i(axis)(array)
+    return host.Shape_i(axis)(array)
 
 
 def _factors(length):
@@ -231,22 +210,22 @@ def _factors(length):
     node = length.owner
     if node is None:
         return [length]
-    if isinstance(node.op, (TensorFromScalar, ScalarFromTensor)):
+    if isinstance(node.op, (host.TensorFromScalar, host.ScalarFromTensor)):
         return _factors(node.inputs[0])
-    is_product = isinstance(node.op, Elemwise)
+    is_product = isinstance(node.op, host.Elemwise)
     is_product = is_product and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Mul))
     # A float that is cast to a length loses its fraction.
     if is_product and all(each.dtype in integer_dtypes for each in node.inputs):
         return [factor for each in node.inputs for factor in _factors(each)]
-    if isinstance(node.op, DimShuffle) and length.ndim == 0:
+    if isinstance(node.op, host.DimShuffle) and length.ndim == 0:
         return _factors(node.inputs[0])
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.IntDiv):
+    if isinstance(node.op, host.Elemwise) and isinstance(node.op.scalar_op, scalar.IntDiv):
         factors = quotient(*node.inputs)
         return [length] if factors is None else factors
-    if isinstance(node.op, Prod) and vector_length(node.inputs[0]) is not None:
+    if isinstance(node.op, host.Prod) and vector_length(node.inputs[0]) is not None:
         vector = node.inputs[0]
         return [f for each in _lengths(vector, vector_length(vector)) for f in _factors(each)]
-    if isinstance(node.op, Subtensor) and length.ndim == 0:
+    if isinstance(node.op, host.Subtensor) and length.ndim == 0:
         vector, index = node.inputs[0], number(*indices_of(node))
         n_items = _n_items(vector)
         if None not in (index, n_items) and -n_items <= index < n_items:
@@ -260,7 +239,7 @@ def quotient(length, divisor):
     """Return the factors of a quotient of lengths without remainder, else None."""
     factors = _factors(length)
     for each in _factors(divisor):
-        same = next((other for other in factors if equal_computations([each], [other])), None)
+        same = next((other for other in factors if host.equal_computations([each], [other])), None)
         if same is None:
             return None
         factors.remove(same)
@@ -270,7 +249,7 @@ def quotient(length, divisor):
 def _is_one_now(length):
     """Return whether a length that depends on shared variables only is 1 now."""
     leaves = [each for each in ancestors([length]) if each.owner is None]
-    if not all(isinstance(each, (Constant, SharedVariable)) for each in leaves):
+    if not all(isinstance(each, (Constant, host.SharedVariable)) for each in leaves):
         return False
     return int(length.eval()) == 1
 
@@ -285,7 +264,7 @@ def _are_equal(lengths, others):
         rest.append([factor for factor, k in zip(factors, known) if k is None])
     mine, theirs = rest
     for each in mine:
-        same = next((other for other in theirs if equal_computations([each], [other])), None)
+        same = next((other for other in theirs if host.equal_computations([each], [other])), None)
         if same is None:
             return False
         theirs.remove(same)
@@ -299,7 +278,11 @@ def _product(lengths):
 def constant(length):
     """Return the number that a length always is, as far as Theano can say, else None."""
     known = number(length)
-    if known is None and length.owner and not isinstance(length.owner.op, (Shape_i, Subtensor)):
+    if (
+        known is None
+        and length.owner
+        and not isinstance(length.owner.op, (host.Shape_i, host.Subtensor))
+    ):
         [length, *others] = _factors(_simplified(length))
         known = None if others else number(length)
     return None if known is None else int(known)
@@ -308,8 +291,10 @@ def constant(length):
 def _simplified(length):
     """Return a length whose graph, from the arrays that it measures on, Theano has simplified."""
     nodes = [each.owner for each in ancestors([length]) if each.owner]
-    measured = [node.inputs[0] for node in nodes if isinstance(node.op, (Shape, Shape_i))]
-    measured = [each for each in measured if not isinstance(each.owner and each.owner.op, Join)]
+    measured = [node.inputs[0] for node in nodes if isinstance(node.op, (host.Shape, host.Shape_i))]
+    measured = [
+        each for each in measured if not isinstance(each.owner and each.owner.op, host.Join)
+    ]
     measured = [each for each in measured if each.ndim != 1 or vector_length(each) is None]
     inputs = list(dict.fromkeys(each for each in measured if not isinstance(each, Constant)))
     blocked = ancestors([length], blockers=inputs)
@@ -319,9 +304,9 @@ def _simplified(length):
     return graph.outputs[0]
 
 
-@rule(Alloc, AllocEmpty)
+@rule(host.Alloc, host.AllocEmpty)
 def _alloc(division, node):
-    first = 1 if isinstance(node.op, Alloc) else 0
+    first = 1 if isinstance(node.op, host.Alloc) else 0
     values = [division.of(each) for each in node.inputs]
     at = [i for i, value in enumerate(values[first:]) if value.kind == LENGTH]
     if any(value.kind == ROWS for value in values):
@@ -345,7 +330,7 @@ def _alloc_rows(division, node, values, at):
     return division.apply(node, new, ROWS, axis, filling.exact)
 
 
-@rule(ARange)
+@rule(host.ARange)
 def _arange(division, node):
     start, stop, step = map(division.of, node.inputs)
     constants = [number(node.inputs[0]), number(node.inputs[2])]
@@ -356,7 +341,7 @@ def _arange(division, node):
     return division.unruled(node)
 
 
-@rule(Join)
+@rule(host.Join)
 def _join(division, node):
     axis, arrays = joined(node)
     axis, before = number(axis), node.inputs[: -len(arrays)]
@@ -392,7 +377,7 @@ def _join_shapes(division, node, values):
     return new._replace(axis=before + value.axis, exact=value.exact)
 
 
-@rule(Split)
+@rule(host.Split)
 def _split(division, node):
     value = division.of(node.inputs[0])
     if value.kind not in (ROWS, PART):

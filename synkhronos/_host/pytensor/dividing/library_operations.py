@@ -9,29 +9,16 @@ from pytensor.compile.mode import optdb
 from pytensor.compile.rebuild import rebuild_collect_shared
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.printing import Print
-from pytensor.raise_op import CheckAndRaise as Assert
 from pytensor.scan.op import Scan
 from pytensor.tensor import get_vector_length
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, Split
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.extra_ops import CpuContiguous, CumOp
-from pytensor.tensor.extra_ops import Repeat as RepeatOp
-from pytensor.tensor.math import Argmax, Prod
-from pytensor.tensor.shape import SpecifyShape as Retype  # it fixes lengths of axes
-from pytensor.tensor.sort import ArgSortOp, SortOp
-from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor
+from pytensor.tensor.sort import SortOp
 from pytensor.tensor.type import integer_dtypes
 
 from synkhronos._host.pytensor.dividing.operation_options import OPTIONS
 from synkhronos._host.pytensor.graph import all_reduce
 from synkhronos._host.pytensor.variables import is_array_variable, is_random_state, lengths
-
-try:
-    from pytensor.conditional.op import IfElse
-except ImportError:  # PyTensor 3.2 and older
-    from pytensor.ifelse import IfElse
 
 STEPS_REDUCE = False  # whether ranks may reduce in a step of a scan
 

@@ -3,29 +3,12 @@
 from theano import change_flags, scalar, tensor
 from theano.compile.function_module import _pickle_Function as pickle_function
 from theano.compile.mode import get_mode, optdb
-from theano.compile.ops import Rebroadcast
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import FunctionGraph, Query
-from theano.ifelse import IfElse
-from theano.printing import Print
 from theano.scan_module.scan_op import Scan
-from theano.tensor.basic import (
-    Alloc,
-    AllocEmpty,
-    ARange,
-    Argmax,
-    Join,
-    NotScalarConstantError,
-    Split,
-    get_scalar_constant_value,
-    get_vector_length,
-    integer_dtypes,
-)
-from theano.tensor.elemwise import Prod
-from theano.tensor.extra_ops import CpuContiguous, CumOp, RepeatOp
-from theano.tensor.opt import Assert
-from theano.tensor.sort import ArgSortOp, SortOp
-from theano.tensor.subtensor import AdvancedSubtensor, IncSubtensor
+from theano.tensor import NotScalarConstantError, get_scalar_constant_value, get_vector_length
+from theano.tensor.basic import integer_dtypes
+from theano.tensor.sort import SortOp
 
 from synkhronos._host.base.rewriting import IN_STEPS, Fuse, including
 from synkhronos._host.theano.dividing.operation_options import OPTIONS
@@ -33,7 +16,6 @@ from synkhronos._host.theano.graph import all_reduce
 from synkhronos._host.theano.variables import is_array_variable, is_random_state, lengths
 
 STEPS_REDUCE = True  # whether ranks may reduce in a step of a scan
-Retype = Rebroadcast  # both fix lengths of axes, here to 1
 
 
 def as_row(x):
