@@ -1,7 +1,7 @@
 """Options of operations: the rules of `parallel` know those of the host library that is installed.
 
 The first test fails where a new release has brought an option. Find out what it does to rows,
-write a rule or a refusal if it does something, and then its name in ``dividing/options.py``.
+write a rule or a refusal if it does something, and then its name in `OPTIONS`.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from synkhronos.porting import ParallelFunction
 LAYOUTS = [Layout(2)]
 importlib.import_module(f"synkhronos._host.{host_library.NAME}.dividing")  # before base.dividing
 division = importlib.import_module("synkhronos._host.base.dividing.division")
-options = importlib.import_module("synkhronos._host.base.dividing.known_options")
 
 
 def classes_with_a_rule():
@@ -43,14 +42,14 @@ def classes_with_a_rule():
 
 def test_rules_know_all_options():
     classes = classes_with_a_rule()
-    unknown = {each: options.unknown_options(each) for each in classes}
+    unknown = {each: division.unknown_options(each) for each in classes}
     unknown = {each.__name__: names for each, names in unknown.items() if names}
     assert len(classes) > 50 and not unknown, f"No rule knows these options: {unknown}"
 
 
 def test_operations_with_another_option_take_no_rows(ranks, monkeypatch):
     x, w = T.dmatrix("x"), theano.shared(np.array([1.0, 2.0]), "w")
-    monkeypatch.setitem(options.OPTIONS, "CumOp", "mode")
+    monkeypatch.setitem(division.OPTIONS, "CumOp", "mode")
     with compiling.quickly(), synk.parallel():
         f = theano.function([x], T.cumsum(x, axis=1), name="another option")
         g = theano.function([x], x.sum() + T.cumsum(w, axis=0))
@@ -67,5 +66,5 @@ def test_operations_with_another_option_take_no_rows(ranks, monkeypatch):
 def test_a_class_without_props_has_the_arguments_of_its_constructor():
     from theano.ifelse import IfElse
 
-    assert options.options_of(IfElse) == {"n_outs", "as_view", "gpu", "name"}
-    assert options.options_of(object) == set()
+    assert division.options_of(IfElse) == {"n_outs", "as_view", "gpu", "name"}
+    assert division.options_of(object) == set()

@@ -4,7 +4,7 @@ Importing it raises ImportError for a PyTensor that Synkhronos does not know.
 
 What is replaced in PyTensor, because it has no other way in (`tests/host/test_replaced.py`):
 
-by the first block of `parallel`, by `dividing.intercepting`: libraries keep `pytensor.function`
+by the first block of `parallel`, by `dividing.intercept`: libraries keep `pytensor.function`
     pytensor.compile.maker.function                its code: calls become those of the next name
     pytensor.compile.maker.synkhronos_intercepted  the function that the block was given is called
 the class of objects that the script has already: so it sees no other objects than its own

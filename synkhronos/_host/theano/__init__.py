@@ -20,7 +20,7 @@ when a name of `synkhronos._host` is first used, by `faster` and `compiling`
     theano.gof.cmodule.output_subprocess_Popen     compilers run at the same time
     theano.gof.vm.VM_Linker.make_all               the modules that these are to compile
     theano.printing.Print.perform                  the rank in front of what is printed
-by the first block of `parallel`, by `dividing.intercepting`: libraries keep `theano.function`
+by the first block of `parallel`, by `dividing.intercept`: libraries keep `theano.function`
     theano.compile.pfunc.pfunc                     its code: calls become those of the next name
     theano.compile.pfunc.synkhronos_intercepted    the function that the block was given is called
     theano.compile.function.orig_function          in place of `pfunc` for inputs that are tuples

@@ -8,6 +8,7 @@ operation. A part is reduced where an operation needs its value. An operation wi
 what is the same on all ranks, and can't take rows: then the function can't be divided.
 """
 
+import inspect
 import itertools
 from typing import Any, List, NamedTuple, Optional, Tuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import Constant, Variable, io_toposort, tensor
 from synkhronos._host.base.dividing.chosen_operations import (
+    OPTIONS,
     NotScalarConstantError,
     all_reduce,
     get_scalar_constant_value,
@@ -26,7 +28,6 @@ from synkhronos._host.base.dividing.chosen_operations import (
     rebuild_collect_shared,
     scalar,
 )
-from synkhronos._host.base.dividing.known_options import unknown_options
 from synkhronos._host.base.functions import operation_name
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
@@ -519,6 +520,30 @@ def rule(*classes, knows_times=False):
         return function
 
     return add
+
+
+# A rule is written for the options that its operations have, such as the axis of a sum. A new
+# release of the host library may bring another one, which changes what an operation does to rows.
+# So an operation that has an option beside those in `OPTIONS` takes no rows.
+_ANY = "*"  # in place of names: the rule divides the graph that the options are about
+
+
+def unknown_options(kind):
+    """Return the options of a class of operations that no rule knows, in order."""
+    known = {name for each in kind.__mro__ for name in OPTIONS.get(each.__name__, "").split()}
+    return [] if _ANY in known else sorted(options_of(kind) - known)
+
+
+def options_of(kind):
+    """Return the options of a class: its `__props__`, else the arguments of its constructor."""
+    props = getattr(kind, "__props__", None)
+    if props is not None:
+        return set(props)
+    parameters = inspect.signature(kind).parameters.values()
+    return {each.name for each in parameters if each.kind not in _REST}
+
+
+_REST = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 def ending(op):

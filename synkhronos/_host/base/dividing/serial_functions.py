@@ -1,9 +1,12 @@
-"""Serial functions that report their calls, and the variables that they update in the master."""
+"""Intercept the compilation of serial functions, which then report their calls and updates."""
 
+import contextlib
 import contextvars
 import copyreg
 import functools
+import inspect
 import sys
+import types
 from time import perf_counter
 
 from synkhronos._host.base.cells import tell
@@ -14,28 +17,68 @@ from synkhronos._machine.instances import classes_of_all, instances_of
 _make = contextvars.ContextVar("synkhronos parallel", default=None)
 
 
-def make_instead(compile_function, arguments, modules, args, kwargs):
-    """Make the function of an intercepted call by the `make` of the running block.
+@contextlib.contextmanager
+def made_by(make, replace):
+    """Let ``make(compile_serially, arguments)`` make functions in a with block and this context.
 
-    ``make(compile_serially, arguments())`` returns it. Calls from the library itself, from this
-    package, from other threads and after the block compile serially. `modules` are those with the
-    frames between this function and the caller.
+    The compiling functions of the library call it once ``replace()`` has replaced them. After
+    ``compile_serially(note)``, ``note(seconds)`` is called after each call of the function.
+    Functions that are compiled serially, before or now, report the shared variables that they
+    update.
     """
-    frame = sys._getframe(2)
-    while any(frame.f_globals is vars(module) for module in modules):
-        frame = frame.f_back
-    if frame.f_globals.get("__name__", "").split(".")[0] in (library.__name__, "synkhronos"):
-        return compile_function(*args, **kwargs)
-    make = _make.get()
-    compile_serially = functools.partial(_compile_serially, compile_function, args, kwargs)
-    return compile_serially() if make is None else make(compile_serially, arguments())
-
-
-def begin(make):
-    """Let `make` make the functions of this context; return the token for `end`."""
+    replace()
     for each in instances_of(CompiledFunction):
         _let_tell(each)
-    return _make.set(make)
+    token = _make.set(make)
+    try:
+        yield
+    finally:
+        _make.reset(token)
+
+
+def replace_code(function, modules, named=dict):
+    """Let a function of the library, which scripts import by name, call `in_place_of` it.
+
+    ``named(arguments)`` returns its arguments under the names that Theano's have.
+    """
+    parameters = inspect.signature(function)
+    compile_function = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+
+    def arguments(*args, **kwargs):
+        bound = parameters.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return named(bound.arguments)
+
+    intercepted = in_place_of(compile_function, arguments, modules)
+    function.__globals__["synkhronos_intercepted"] = intercepted
+    function.__signature__ = parameters
+    function.__code__ = _forward.__code__
+
+
+def _forward(*args, **kwargs):
+    return synkhronos_intercepted(*args, **kwargs)  # noqa: F821 - a name in the library's module
+
+
+def in_place_of(compile_function, arguments, modules):
+    """Return a function in place of one that compiles: inside a block it calls the block's `make`.
+
+    Calls from the library itself, from this package, from other threads and after the block compile
+    serially. `modules` are those with the frames between this function and the caller.
+    """
+
+    def intercepted(*args, **kwargs):
+        frame = sys._getframe(1)
+        while any(frame.f_globals is vars(module) for module in modules):
+            frame = frame.f_back
+        if frame.f_globals.get("__name__", "").split(".")[0] in (library.__name__, "synkhronos"):
+            return compile_function(*args, **kwargs)
+        make = _make.get()
+        compile_serially = functools.partial(_compile_serially, compile_function, args, kwargs)
+        return make(compile_serially, arguments(*args, **kwargs)) if make else compile_serially()
+
+    return intercepted
 
 
 def count_alone():
@@ -48,9 +91,6 @@ def count_alone():
     kinds = [kind for kind in classes_of_all() if issubclass(kind, HasInnerGraph)]
     inside = [vars(op).get(name) for op in instances_of(*kinds) for name in ("fn", "_fn")]
     return len({*map(id, alone)} - {*map(id, inside)})
-
-
-end = _make.reset
 
 
 def _compile_serially(compile_function, args, kwargs, note=None):
