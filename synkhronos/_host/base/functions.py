@@ -73,6 +73,11 @@ def same_updates(one, other):
     return host.equal_computations(expressions, other_expressions, leaves, other_leaves)
 
 
+def nodes_of(variables):
+    """Return the nodes that compute variables, and all that these are computed from, each once."""
+    return dict.fromkeys(each.owner for each in ancestors(variables) if each.owner is not None)
+
+
 def shared_in(expressions):
     """Return the shared variables that expressions are computed from, each once."""
     shared = (each for each in ancestors(expressions) if isinstance(each, host.SharedVariable))
@@ -81,16 +86,14 @@ def shared_in(expressions):
 
 @recurses_deep
 def computes_by_element(updates, arrays):
-    """Return whether updates compute each element of arrays and targets from that element alone.
-
-    That is so if only elementwise operations, on these and on numbers, make values with axes.
-    """
+    """Return whether updates compute each element of arrays and targets from that element alone."""
     known = {*arrays, *(target for target, _ in updates)}
     expressions = [as_update(target, value) for target, value in updates]
     return all(_is_by_element(each, known) for each in ancestors(expressions))
 
 
 def _is_by_element(variable, known):
+    """Return whether a value is known, a number, or elementwise of known values and numbers."""
     node, n_axes = variable.owner, getattr(variable.type, "ndim", None)
     if node is None:
         return variable in known or n_axes == 0
@@ -155,18 +158,12 @@ def updates_by_default(variables):
 
 
 def destroyed_inputs(function):
-    """Return the positions of inputs, but no shared variables, that a compiled function overwrites.
-
-    There are such inputs only if operations of the user's own expressions work in place.
-    """
+    """Return the positions of inputs, no shared variables, that operations of a user overwrite."""
     fgraph, inputs = function.maker.fgraph, function.maker.inputs
     if not hasattr(fgraph, "has_destroyers"):
         return []
-    return [
-        position
-        for position, (given, variable) in enumerate(zip(inputs, fgraph.inputs))
-        if not given.shared and fgraph.has_destroyers([variable])
-    ]
+    pairs = enumerate(zip(inputs, fgraph.inputs))
+    return [i for i, (given, x) in pairs if not given.shared and fgraph.has_destroyers([x])]
 
 
 def set_default_update(variable, expression):
@@ -192,11 +189,10 @@ def line_of(variable) -> str:
 
 def clips_gradients(expression) -> bool:
     """Return whether an expression clips gradients on their way to the parameters."""
-    nodes = {each.owner for each in ancestors([expression]) if each.owner is not None}
     return any(
         (isinstance(node.op, host.ViewOp) and type(node.op).__name__ not in _LINEAR_VIEWS)
         or any(map(clips_gradients, host.inner_outputs(node.op)))
-        for node in nodes
+        for node in nodes_of([expression])
     )
 
 
@@ -248,20 +244,11 @@ def compiling_deep(compile_function, computed):
 
 def depth(variables) -> int:
     """Return the number of operations on the longest path to one of some variables, or Outs."""
-    depths = {}
-    left = [getattr(getattr(each, "variable", each), "owner", None) for each in variables]
-    while left:
-        node = left[-1]
-        if node is None or node in depths:
-            left.pop()
-            continue
-        above = [each.owner for each in node.inputs if each.owner is not None]
-        new = [each for each in above if each not in depths]
-        if new:
-            left += new
-        else:
-            depths[left.pop()] = 1 + max((depths[each] for each in above), default=0)
-    return max(depths.values(), default=0)
+    given = [getattr(each, "variable", each) for each in variables]
+    depths = {None: 0}
+    for node in host.io_toposort([], [each for each in given if isinstance(each, Variable)]):
+        depths[node] = 1 + max((depths[each.owner] for each in node.inputs), default=0)
+    return max(depths.values())
 
 
 # Other linkers print or check results in each run.
@@ -285,27 +272,22 @@ def is_watched(function) -> bool:
 
 def is_repeatable(function) -> bool:
     """Return whether another run has no effect: it prints nothing, and runs no code of the user."""
-    if function.profile is not None or is_watched(function):
-        return False
-    left, seen = list(function.maker.fgraph.outputs), set()
-    while left:
-        node = left.pop().owner
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        package = type(node.op).__module__.partition(".")[0]
-        if package not in _PACKAGES or type(node.op).__name__ in _WITH_EFFECTS:
-            return False
-        if isinstance(node.op, PythonOperation):
-            return False
-        left += [*node.inputs, *host.inner_outputs(node.op)]
-    return True
+    has_effects = function.profile is not None or is_watched(function)
+    return not (has_effects or any(map(_has_effects, function.maker.fgraph.apply_nodes)))
+
+
+def _has_effects(node):
+    kind = type(node.op)
+    if isinstance(node.op, PythonOperation):
+        return True
+    if kind.__module__.partition(".")[0] not in _PACKAGES or kind.__name__ in _WITH_EFFECTS:
+        return True
+    return any(map(_has_effects, nodes_of(host.inner_outputs(node.op))))
 
 
 def operation_name(node):
     """Return the name of a node's operation, for messages."""
-    op = node.op
-    op = getattr(op, "scalar_op", op)
+    op = getattr(node.op, "scalar_op", node.op)
     return getattr(op, "name", None) or type(op).__name__
 
 

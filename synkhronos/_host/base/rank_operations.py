@@ -20,7 +20,8 @@ import numpy as np
 from synkhronos._arithmetic.operations import check_kind
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import current_weight
-from synkhronos._host.base.chosen_library import ancestors, tensor
+from synkhronos._host.base.chosen_library import tensor
+from synkhronos._host.base.functions import nodes_of
 
 _serials = itertools.count()
 
@@ -78,13 +79,12 @@ class AllReduce(RankOperation):
         results = []
         for position, (x, g, op) in enumerate(zip(inputs, cotangents, self.ops)):
             if host.is_disconnected(g):
-                results.append(host.disconnected())
+                result = host.disconnected()
             elif op in ("avg", "sum"):
-                results.append(self.of(g, op))
+                result = self.of(g, op)
             else:
-                results.append(
-                    host.grad_undefined(self, position, x, f"of an all_reduce with {op!r}")
-                )
+                result = host.grad_undefined(self, position, x, f"of an all_reduce with {op!r}")
+            results.append(result)
         return results
 
     def pushforward(self, inputs, outputs, tangents):
@@ -146,7 +146,7 @@ def rank_weight():
 
 def has_inside(op, *kinds) -> bool:
     """Return whether a scan or an OpFromGraph has an operation of some kinds in its graph."""
-    return any(_is_or_has(each.owner, kinds) for each in ancestors(host.inner_outputs(op)))
+    return any(_is_or_has(node, kinds) for node in nodes_of(host.inner_outputs(op)))
 
 
 def communicates(function) -> bool:
@@ -155,4 +155,4 @@ def communicates(function) -> bool:
 
 
 def _is_or_has(node, kinds):
-    return node is not None and (isinstance(node.op, kinds) or has_inside(node.op, *kinds))
+    return isinstance(node.op, kinds) or has_inside(node.op, *kinds)

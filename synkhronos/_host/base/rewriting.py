@@ -8,6 +8,7 @@ import collections
 
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import ancestors, inner_outputs
+from synkhronos._host.base.functions import nodes_of
 from synkhronos._host.base.rank_operations import After, AllReduce, has_inside
 
 IN_STEPS = "synkhronos_in_steps"  # the tag of rewrites for the graph of a scan's step, too
@@ -28,8 +29,7 @@ class Fuse(host.GraphRewriter):
                 level = levels.setdefault(depth, [])
                 (loops if is_loop else level).append((depth, node) if is_loop else node)
                 depth += 1
-            for output in node.outputs:
-                depths[output] = depth
+            depths.update(dict.fromkeys(node.outputs, depth))
         for depth, nodes in levels.items():
             if len(nodes) > 1:
                 nodes = sorted(nodes, key=lambda node: node.op.serials)
@@ -70,8 +70,7 @@ def only_reduction(fgraph):
 
 
 def _serials_of(outputs):
-    nodes = [each.owner for each in ancestors(outputs) if each.owner is not None]
-    for node in nodes:
+    for node in nodes_of(outputs):
         yield from getattr(node.op, "serials", ())
         yield from _serials_of(inner_outputs(node.op))
 
@@ -81,11 +80,7 @@ def _in_place(node):
 
 
 def with_fused_reductions(mode, outputs):
-    """Return a mode that fuses all-reduces, if any outputs or default updates have some.
-
-    Raises ``TypeError`` for an AllReduce inside a scan, unless it says that all ranks go through
-    equally many steps.
-    """
+    """Return a mode that fuses all-reduces, if any outputs or default updates have some."""
     return including(mode, "synkhronos", Fuse()) if _reduces(outputs) else mode
 
 
@@ -97,11 +92,12 @@ def including(mode, tag, rewriter):
 
 
 def _reduces(outputs):
+    """Return whether ranks reduce, but not where they may go through different numbers of steps."""
+    defaults = [getattr(each, "default_update", None) for each in ancestors(outputs)]
     reduces = False
-    for variable in _ancestors(outputs):
-        op = getattr(variable.owner, "op", None)
-        reduces = reduces or isinstance(op, AllReduce)
-        op = getattr(op, "core_op", op)
+    for node in nodes_of([*outputs, *(each for each in defaults if each is not None)]):
+        reduces = reduces or isinstance(node.op, AllReduce)
+        op = getattr(node.op, "core_op", node.op)
         # The graph inside of a scan or an OpFromGraph, which may become part of this one.
         if inner_outputs(op) and _reduces(inner_outputs(op)):
             if not (getattr(op, "is_inline", False) or getattr(op, "reduces_in_steps", False)):
@@ -111,13 +107,6 @@ def _reduces(outputs):
                 )
             reduces = True
     return reduces
-
-
-def _ancestors(outputs):
-    """Return all variables that the outputs and default updates are computed from."""
-    variables = ancestors(outputs)
-    updates = [getattr(each, "default_update", None) for each in variables]
-    return [*variables, *ancestors([each for each in updates if each is not None])]
 
 
 def n_needed(nodes, before):

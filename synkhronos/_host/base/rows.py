@@ -14,6 +14,7 @@ from synkhronos._arithmetic import partition
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import rows_of_ranks
 from synkhronos._host.base.chosen_library import Constant, Variable, ancestors, tensor
+from synkhronos._host.base.functions import nodes_of
 from synkhronos._host.base.rank_operations import AllReduce, RankNumbers, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
@@ -68,7 +69,7 @@ class Rows(host.Operation):
 
 
 def total_rows(mine):
-    """Return the running call's number of rows, on all ranks; outside of a call, `mine`."""
+    """Return the running call's number of rows; outside of a call, `mine`."""
     counts, _ = rows_of_ranks()
     return mine if counts is None else sum(counts)
 
@@ -120,13 +121,11 @@ def without_row_numbers(expressions, givens, inputs):
 
     Equal row numbers get one input. The bool says whether the expressions depended on all `inputs`:
     a host library would call one unused on which only row numbers depend. `givens`, pairs
-    (variable, replacement), are applied to the operands of row numbers. Raises ValueError for row
-    numbers inside of a scan, where ranks can't divide them.
+    (variable, replacement), are applied to the operands of row numbers.
     """
     variables = [each for each in expressions if isinstance(each, Variable)]
     equal = {}
-    used = dict.fromkeys(ancestors(variables))
-    nodes = dict.fromkeys(each.owner for each in used if each.owner is not None)
+    used, nodes = {*ancestors(variables)}, nodes_of(variables)
     for node in nodes:
         if isinstance(node.op, Rows):
             key = tuple(int(x.data) if isinstance(x, Constant) else x for x in node.inputs)
@@ -183,13 +182,14 @@ def compile_number(expression, inputs):
     if isinstance(expression, host.SharedVariable):
         storage = expression.container.storage
         return lambda values: int(storage[0])
+    if expression in inputs:
+        position = inputs.index(expression)
+        return lambda values: int(values[position])
     needed = [each for each in ancestors([expression]) if each.owner is None]
     for each in needed:
         if not isinstance(each, (Constant, host.SharedVariable)) and each not in inputs:
             raise ValueError(f"depends on {each}")
     positions = [position for position, each in enumerate(inputs) if each in needed]
-    if expression in inputs:
-        return lambda values: int(values[positions[0]])
     used = [inputs[position] for position in positions]
     function = host.compile_serially(used, expression, mode=host.Mode("py", "fast_compile"))
     return lambda values: int(function(*[values[position] for position in positions]))
@@ -198,8 +198,7 @@ def compile_number(expression, inputs):
 def divides(expressions):
     """Return whether expressions contain Rows or an AllReduce."""
     variables = [each for each in expressions if isinstance(each, Variable)]
-    nodes = {each.owner for each in ancestors(variables) if each.owner is not None}
-    return any(isinstance(node.op, (Rows, AllReduce)) for node in nodes)
+    return any(isinstance(node.op, (Rows, AllReduce)) for node in nodes_of(variables))
 
 
 def input_of_values(function, n_inputs):
@@ -221,9 +220,8 @@ def _measures(client, position):
 def axes_of_rows(function, rows_of):
     """Return for each output of a compiled function its axes that grow with the rows.
 
-    `rows_of` maps positions of inputs, and shared variables, to their axis of rows. The axes come
-    from the lengths that the library has inferred; one whose length it could not infer, or that
-    depends on more than shapes, is left out.
+    `rows_of` maps positions of inputs, and shared variables, to their axis of rows. An axis whose
+    length the library could not infer from shapes is left out.
     """
     fgraph = function.maker.fgraph
     shapes = getattr(fgraph, "shape_feature", None)
@@ -231,9 +229,7 @@ def axes_of_rows(function, rows_of):
         return [() for _ in fgraph.outputs]
     axis_of = {}
     for position, (spec, variable) in enumerate(zip(function.maker.inputs, fgraph.inputs)):
-        for key in (position, spec.variable):
-            if key in rows_of:
-                axis_of[variable] = rows_of[key]
+        axis_of[variable] = rows_of.get(spec.variable, rows_of.get(position))
     # The last operation of an output may be a copy, which has no inferred shape.
     computed = [
         output.owner.inputs[0] if isinstance(getattr(output.owner, "op", None), _COPIES) else output
@@ -255,23 +251,20 @@ def _counts_rows(shapes, output, axis, axis_of):
     except raised_here(Exception):  # an operation's own inference
         return False
     return any(
-        each.owner is not None
-        and isinstance(each.owner.op, host.Shape_i)
-        and axis_of.get(each.owner.inputs[0]) == each.owner.op.i
-        for each in ancestors([length])
+        isinstance(node.op, host.Shape_i) and axis_of.get(node.inputs[0]) == node.op.i
+        for node in nodes_of([length])
     )
 
 
 def sliced_by_inputs(expressions, inputs):
-    """Return the shared variables whose rows are sliced with bounds that depend on inputs.
+    """Return the shared variables, cast or not, whose rows are sliced by bounds of inputs.
 
-    For an input i these are ``data`` in ``data[i * n : (i + 1) * n]``, and ``labels`` in
-    ``T.cast(labels, "int32")[i * n : (i + 1) * n]``.
+    For an input i it is ``data`` in ``data[i * n : (i + 1) * n]``.
     """
     inputs, shared = set(inputs), []
-    for variable in ancestors([each for each in expressions if isinstance(each, Variable)]):
-        if variable.owner is not None and isinstance(variable.owner.op, host.Subtensor):
-            shared += sliced_minibatch(variable.owner, inputs)[1]
+    for node in nodes_of([each for each in expressions if isinstance(each, Variable)]):
+        if isinstance(node.op, host.Subtensor):
+            shared += sliced_minibatch(node, inputs)[1]
     return list(dict.fromkeys(shared))
 
 
