@@ -40,19 +40,19 @@ class NoTheano:
 
 
 class TheanoFinder:
-    """Changes a few modules as they are imported: before, after, or in place of their code."""
+    """Changes a few modules as they are imported: before or after their code runs."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return None for all but the modules in `PREPARERS`, `FINISHERS` and `SUBSTITUTES`."""
+        """Return None for all but the modules in `PREPARERS` and `FINISHERS`."""
         prepare, finish = PREPARERS.get(name, _nothing), FINISHERS.get(name, _nothing)
-        if name not in SUBSTITUTES and prepare is finish:
+        if prepare is finish:
             return None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
                 break
         else:
-            return _spec_of_substitute(name)
+            return None
         if spec.loader is None:  # a folder without __init__.py
             return spec
         execute = spec.loader.exec_module
@@ -158,13 +158,11 @@ def split_like_a_shell(blas):
 def mend_lock(compilelock):
     """Mend the lock of Theano's compile cache: its waits are long and loud, and it has races.
 
-    Theano polls every few seconds, and prints which process holds the lock. Ranks that compile at
-    the same time wait for one another often, and mostly for less than a second: here they poll
-    often, and print about it only after a while.
-
-    If two processes see that the owner has gone, in Theano the slower one removes the lock of the
-    faster, and a process that ends may remove a lock that another has just made. Here the operating
-    system lets one process at a time take the lock, and each removes only its own.
+    Ranks that compile at the same time wait for one another often, and mostly for less than a
+    second: here they poll often, and print about it only after a while. If two processes see that
+    the owner has gone, in Theano the slower one removes the lock of the faster, and a process that
+    ends may remove a lock that another has just made. Here the operating system lets one process at
+    a time take the lock, and each removes only its own.
     """
     import os
     import time
@@ -222,11 +220,8 @@ def _take_turn(turn):
 
     try:
         fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a forked process does not have it
-    except OSError as error:
-        return error.errno not in (
-            errno.EACCES,
-            errno.EAGAIN,
-        )  # else a disk without locks
+    except OSError as error:  # with another number, it is a disk without locks
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True
 
 
@@ -253,14 +248,18 @@ def restore_collections(module):
             setattr(collections, name, getattr(abc, name))
 
 
-def fill_downsample(downsample):
-    """Define pooling with the names of function and arguments that Lasagne 0.1 uses."""
-    from theano.tensor.signal import pool
+def add_downsample(signal):
+    """Define pooling with the names of module, function and arguments that Lasagne 0.1 uses."""
+    from types import ModuleType
 
     def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode="max"):
+        from theano.tensor.signal import pool
+
         return pool.pool_2d(input, ds, ignore_border, stride=st, pad=padding, mode=mode)
 
-    downsample.max_pool_2d = max_pool_2d
+    signal.downsample = ModuleType("theano.tensor.signal.downsample")
+    signal.downsample.max_pool_2d = max_pool_2d
+    sys.modules[signal.downsample.__name__] = signal.downsample
 
 
 def hide_mpi(module):
@@ -281,17 +280,6 @@ def show_mpi(module):
 
 def _nothing(module):
     pass
-
-
-def _spec_of_substitute(name):
-    """Return the spec of a module that no finder has, or None if there is no substitute."""
-    from importlib.machinery import ModuleSpec
-
-    class SubstituteLoader:
-        create_module = staticmethod(_nothing)
-        exec_module = staticmethod(SUBSTITUTES.get(name))
-
-    return ModuleSpec(name, SubstituteLoader()) if name in SUBSTITUTES else None
 
 
 NO_THEANO = (
@@ -317,9 +305,9 @@ FINISHERS = {
     "theano.configparser": set_defaults,
     "theano.gof.compilelock": mend_lock,
     "theano.tensor.blas": split_like_a_shell,
+    "theano.tensor.signal": add_downsample,
 }
 QUIET_SECONDS = 30.0  # a wait for the lock prints nothing for this long
-SUBSTITUTES = {"theano.tensor.signal.downsample": fill_downsample}
 
 
 def section_and_option(name):
