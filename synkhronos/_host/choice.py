@@ -24,15 +24,7 @@ TO_INSTALL = (
 
 
 def choose(environment=os.environ, modules=sys.modules, is_installed=None, version=None) -> str:
-    """Return the name of the host: "theano" or "pytensor".
-
-    Raises
-    ------
-    ValueError
-        If SYNKHRONOS_HOST has another value.
-    ImportError
-        If neither library is installed, or not the one that SYNKHRONOS_HOST names.
-    """
+    """Return the name of the host, "theano" or "pytensor", or raise ValueError or ImportError."""
     installed = is_installed or _is_installed
     version = version or sys.version_info[:2]
     asked = environment.get(VARIABLE, "").strip().lower()
@@ -91,10 +83,7 @@ def library_of(value) -> str:
 
 
 def advice(value, title: str) -> str:
-    """Return a sentence, after a space, about a value of another library than the host's.
-
-    It is empty for any other value. `title` is the host's: "Theano" or "PyTensor".
-    """
+    """Return a sentence, after a space, about a value of another library than the host's, or ""."""
     other = library_of(value)
     if other in ("", title.lower()):
         return ""

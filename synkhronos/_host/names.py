@@ -111,15 +111,10 @@ from synkhronos._host.base.cells import (
     unwatch,
     watch,
 )
-from synkhronos._host.base.dividing import (
-    AS_SERIAL,
-    CannotDivide,
-    Mistake,
-    divide,
-    divide_step,
-    examine,
-)
+from synkhronos._host.base.dividing.alone import Mistake, examine
+from synkhronos._host.base.dividing.division import CannotDivide, divide
 from synkhronos._host.base.dividing.serial_functions import count_alone
+from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 from synkhronos._host.base.functions import (
     added_to,
     as_update,

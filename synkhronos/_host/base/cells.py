@@ -92,10 +92,9 @@ def _watched(plain_class):
 
 
 def watch(variable, on_set, on_read=None, on_take=None) -> None:
-    """Call ``on_set()`` when the script sets a shared variable, ``on_read(value)`` when it reads.
+    """Call back when the script sets or reads a shared variable, or takes ``container.storage``.
 
-    By ``set_value``, ``get_value`` or ``container.value``; ``container.storage`` calls
-    ``on_take()``. Compiled functions, and writes to a borrowed array, call nothing.
+    Compiled functions, and writes to a borrowed array, call nothing.
     """
     container = variable.container
     if isinstance(container, _Watched):
@@ -142,11 +141,7 @@ def tell(variable) -> None:
 
 @contextlib.contextmanager
 def lend(variable, rows):
-    """Make a shared variable hold some of its rows inside a with block.
-
-    Compiled functions read the value from the variable's storage cell at every call, so no other
-    function is compiled for this. A value that an update stores inside the block stays.
-    """
+    """Let a shared variable hold some of its rows in a with block, unless it is updated there."""
     storage = cell(variable)
     whole = storage[0]
     storage[0] = rows

@@ -174,10 +174,7 @@ def set_default_update(variable, expression):
 
 
 def line_of(variable) -> str:
-    """Return "file:line" where the script made a variable; "" if the library has not noted it.
-
-    For a gradient it may be the line of a variable that it is computed from.
-    """
+    """Return "file:line" where the script made a variable, or what it is computed from; or ""."""
     for each in itertools.islice(ancestors([variable]), _NEAR):
         traces = [trace for trace in getattr(each.tag, "trace", None) or [] if trace]
         lines = [(file, line) for trace in traces for file, line, *_ in reversed(trace)]
@@ -283,6 +280,14 @@ def _has_effects(node):
     if kind.__module__.partition(".")[0] not in _PACKAGES or kind.__name__ in _WITH_EFFECTS:
         return True
     return any(map(_has_effects, nodes_of(host.inner_outputs(node.op))))
+
+
+def number(variable):
+    """Return the number that a variable always is, if the graph says it, else None."""
+    try:
+        return host.get_scalar_constant_value(variable)
+    except host.NotScalarConstantError:
+        return None
 
 
 def operation_name(node):

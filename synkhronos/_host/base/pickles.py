@@ -84,8 +84,7 @@ def dump_with(pickler, settings, functions, known, new, values=None) -> bytes:
 def load_with(set_settings, finish, data, variables, make=lambda sent, variables: sent):
     """Undo `dump_with`: add the new variables to `variables`; return the functions and their ids.
 
-    ``finish(function)`` returns the function that is to be called, ``make(value, variables)`` the
-    variable of a value that was sent in its place.
+    ``make(value, variables)`` returns the variable of a value that was sent in its place.
     """
     file = io.BytesIO(data)
     set_settings(pickle.load(file))

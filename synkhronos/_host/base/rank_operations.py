@@ -37,8 +37,7 @@ class RankOperation(host.Operation):
 class AllReduce(RankOperation):
     """Reduces each input over the ranks; outside of a call, the identity.
 
-    Each reduction has a serial number, which identifies it on all ranks. The subclass of each host
-    library reduces.
+    A serial number identifies a reduction on all ranks. The subclass of each host library reduces.
     """
 
     name = "AllReduce"  # for messages

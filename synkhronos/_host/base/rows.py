@@ -39,10 +39,7 @@ def numbers_of_rows(index, size, length=None):
 
 
 class Rows(host.Operation):
-    """The numbers of the rows of one minibatch: `size` from ``index * size`` on, below `length`.
-
-    The operands are index, size and, if there is one, length: integers.
-    """
+    """The numbers of the rows of one minibatch, from index, size and perhaps the length."""
 
     __props__ = ()
 
@@ -85,10 +82,7 @@ class TotalRows(RankNumbers):
 
 
 def bounds_of_rank(start, stop, length):
-    """Return [start, stop] of this rank's part of a slice, and the number of rows of the slice.
-
-    Outside of a call the part is the whole slice.
-    """
+    """Return [start, stop] of this rank's part of a slice, and the number of rows of the slice."""
     start, stop, _ = slice(start, stop).indices(length)
     n_rows = max(0, stop - start)
     first, end = 0, n_rows
@@ -173,8 +167,7 @@ def _keeps_rows(node):
 def compile_number(expression, inputs):
     """Return a function that computes an integer from the values of all inputs, in Python.
 
-    Raises ValueError if the expression needs a variable that is neither one of the inputs nor
-    shared: the message begins with its verb.
+    The message of a ValueError begins with its verb.
     """
     if isinstance(expression, Constant):
         value = int(expression.data)

@@ -14,7 +14,7 @@ import numpy as np
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import rows_of_ranks
 from synkhronos._host.base.chosen_library import ancestors, indices_of, io_toposort
-from synkhronos._host.base.functions import updates_by_default
+from synkhronos._host.base.functions import number, updates_by_default
 from synkhronos._host.base.rank_operations import RankOperation, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 
@@ -84,8 +84,7 @@ class OwnRows(RankOperation):
 def draws_of_all_rows(scattered, outputs, updates, kwargs):
     """Return outputs, updates and keyword arguments of a function that draws as a serial one.
 
-    `scattered` are the inputs and shared variables of which each rank has other rows. Raises
-    ``ValueError`` for random numbers that can't be drawn so.
+    `scattered` are the inputs and shared variables of which each rank has other rows.
     """
     givens = kwargs.get("givens") or ()
     replace = dict(givens.items() if hasattr(givens, "items") else givens)
@@ -116,7 +115,7 @@ def _rebuilt(expressions, scattered):
         inputs = [new.get(v, v) for v in node.inputs]
         if isinstance(node.op, host.DRAWS):
             if own.draws_one_item_per_row(node):
-                own.remember(node.outputs[1])
+                own.variables.add(node.outputs[1])
                 size, inputs[1] = inputs[1], WholeSize()(inputs[1])
                 state, numbers = node.clone_with_new_inputs(inputs).outputs
                 new.update(zip(node.outputs, [state, OwnRows()(numbers, size)]))
@@ -141,41 +140,34 @@ class _OwnVariables:
     """Variables that differ between ranks, because they are computed from `scattered` ones."""
 
     def __init__(self, scattered):
-        self._own = {*scattered}
+        self.variables = {*scattered}
         self._moved = set()  # those whose axis 0 may not be the rows
         self._elsewhere = set()  # those whose axis 0 is certainly not the rows, such as x.T
 
     def follow(self, node):
         """Add the outputs of a node that is given some of these variables."""
         is_other_length = self.axis_of(node.outputs[0]) not in (None, 0)
-        if is_other_length or not self._own.intersection(node.inputs):
+        if is_other_length or not self.variables.intersection(node.inputs):
             return
         if self._has_other_rows(node):
             self._elsewhere.update(node.outputs)
-        self._own.update(node.outputs)
+        self.variables.update(node.outputs)
         if self._moves_rows(node) or self._moved.intersection(node.inputs):
             self._moved.update(node.outputs)
 
-    def remember(self, numbers):
-        """Add random numbers, of which each rank takes its rows."""
-        self._own.add(numbers)
-
     def draws_one_item_per_row(self, node):
-        """Return whether axis 0 of the numbers that a node draws is the rows.
-
-        Raises ``ValueError`` if that is unclear, or if the ranks would draw other numbers.
-        """
+        """Return whether axis 0 of the numbers that a node draws is the rows; refuse if unclear."""
         _, size, *parameters = node.inputs
-        if self._own.intersection(parameters):
+        if self.variables.intersection(parameters):
             raise ValueError(
                 f"serial_random: the parameters of {node.op} depend on the rows of an input, "
                 "and each rank has only some of them. Draw uniform numbers, and compute the "
                 "others from them."
             )
-        if size not in self._own:
+        if size not in self.variables:
             return False
         first, *others = _lengths(size)
-        is_right = self.axis_of(first) == 0 and not self._own.intersection(others)
+        is_right = self.axis_of(first) == 0 and not self.variables.intersection(others)
         if not is_right and _shaped(size) in (None, *self._elsewhere):
             raise ValueError(
                 f"serial_random: {node.op} draws numbers of size {size}. Each rank can take its "
@@ -188,7 +180,7 @@ class _OwnVariables:
         """Return the axis whose length a variable is; None if it is none, or unclear."""
         measured, axis = _measured(length)
         is_unclear = (axis and measured in self._moved) or measured in self._elsewhere
-        if measured not in self._own or is_unclear:
+        if measured not in self.variables or is_unclear:
             return None
         return axis % measured.ndim
 
@@ -196,9 +188,9 @@ class _OwnVariables:
         """Return whether axis 0 of a node's output is certainly not the rows, as of a gradient."""
         op, first = node.op, node.inputs[0]
         if isinstance(getattr(op, "core_op", op), host.Dot):
-            return first.ndim == 2 and (first in self._elsewhere or first not in self._own)
+            return first.ndim == 2 and (first in self._elsewhere or first not in self.variables)
         if isinstance(op, host.Elemwise):
-            return self._own.intersection(node.inputs) <= self._elsewhere
+            return self.variables.intersection(node.inputs) <= self._elsewhere
         if isinstance(op, host.DimShuffle):
             keeps = op.new_order[:1] == (0,)
         elif isinstance(op, host.CAReduce):
@@ -236,9 +228,8 @@ def _measured(length):
     if node is not None and isinstance(node.op, host.Subtensor):
         shape = node.inputs[0].owner
         if shape is not None and isinstance(shape.op, host.Shape):
-            [index] = indices_of(node)
-            axis = host.constant_number(index)
-            return (None, None) if axis is None else (shape.inputs[0], axis)
+            axis = None if isinstance(indices_of(node)[0], slice) else number(*indices_of(node))
+            return (None, None) if axis is None else (shape.inputs[0], int(axis))
     return None, None
 
 

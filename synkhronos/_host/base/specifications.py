@@ -7,8 +7,7 @@ from synkhronos._host.base.chosen_library import Variable, without_tuple
 def read_input(given):
     """Return the variable of an input, and a dict of its other properties; None if it is no input.
 
-    `mutable` and `borrow` are left out: they permit a function to reuse the memory of an input,
-    which here the ranks share.
+    Without `mutable` and `borrow`: ranks share the memory that these permit to reuse.
     """
     given = without_tuple(given)
     if isinstance(given, Variable):
@@ -38,10 +37,7 @@ def is_kept(value):
 
 
 def storage(variable, value):
-    """Return a shared variable of an input's type: for its first value, or for a container.
-
-    Raises ``TypeError`` for a container of another type.
-    """
+    """Return a shared variable of an input's type: for its first value, or for a container."""
     if isinstance(value, (host.Container, host.SharedVariable)) and value.type != variable.type:
         raise TypeError(f"it holds values of type {value.type}")
     if isinstance(value, host.SharedVariable):

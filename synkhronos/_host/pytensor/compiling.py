@@ -36,10 +36,7 @@ from synkhronos._machine.log import log
 
 
 def compile_function(inputs, outputs, **kwargs):
-    """Return a compiled PyTensor function that takes checked arrays and returns a list.
-
-    Raises ValueError for a mode whose arrays are not NumPy's.
-    """
+    """Return a compiled PyTensor function that takes checked arrays and returns a list."""
     computed = computed_by(outputs, **kwargs)
     mode = _checked(get_mode(kwargs.get("mode")))
     kwargs["mode"] = with_fused_reductions(mode, computed)
@@ -68,8 +65,7 @@ def _checked(mode):
 def compile_now(function):
     """Return a function; numba compiles it now, if at all, for the arguments that ranks pass.
 
-    Numba finds code that any process has compiled before in its cache. An error is left to the
-    first call, which raises it again.
+    An error is left to the first call, which raises it again.
     """
     if not isinstance(function.maker.linker, NumbaLinker):
         return function

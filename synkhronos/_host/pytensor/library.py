@@ -39,7 +39,9 @@ from pytensor.tensor.basic import (
     Split,
     TensorFromScalar,
 )
+from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.extra_ops import CpuContiguous, CumOp
 from pytensor.tensor.extra_ops import Repeat as RepeatOp
 from pytensor.tensor.math import Argmax, Dot, Prod
@@ -85,10 +87,7 @@ def tensor_type(dtype, fixed_axes):
 
 
 def ancestors(variables, blockers=()):
-    """Return variables and all that they are computed from, as written, from left to right.
-
-    What `blockers` are computed from is left out.
-    """
+    """Return variables and all that they, but no `blockers`, are computed from, as written."""
 
     def before(each):
         return each.owner and each not in blockers and each.owner.inputs
@@ -130,11 +129,6 @@ def indices_of(node):
 def taken_rows(node):
     """Return the row numbers by which a node selects rows of its first input; else None."""
     return indices_of(node)[0] if isinstance(node.op, AdvancedSubtensor) else None
-
-
-def constant_number(variable):
-    """Return the integer that an index always is, if the graph says it; else None."""
-    return int(variable.data) if isinstance(variable, Constant) else None
 
 
 def in_place_rewriter(op, rewrite):

@@ -51,10 +51,7 @@ def _rebuild_function(nodes, maker, input_storage):
 
 
 def dump(functions, known, new, portable=False) -> bytes:
-    """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
-
-    `portable` is False: PyTensor has no variables on devices.
-    """
+    """Pickle functions, sending the variables of `known` as ids and those of `new` whole."""
     for function, _ in functions.values():
         compile_now(function)  # once, before all workers would compile it at the same time
     return dump_with(_PyTensorPickler, _settings(), functions, known, new)

@@ -50,11 +50,7 @@ def compile_function(inputs, outputs, **kwargs):
 
 
 def mode_for(outputs, mode):
-    """Return the mode to compile for ranks with.
-
-    It has the rewrites for CPUs if it compiles C code, and fuses AllReduces if there are any.
-    Raises ``TypeError`` for an AllReduce inside a scan.
-    """
+    """Return the mode to compile for ranks with: with fused AllReduces and rewrites for CPUs."""
     mode = get_mode(mode)
     if device_arrays.device_kind() == "cpu":
         mode = switch.for_cpus(mode)

@@ -8,11 +8,7 @@ from synkhronos._host.theano import device_arrays
 
 
 class TheanoAllReduce(rank_operations.AllReduce):
-    """Reduces each input over the ranks; outside of a call, the identity.
-
-    Outputs that are `lent` stay in the memory where the ranks reduce them, valid until the next
-    run: see `lending`.
-    """
+    """Reduces each input over the ranks; those `lent` stay in the memory of ranks: `lending`."""
 
     __props__ = (*rank_operations.AllReduce.__props__, "lent")
     bucket = None  # its number, if the reduction was begun before: see `overlapping`

@@ -23,13 +23,9 @@ from synkhronos._host.theano.graph import TheanoAllReduce
 
 
 class Landing(gof.Op):
-    """An array, of any contents, for a product of matrices, in shared memory if possible.
+    """An array, of any contents, for a product of matrices, in shared memory if possible."""
 
-    `position` is the position of the product among the inputs of the AllReduce; `bucket` is the
-    number of its bucket, if there are several.
-    """
-
-    __props__ = ("position", "bucket")
+    __props__ = ("position", "bucket")  # among the inputs of the AllReduce; of several buckets
 
     def __init__(self, position, bucket=None):
         self.position, self.bucket = position, bucket

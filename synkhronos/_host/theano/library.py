@@ -29,7 +29,15 @@ from theano.printing import Print
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.scan_module.scan_op import Scan
 from theano.scan_module.scan_utils import equal_computations
-from theano.tensor import Dot, Reshape, ScalarFromTensor, TensorFromScalar, TensorType
+from theano.tensor import (
+    Dot,
+    NotScalarConstantError,
+    Reshape,
+    ScalarFromTensor,
+    TensorFromScalar,
+    TensorType,
+    get_scalar_constant_value,
+)
 from theano.tensor.basic import Alloc, AllocEmpty, ARange, Argmax, Join, Split
 from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Prod
 from theano.tensor.extra_ops import CpuContiguous, CumOp, RepeatOp
@@ -103,10 +111,7 @@ def inner_outputs(op):
 
 
 def without_tuple(given):
-    """Return the variable or In that a tuple stands for; None if Theano refuses the tuple.
-
-    Any other input is returned as it is.
-    """
+    """Return the variable or In that a tuple stands for; None if Theano refuses the tuple."""
     if not isinstance(given, (list, tuple)):
         return given
     # Theano sets the value of an In that stands in a tuple.
@@ -140,14 +145,6 @@ def indices_of(node):
 def taken_rows(node):
     """Return the row numbers by which a node selects rows of its first input; else None."""
     return node.inputs[1] if isinstance(node.op, AdvancedSubtensor1) else None
-
-
-def constant_number(variable):
-    """Return the integer that an index always is, if the graph says it; else None."""
-    try:
-        return int(tensor.get_scalar_constant_value(variable))
-    except (tensor.NotScalarConstantError, TypeError, ValueError):
-        return None
 
 
 def in_place_rewriter(op, rewrite):

@@ -53,10 +53,7 @@ class Expression(NamedTuple):
 
 
 def without_devices(inputs, outputs, updates, kwargs) -> Expression:
-    """Return the expression of a function, with all default updates among its updates.
-
-    Raises ``TypeError`` for an operation that only devices have.
-    """
+    """Return the expression of a function, with all default updates among its updates."""
     rewriter = _Rewriter()
     givens = kwargs.get("givens") or []
     pairs = list(givens.items() if hasattr(givens, "items") else givens)

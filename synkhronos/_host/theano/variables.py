@@ -57,11 +57,7 @@ def shared_zeros(variable, dtype, name):
 
 
 def cast_value(variable, value):
-    """Return a value as a NumPy array of a variable's dtype and number of dimensions.
-
-    Raises Theano's exception if it can't be cast without loss. The caller checks the lengths of
-    fixed axes.
-    """
+    """Return a value as a NumPy array of a variable's dtype and ndim, cast without loss."""
     plain = TensorType(variable.dtype, (False,) * variable.ndim)
     return np.asarray(plain.filter(value))
 

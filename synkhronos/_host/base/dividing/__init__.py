@@ -4,20 +4,5 @@ The folder of each host library has those of its own operations, beside `interce
 """
 
 from synkhronos._host.base.dividing import elementwise, indices, relating, scans, shapes
-from synkhronos._host.base.dividing.alone import Mistake, examine
-from synkhronos._host.base.dividing.division import CannotDivide, divide
-from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 
-__all__ = [
-    "AS_SERIAL",
-    "CannotDivide",
-    "Mistake",
-    "divide",
-    "divide_step",
-    "elementwise",
-    "examine",
-    "indices",
-    "relating",
-    "scans",
-    "shapes",
-]
+__all__ = ["elementwise", "indices", "relating", "scans", "shapes"]

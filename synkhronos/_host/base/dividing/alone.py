@@ -24,7 +24,6 @@ from synkhronos._host.base.dividing.division import (
     CannotDivide,
     Division,
     Value,
-    number,
     rebuilt,
     vector_length,
 )
@@ -43,6 +42,7 @@ from synkhronos._host.base.dividing.relating import (
     related,
     worst_of,
 )
+from synkhronos._host.base.functions import number
 from synkhronos._host.base.rank_operations import AllReduce, RankOperation, RankWeight
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.base.serial_random import OwnRows, WholeSize
@@ -66,15 +66,12 @@ class Mistake(NamedTuple):
 
 
 class WrittenForRanks(Division):
-    """The values of a graph whose user has said which inputs are scattered.
-
-    `draws_all` says whether random numbers that are not for each row are the same on all ranks.
-    """
+    """The values of a graph whose user has said which inputs are scattered."""
 
     def __init__(self, inputs, values, draws_all=False, **kwargs):
         super().__init__(inputs, values, **kwargs)
         self.scatters = True  # so minibatches that the user slices stay whole
-        self.draws_all = draws_all
+        self.draws_all = draws_all  # whether ranks draw the same numbers, if not for each row
 
     def _apply(self, node):
         if isinstance(node.op, (Rows, OwnRows)):

@@ -18,9 +18,7 @@ from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import Constant, Variable, io_toposort, tensor
 from synkhronos._host.base.dividing.chosen_operations import (
     OPTIONS,
-    NotScalarConstantError,
     all_reduce,
-    get_scalar_constant_value,
     get_vector_length,
     is_array_variable,
     is_random_state,
@@ -28,7 +26,7 @@ from synkhronos._host.base.dividing.chosen_operations import (
     rebuild_collect_shared,
     scalar,
 )
-from synkhronos._host.base.functions import operation_name
+from synkhronos._host.base.functions import number, operation_name
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -52,14 +50,11 @@ _INSTEAD = (
 
 
 class CannotDivide(Exception):
-    """A function can't be divided over the ranks; the message says why, without a subject.
-
-    `instead` says what to write to have it divided, `variable` what can't be computed.
-    """
+    """A function can't be divided over the ranks; the message says why, without a subject."""
 
     def __init__(self, reason, instead=_INSTEAD):
         super().__init__(reason)
-        self.instead = instead
+        self.instead = instead  # what to write to have it divided
         self.variable = None  # the one that can't be computed, if it is known
 
 
@@ -102,7 +97,6 @@ def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) ->
     """Divide a function, given by arguments of ``theano.function``, with its default updates.
 
     `optional` are the positions of inputs that have values, which calls may leave out.
-    Raises `CannotDivide`, with the reason.
     """
     computed, update_of = rebuilt(inputs, outputs, updates, givens, no_default_updates)
     targets = list(update_of)
@@ -480,10 +474,9 @@ def _is_multiple(node):
 
 
 def with_inferred_lengths(inputs, *counted):
-    """Return lists of expressions with ``shape`` in place of `Shape_i`.
+    """Return lists of expressions with ``shape``, which Theano infers, in place of `Shape_i`.
 
-    Theano infers a ``shape`` from the inputs; for a `Shape_i` a call would compute the array, and
-    so run scans only to count rows.
+    For a `Shape_i` a call would compute the array, and so run scans only to count rows.
     """
     new = {}
     for node in io_toposort(inputs, [each for some in counted for each in some]):
@@ -571,10 +564,7 @@ def copied(wanted, replace):
 
 
 def of_length(division, node, values):
-    """Apply an operation to one length or shape, and to values that are the same on all ranks.
-
-    It is applied twice: to the rank's length, and to the total, the length in serial Theano.
-    """
+    """Apply an operation to one length or shape, the rank's and the serial one, and the same."""
     [old] = [value for value in values if value.kind in (LENGTH, SHAPE)]
     [mine] = division.apply(node, [value.variable for value in values])
     total = [value.total if value is old else value.variable for value in values]
@@ -613,14 +603,6 @@ def _may_wrap(part):
 def fits(dtype, within):
     """Return whether any sum of integers of a dtype fits into another one."""
     return np.dtype(dtype).itemsize <= 4 and within in ("int64", "uint64")
-
-
-def number(variable):
-    """Return the number that a variable always is, if the graph says it, else None."""
-    try:
-        return get_scalar_constant_value(variable)
-    except NotScalarConstantError:
-        return None
 
 
 def vector_length(variable):

@@ -19,12 +19,12 @@ from synkhronos._host.base.dividing.division import (
     counts_rows,
     fits,
     keeps_sums,
-    number,
     of_length,
     rule,
     vector_length,
 )
 from synkhronos._host.base.dividing.shapes import constant, quotient
+from synkhronos._host.base.functions import number
 
 
 @rule(host.Elemwise)

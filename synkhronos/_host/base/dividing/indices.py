@@ -20,11 +20,11 @@ from synkhronos._host.base.dividing.division import (
     axis_of,
     copied,
     ending,
-    number,
     rule,
     vector_length,
 )
 from synkhronos._host.base.dividing.shapes import constant
+from synkhronos._host.base.functions import number
 from synkhronos._host.base.rows import sliced_minibatch
 
 MASK = "Multiply by the mask in place of a selection: (mask * x).sum() / mask.sum()."
@@ -81,10 +81,7 @@ def _subtensor_of_shape(division, node, value):
 
 
 def lengths_taken(node, n_lengths):
-    """Return the positions of the items that are taken of a shape, and whether by a slice.
-
-    The positions are None if the graph does not say them.
-    """
+    """Return the positions of the items that are taken of a shape, or None, and if by a slice."""
     [index] = indices_of(node)
     is_slice = isinstance(index, slice)
     bounds = [index.start, index.stop, index.step] if is_slice else [index]

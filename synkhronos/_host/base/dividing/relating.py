@@ -25,10 +25,10 @@ from synkhronos._host.base.dividing.division import (
     SHAPE,
     STREAM,
     UNKNOWN,
-    number,
 )
 from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
 from synkhronos._host.base.dividing.indices import lengths_taken
+from synkhronos._host.base.functions import number
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 # How a rank's own value is related to the serial one, s; d is the degree.

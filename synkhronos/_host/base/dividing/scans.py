@@ -30,9 +30,9 @@ from synkhronos._host.base.dividing.division import (
     Division,
     RowsOfRank,
     Value,
-    number,
     rule,
 )
+from synkhronos._host.base.functions import number
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 

@@ -27,11 +27,11 @@ from synkhronos._host.base.dividing.division import (
     axis_of,
     counts_rows,
     keeps_sums,
-    number,
     of_length,
     rule,
     vector_length,
 )
+from synkhronos._host.base.functions import number
 
 
 @rule(host.Shape)

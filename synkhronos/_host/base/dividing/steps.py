@@ -45,8 +45,7 @@ def divide_step(
     `rows` has the axis of rows of each variable of which ranks have different rows: inputs, and
     shared variables. Outputs are pairs (variable, mode). One stays as it is if its mode is another
     than `AS_SERIAL`, and asks for something else than the serial value, such as the largest of the
-    ranks' means. `draws_all` is that of `WrittenForRanks`. Raises `CannotDivide`, with the
-    reason.
+    ranks' means.
     """
     variables = [variable for variable, _ in outputs]
     computed, update_of = rebuilt(inputs, variables, list(updates), givens, no_default_updates)

@@ -11,8 +11,6 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scan.op import Scan
 from pytensor.tensor import get_vector_length
-from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
-from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.sort import SortOp
 from pytensor.tensor.type import integer_dtypes
 

@@ -59,10 +59,7 @@ class Facts(NamedTuple):
 
 
 def tf32() -> bool:
-    """Return whether the environment wants float32 convolutions in TF32.
-
-    Raises ValueError if it says something else than yes or no.
-    """
+    """Return whether the environment wants float32 convolutions in TF32."""
     text = os.environ.get(VARIABLE, "").strip()
     if text not in ("", "0", "1"):
         raise ValueError(
@@ -150,11 +147,7 @@ def enable(context, wanted: str, warns: bool) -> None:
 
 
 def find():
-    """Return the CuDNN in the folders of Theano's flags, else that of the loader; None if neither.
-
-    The flags are dnn.library_path and dnn.include_path. Raises UnusableError if the library can't
-    be opened, is of a version that this module does not support, or has no headers of its version.
-    """
+    """Return the CuDNN in the folders of Theano's flags, else the loader's; None if neither."""
     from theano import config
 
     folder, headers = config.dnn.library_path, config.dnn.include_path

@@ -16,9 +16,9 @@ from synkhronos._host.base.dividing.division import (
     Value,
     copied,
     ending,
-    number,
     rule,
 )
+from synkhronos._host.base.functions import number
 
 
 @rule(raw_random.RandomFunction, mrg_uniform_base)

@@ -6,7 +6,7 @@ from theano.compile.mode import get_mode, optdb
 from theano.compile.pfunc import rebuild_collect_shared
 from theano.gof import FunctionGraph, Query
 from theano.scan_module.scan_op import Scan
-from theano.tensor import NotScalarConstantError, get_scalar_constant_value, get_vector_length
+from theano.tensor import get_vector_length
 from theano.tensor.basic import integer_dtypes
 from theano.tensor.sort import SortOp
 

@@ -9,9 +9,10 @@ from theano.tensor.signal import pool
 from theano.tensor.sort import TopKOp
 
 from synkhronos._host.base.dividing import indices
-from synkhronos._host.base.dividing.division import PART, POSITIONS, ROWS, SAME, number, rule
+from synkhronos._host.base.dividing.division import PART, POSITIONS, ROWS, SAME, rule
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
 from synkhronos._host.base.dividing.relating import linear
+from synkhronos._host.base.functions import number
 
 rule(extra_ops.DiffOp, TopKOp)(along_an_axis)
 rule(basic.MaxAndArgmax)(argmax)

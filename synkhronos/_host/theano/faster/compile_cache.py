@@ -91,10 +91,7 @@ def _check_key(self, key, key_pkl, original=cmodule.ModuleCache.check_key):
 
 
 def modules_of(function):
-    """Return the C modules of a compiled function, for another process of this machine.
-
-    These are (name of this machine, flags for this CPU, list of pairs (node, file of its module)).
-    """
+    """Return this machine, its CPU's flags, and pairs (node, file of its C module)."""
     vm = function.fn
     pairs = []
     for node, thunk in zip(getattr(vm, "nodes", ()), getattr(vm, "thunks", ())):

@@ -8,11 +8,7 @@ from theano.tensor.opt import local_pow_specialize
 
 @gof.local_optimizer([tensor.pow])
 def simplify_power(node):
-    """Simplify a power whose exponent is a constant scalar with more axes, such as a square.
-
-    Theano doesn't simplify expressions that its last simplifications have made, such as the
-    variance of a batch normalization.
-    """
+    """Simplify a power by a constant, such as a square, that Theano's last simplifications made."""
     if node.op != tensor.pow:
         return False
     base, exponent = node.inputs
