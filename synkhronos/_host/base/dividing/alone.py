@@ -13,14 +13,7 @@ from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import ancestors, tensor
 from synkhronos._host.base.dividing.chosen_operations import is_random_state, scalar
 from synkhronos._host.base.dividing.division import (
-    LENGTH,
     NOT_FOR_ROWS,
-    PART,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
     CannotDivide,
     Division,
     Value,
@@ -28,6 +21,7 @@ from synkhronos._host.base.dividing.division import (
     vector_length,
 )
 from synkhronos._host.base.dividing.elementwise import reduced_axes
+from synkhronos._host.base.dividing.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.dividing.relating import (
     ADDS,
     EQUAL,

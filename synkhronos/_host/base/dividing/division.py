@@ -26,20 +26,20 @@ from synkhronos._host.base.dividing.chosen_operations import (
     rebuild_collect_shared,
     scalar,
 )
+from synkhronos._host.base.dividing.kinds import (
+    LENGTH,
+    PART,
+    POSITIONS,
+    ROWS,
+    SAME,
+    SHAPE,
+    STREAM,
+    UNKNOWN,
+)
 from synkhronos._host.base.functions import number, operation_name
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
 from synkhronos._machine.deep_recursion import recurses_deep
-
-# The kinds of values that a variable has on the ranks.
-SAME = "same"  # all ranks have the value that serial Theano has
-ROWS = "rows"  # each rank has its rows of that value, along one axis
-PART = "part"  # the values of all ranks add up to it
-LENGTH = "length"  # a number that is proportional to the rank's number of rows
-SHAPE = "shape"  # a vector, with a length at one position and else the same
-POSITIONS = "positions"  # the numbers of the rank's rows, from 0 on each rank
-STREAM = "stream"  # a random state
-UNKNOWN = "unknown"  # no rule says; an error only if an operation needs it
 
 MANY = 4  # if more inputs are vectors, all of them have rows, or none
 

@@ -6,14 +6,6 @@ from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import Constant, ancestors, tensor
 from synkhronos._host.base.dividing.chosen_operations import all_reduce, as_row, of_type, scalar
 from synkhronos._host.base.dividing.division import (
-    LENGTH,
-    PART,
-    POSITIONS,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
     Value,
     axis_of,
     counts_rows,
@@ -22,6 +14,16 @@ from synkhronos._host.base.dividing.division import (
     of_length,
     rule,
     vector_length,
+)
+from synkhronos._host.base.dividing.kinds import (
+    LENGTH,
+    PART,
+    POSITIONS,
+    ROWS,
+    SAME,
+    SHAPE,
+    STREAM,
+    UNKNOWN,
 )
 from synkhronos._host.base.dividing.shapes import constant, quotient
 from synkhronos._host.base.functions import number

@@ -9,13 +9,6 @@ from synkhronos._host.base.dividing.chosen_operations import (
     scalar,
 )
 from synkhronos._host.base.dividing.division import (
-    LENGTH,
-    PART,
-    POSITIONS,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
     Value,
     axis_of,
     copied,
@@ -23,6 +16,7 @@ from synkhronos._host.base.dividing.division import (
     rule,
     vector_length,
 )
+from synkhronos._host.base.dividing.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.dividing.shapes import constant
 from synkhronos._host.base.functions import number
 from synkhronos._host.base.rows import sliced_minibatch

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, Optional
 
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.dividing.chosen_operations import joined, scalar
-from synkhronos._host.base.dividing.division import (
+from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
+from synkhronos._host.base.dividing.indices import lengths_taken
+from synkhronos._host.base.dividing.kinds import (
     LENGTH,
     PART,
     POSITIONS,
@@ -26,8 +28,6 @@ from synkhronos._host.base.dividing.division import (
     STREAM,
     UNKNOWN,
 )
-from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
-from synkhronos._host.base.dividing.indices import lengths_taken
 from synkhronos._host.base.functions import number
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 

@@ -18,20 +18,8 @@ from synkhronos._host.base.dividing.chosen_operations import (
     of_type,
     scan_like,
 )
-from synkhronos._host.base.dividing.division import (
-    LENGTH,
-    PART,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
-    CannotDivide,
-    Division,
-    RowsOfRank,
-    Value,
-    rule,
-)
+from synkhronos._host.base.dividing.division import CannotDivide, Division, RowsOfRank, Value, rule
+from synkhronos._host.base.dividing.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.functions import number
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 

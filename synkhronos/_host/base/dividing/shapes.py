@@ -15,13 +15,6 @@ from synkhronos._host.base.dividing.chosen_operations import (
     simplify,
 )
 from synkhronos._host.base.dividing.division import (
-    LENGTH,
-    PART,
-    POSITIONS,
-    ROWS,
-    SAME,
-    SHAPE,
-    UNKNOWN,
     CannotDivide,
     Value,
     axis_of,
@@ -31,6 +24,7 @@ from synkhronos._host.base.dividing.division import (
     rule,
     vector_length,
 )
+from synkhronos._host.base.dividing.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, UNKNOWN
 from synkhronos._host.base.functions import number
 
 

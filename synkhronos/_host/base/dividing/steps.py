@@ -12,13 +12,8 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 from synkhronos._host.base.chosen_library import ancestors
 from synkhronos._host.base.dividing.alone import Alone, WrittenForRanks, values_of
 from synkhronos._host.base.dividing.chosen_operations import is_random_state
-from synkhronos._host.base.dividing.division import (
-    POSITIONS,
-    ROWS,
-    CannotDivide,
-    rebuilt,
-    with_inferred_lengths,
-)
+from synkhronos._host.base.dividing.division import CannotDivide, rebuilt, with_inferred_lengths
+from synkhronos._host.base.dividing.kinds import POSITIONS, ROWS
 from synkhronos._host.base.rank_operations import RankWeight
 from synkhronos._machine.deep_recursion import recurses_deep
 

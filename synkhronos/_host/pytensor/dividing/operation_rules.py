@@ -21,17 +21,9 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type_other import NoneTypeT
 
 from synkhronos._host.base.dividing import indices
-from synkhronos._host.base.dividing.division import (
-    NOT_FOR_ROWS,
-    PART,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    CannotDivide,
-    rule,
-)
+from synkhronos._host.base.dividing.division import NOT_FOR_ROWS, CannotDivide, rule
 from synkhronos._host.base.dividing.elementwise import as_it_is, dot
+from synkhronos._host.base.dividing.kinds import PART, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.dividing.relating import linear
 
 _WHOLE = slice(None)

@@ -9,15 +9,13 @@ from theano.tensor.subtensor import Subtensor
 
 from synkhronos._host.base.dividing.division import (
     NOT_FOR_ROWS,
-    ROWS,
-    SHAPE,
-    STREAM,
     CannotDivide,
     Value,
     copied,
     ending,
     rule,
 )
+from synkhronos._host.base.dividing.kinds import ROWS, SHAPE, STREAM
 from synkhronos._host.base.functions import number
 
 

@@ -9,8 +9,9 @@ from theano.tensor.signal import pool
 from theano.tensor.sort import TopKOp
 
 from synkhronos._host.base.dividing import indices
-from synkhronos._host.base.dividing.division import PART, POSITIONS, ROWS, SAME, rule
+from synkhronos._host.base.dividing.division import rule
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
+from synkhronos._host.base.dividing.kinds import PART, POSITIONS, ROWS, SAME
 from synkhronos._host.base.dividing.relating import linear
 from synkhronos._host.base.functions import number
 
