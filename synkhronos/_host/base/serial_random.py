@@ -111,7 +111,11 @@ def _rebuilt(expressions, scattered):
     own = _OwnVariables(scattered)
     new = {}  # variable -> the one in its place
     for node in io_toposort([], expressions):
-        _refuse_draws_inside(node)
+        if has_inside(node.op, *host.DRAWS):
+            raise ValueError(
+                f"serial_random: random numbers are drawn inside of {node.op}, where ranks can't "
+                "take their rows. Draw them before it, and give them to it as a sequence."
+            )
         inputs = [new.get(v, v) for v in node.inputs]
         if isinstance(node.op, host.DRAWS):
             if own.draws_one_item_per_row(node):
@@ -125,15 +129,6 @@ def _rebuilt(expressions, scattered):
         if any(now is not before for now, before in zip(inputs, node.inputs)):
             new.update(zip(node.outputs, node.clone_with_new_inputs(inputs).outputs))
     return [new.get(v, v) for v in expressions]
-
-
-def _refuse_draws_inside(node):
-    """Raise ValueError for random numbers that are drawn inside of a scan or OpFromGraph."""
-    if has_inside(node.op, *host.DRAWS):
-        raise ValueError(
-            f"serial_random: random numbers are drawn inside of {node.op}, where ranks can't "
-            "take their rows. Draw them before it, and give them to it as a sequence."
-        )
 
 
 class _OwnVariables:

@@ -67,11 +67,6 @@ def expression_of(function, inputs, outputs, updates, kwargs):
     return portable.without_devices(inputs, outputs, updates, kwargs)
 
 
-def compile_expression(expression):
-    """Compile an expression that `expression_of` returned, for the device of this rank."""
-    return compile_function(**expression.arguments())
-
-
 def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
     try:

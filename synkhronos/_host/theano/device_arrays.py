@@ -239,13 +239,12 @@ def scale_on_device(value, factor) -> None:
 
 def copy_to_device(value, array) -> None:
     """Copy an array, of the host or on the device, into an equal one on the device."""
-    if value.size:
-        if is_on_device(array) and value.ndim:
-            value[...] = array
-        elif value.flags.c_contiguous:
-            value.write(np.ascontiguousarray(array))  # also without axes, which pygpu can't index
-        else:
-            value[...] = array
+    if not value.size:
+        return
+    if value.flags.c_contiguous and not (is_on_device(array) and value.ndim):
+        value.write(np.ascontiguousarray(array))  # also without axes, which pygpu can't index
+    else:
+        value[...] = array
 
 
 def empty_on_device(shape, dtype):

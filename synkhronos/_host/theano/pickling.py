@@ -21,7 +21,7 @@ from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.pickles import Pickler, dump_with, load_with
 from synkhronos._host.theano import cudnn
-from synkhronos._host.theano.compiling import compile_expression
+from synkhronos._host.theano.compiling import compile_function
 from synkhronos._host.theano.faster import compile_cache
 from synkhronos._host.theano.portable import Expression, PortableValue, values_of
 
@@ -160,4 +160,5 @@ def _made(sent, variables):
 
 
 def _compiled(function):
-    return compile_expression(function) if isinstance(function, Expression) else function
+    is_expression = isinstance(function, Expression)
+    return compile_function(**function.arguments()) if is_expression else function

@@ -123,20 +123,15 @@ class _Rewriter:
             raise TypeError(f"{node.op} only runs on devices, and not all ranks have one.")
 
     def _leaf(self, variable):
-        new = self._new.get(variable)
-        if new is not None:
-            return new
+        if variable in self._new:
+            return self._new[variable]
         if isinstance(variable, SharedVariable):
-            new = self.placeholders.get(variable)
-            if new is None:
-                type_ = on_host(variable).type
-                new = self.placeholders[variable] = type_(name=variable.name)
-        elif isinstance(variable, Constant) and device_arrays.is_device_type(variable.type):
-            new = constant(np.asarray(variable.data))
-        else:
-            return variable
-        self._new[variable] = new
-        return new
+            if variable not in self.placeholders:
+                self.placeholders[variable] = on_host(variable).type(name=variable.name)
+            return self.placeholders[variable]
+        if isinstance(variable, Constant) and device_arrays.is_device_type(variable.type):
+            return constant(np.asarray(variable.data))
+        return variable
 
 
 class PortableValue(NamedTuple):

@@ -191,21 +191,20 @@ class Division:
         if not uses_rows and self.scatters:
             raise CannotDivide("computes nothing from the rows of its inputs")
         if not uses_rows:
-            raise CannotDivide(
-                "has no input with rows",
-                "Pass the minibatch as an input, or slice it: data[i * size : (i + 1) * size].",
+            instead = (
+                "Pass the minibatch as an input, or slice it: data[i * size : (i + 1) * size]."
             )
+            raise CannotDivide("has no input with rows", instead)
         outputs = [self._output(each) for each in wanted[:n_outputs]]
         updates = [
             (target, self._update(target, each))
             for target, each in zip(targets, wanted[n_outputs:])
         ]
         pairs = [pair for pair, _, _ in outputs]
-        serial = [each.dtype if is_array_variable(each) else None for each in wanted[:n_outputs]]
         dtypes = [
-            (i, dtype)
-            for i, ((each, mode), dtype) in enumerate(zip(pairs, serial))
-            if mode == "sum" and each.dtype != dtype
+            (i, serial.dtype)
+            for i, ((mine, mode), serial) in enumerate(zip(pairs, wanted))
+            if mode == "sum" and mine.dtype != serial.dtype
         ]
         new = [self.values[each].variable for each in self.inputs]
         return Divided(
@@ -331,11 +330,8 @@ class Division:
 
     def unruled(self, node, options=""):
         """Apply an operation to what is the same on all ranks."""
-        for each in node.inputs:
-            if self.of(each).kind in (ROWS, POSITIONS, STREAM):
-                raise CannotDivide(
-                    f"computes {operation_name(node)}{options} of rows of its inputs"
-                )
+        if any(self.of(each).kind in (ROWS, POSITIONS, STREAM) for each in node.inputs):
+            raise CannotDivide(f"computes {operation_name(node)}{options} of rows of its inputs")
         return self.apply(node, [self.same(each) for each in node.inputs])
 
     def apply(self, node, inputs, kind=SAME, axis=0, exact=False):
@@ -351,12 +347,11 @@ class Division:
 
     def refuse_steps(self, node):
         """Refuse a scan over rows."""
-        self.refuse(
-            node,
-            "rows, one in each step: its steps must be along another axis",
+        instead = (
             "Compute it for all rows at once, without a scan, or scan over the time of arrays "
-            "(time, rows, ...): x.dimshuffle(1, 0, 2).",
+            "(time, rows, ...): x.dimshuffle(1, 0, 2)."
         )
+        self.refuse(node, "rows, one in each step: its steps must be along another axis", instead)
 
     def refuse_length(self, node, variable, axis):
         """Refuse a variable, used beside rows, with another length than 1 along their axis."""
@@ -382,11 +377,9 @@ class Division:
         """Return the number of rows of a call, as the serial function has it."""
         if self.totals:
             return self.totals[0]
-        return next(
-            host.Shape_i(value.axis)(each)
-            for each, value in self.values.items()
-            if each in self.inputs and value.kind == ROWS
-        )
+        rows = (each for each in self.inputs if self.of(each).kind == ROWS)
+        first = next(rows)
+        return host.Shape_i(self.of(first).axis)(first)
 
     def require(self, n_rows):
         """Let only calls with this number of rows be divided."""
@@ -448,10 +441,8 @@ class Division:
                 raise CannotDivide(f"sets the random state {target}")
             return value.variable
         if value.kind == ROWS:
-            raise CannotDivide(
-                f"updates {target} with rows of its inputs",
-                "Return the rows as an output, and pass them as an input of the next call.",
-            )
+            instead = "Return the rows as an output, and pass them as an input of the next call."
+            raise CannotDivide(f"updates {target} with rows of its inputs", instead)
         return self.same(variable)
 
 
@@ -469,8 +460,8 @@ def _loops_over(nodes):
 
 
 def _is_multiple(node):
-    is_elementwise = node is not None and isinstance(node.op, host.Elemwise)
-    return is_elementwise and isinstance(node.op.scalar_op, (scalar.TrueDiv, scalar.Mul))
+    op = getattr(getattr(node, "op", None), "scalar_op", None)
+    return isinstance(op, (scalar.TrueDiv, scalar.Mul))
 
 
 def with_inferred_lengths(inputs, *counted):

@@ -14,7 +14,6 @@ from theano.compile.function_module import orig_function
 from theano.compile.pfunc import pfunc
 
 from synkhronos._host.base.dividing import serial_functions
-from synkhronos._host.theano.dividing import draws as draws
 from synkhronos._host.theano.dividing import operation_rules as operation_rules
 
 

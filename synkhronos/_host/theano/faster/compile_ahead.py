@@ -240,7 +240,7 @@ class _FunctionModules:
         try:
             graph.compile_cmodule(folder)
         except _Asked as asked:
-            return _Command(asked.command)
+            return _Command(*asked.args)
         finally:
             self.is_asking = False
 
@@ -268,10 +268,6 @@ def _like(node):
 
 class _Asked(BaseException):
     """Carries a command out of Theano's functions, which catch and print every Exception."""
-
-    def __init__(self, command):
-        super().__init__()
-        self.command = command
 
 
 class _Command:
@@ -319,15 +315,13 @@ class _Job:
         self.header = header
         self.is_handed_over = False
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed by `stop`
-        nothing = subprocess.DEVNULL
+        files = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": self._messages,
+        }
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=nothing,
-                stdout=nothing,
-                stderr=self._messages,
-                cwd=_working_folder(command),
-            )
+            self._process = subprocess.Popen(command, cwd=_working_folder(command), **files)
         except OSError:
             self._messages.close()
             raise
