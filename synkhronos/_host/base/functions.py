@@ -78,6 +78,11 @@ def nodes_of(variables):
     return dict.fromkeys(each.owner for each in ancestors(variables) if each.owner is not None)
 
 
+def is_by(variable, *classes):
+    """Return whether an operation of one of these classes computes a variable."""
+    return variable.owner is not None and isinstance(variable.owner.op, classes)
+
+
 def shared_in(expressions):
     """Return the shared variables that expressions are computed from, each once."""
     shared = (each for each in ancestors(expressions) if isinstance(each, host.SharedVariable))
@@ -195,11 +200,10 @@ def clips_gradients(expression) -> bool:
 
 def added_to(variable, value):
     """Return the expression that a sum, `value`, adds to a variable; None if it is no such sum."""
-    node = value.owner
-    is_sum = node is not None and isinstance(node.op, host.Elemwise)
-    if not is_sum or type(node.op.scalar_op).__name__ != "Add" or variable not in node.inputs:
+    is_sum = is_by(value, host.Elemwise) and type(value.owner.op.scalar_op).__name__ == "Add"
+    if not is_sum or variable not in value.owner.inputs:
         return None
-    rest = list(node.inputs)
+    rest = list(value.owner.inputs)
     rest.remove(variable)
     if not rest or variable in ancestors(rest):
         return None

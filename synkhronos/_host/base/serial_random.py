@@ -14,7 +14,7 @@ import numpy as np
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import rows_of_ranks
 from synkhronos._host.base.chosen_library import ancestors, indices_of, io_toposort
-from synkhronos._host.base.functions import number, updates_by_default
+from synkhronos._host.base.functions import is_by, number, updates_by_default
 from synkhronos._host.base.rank_operations import RankOperation, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 
@@ -204,34 +204,33 @@ class _OwnVariables:
 def _lengths(size):
     """Return the lengths of which a size is made; the size itself if that is not known."""
     size = _without_casts(size)
-    if size.owner is not None and isinstance(size.owner.op, host.MakeVector):
+    if is_by(size, host.MakeVector):
         return [_without_casts(length) for length in size.owner.inputs]
     return [size]
 
 
 def _shaped(size):
     """Return the variable whose whole shape a size is; None if there is none."""
-    node = _without_casts(size).owner
-    return node.inputs[0] if node is not None and isinstance(node.op, host.Shape) else None
+    size = _without_casts(size)
+    return size.owner.inputs[0] if is_by(size, host.Shape) else None
 
 
 def _measured(length):
     """Return the variable and axis whose length this is; None, None if unclear."""
     node = length.owner
-    if node is not None and isinstance(node.op, host.Shape_i):
+    if is_by(length, host.Shape_i):
         return node.inputs[0], node.op.i
-    if node is not None and isinstance(node.op, host.Subtensor):
-        shape = node.inputs[0].owner
-        if shape is not None and isinstance(shape.op, host.Shape):
-            axis = None if isinstance(indices_of(node)[0], slice) else number(*indices_of(node))
-            return (None, None) if axis is None else (shape.inputs[0], int(axis))
+    if is_by(length, host.Subtensor) and is_by(node.inputs[0], host.Shape) and not length.ndim:
+        axis = number(*indices_of(node))
+        if axis is not None:
+            return node.inputs[0].owner.inputs[0], int(axis)
     return None, None
 
 
 def _without_casts(variable):
-    while variable.owner is not None and (
-        isinstance(variable.owner.op, (host.ScalarFromTensor, host.TensorFromScalar))
-        or (isinstance(variable.owner.op, host.Elemwise) and len(variable.owner.inputs) == 1)
+    while (
+        is_by(variable, host.Elemwise, host.ScalarFromTensor, host.TensorFromScalar)
+        and len(variable.owner.inputs) == 1
     ):
-        variable = variable.owner.inputs[0]
+        [variable] = variable.owner.inputs
     return variable

@@ -36,19 +36,14 @@ from synkhronos._host.base.dividing.relating import (
     related,
     worst_of,
 )
-from synkhronos._host.base.functions import number
+from synkhronos._host.base.functions import is_by, number
 from synkhronos._host.base.rank_operations import AllReduce, RankOperation, RankWeight
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.base.serial_random import OwnRows, WholeSize
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
-_OF_ROWS = (
-    Rows,
-    OwnRows,
-    WholeSize,
-    RankWeight,
-)  # made by `function` or its user
+_OF_ROWS = (Rows, OwnRows, WholeSize, RankWeight)  # made by `function` or its user
 
 
 class Mistake(NamedTuple):
@@ -267,4 +262,4 @@ def _differs(alone, value, relation, rows):
 
 def is_reduced(variable):
     """Return whether a variable is the result of an AllReduce."""
-    return variable.owner is not None and isinstance(variable.owner.op, AllReduce)
+    return is_by(variable, AllReduce)

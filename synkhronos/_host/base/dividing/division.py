@@ -36,7 +36,7 @@ from synkhronos._host.base.dividing.kinds import (
     STREAM,
     UNKNOWN,
 )
-from synkhronos._host.base.functions import number, operation_name
+from synkhronos._host.base.functions import is_by, number, operation_name
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -454,8 +454,7 @@ def _loops_over(nodes):
             for each in node.op.outer_seqs(node.inputs):
                 while each is not None:
                     loops[each] = node
-                    is_slice = each.owner is not None and isinstance(each.owner.op, host.Subtensor)
-                    each = each.owner.inputs[0] if is_slice else None
+                    each = each.owner.inputs[0] if is_by(each, host.Subtensor) else None
     return loops
 
 
@@ -586,8 +585,7 @@ def keeps_sums(part, after):
 
 def _may_wrap(part):
     """Return whether integers may wrap around; no sum of numbers of at most 4 bytes does."""
-    is_sum = part.owner and isinstance(getattr(part.owner.op, "scalar_op", None), scalar.Add)
-    is_sum = is_sum and isinstance(part.owner.op, host.CAReduce)
+    is_sum = is_by(part, host.CAReduce) and isinstance(part.owner.op.scalar_op, scalar.Add)
     return not (is_sum and fits(part.owner.inputs[0].dtype, part.dtype))
 
 
@@ -598,7 +596,7 @@ def fits(dtype, within):
 
 def vector_length(variable):
     """Return the length of a vector if the graph says it, else None."""
-    while variable.owner and isinstance(variable.owner.op, host.Elemwise):
+    while is_by(variable, host.Elemwise):
         if len(variable.owner.inputs) > 1:
             return None
         [variable] = variable.owner.inputs

@@ -25,8 +25,8 @@ from synkhronos._host.base.dividing.kinds import (
     STREAM,
     UNKNOWN,
 )
-from synkhronos._host.base.dividing.shapes import constant, quotient
-from synkhronos._host.base.functions import number
+from synkhronos._host.base.dividing.shapes import constant, measured_in, quotient
+from synkhronos._host.base.functions import is_by, number
 
 
 @rule(host.Elemwise)
@@ -84,11 +84,8 @@ def _chosen_length(node, values):
     if condition is None:
         return None
     value = values[1 if condition else 2]
-    total = value.total if value.kind == LENGTH else None
-    return value._replace(
-        variable=tensor.cast(value.variable, dtype),
-        total=None if total is None else tensor.cast(total, dtype),
-    )
+    total = tensor.cast(value.total, dtype) if value.kind == LENGTH else None
+    return value._replace(variable=tensor.cast(value.variable, dtype), total=total)
 
 
 def _is_proportional(op, node, values):
@@ -124,11 +121,7 @@ def _divided_length(division, node, values):
 
 
 def _is_number_of_rows(division, factors):
-    if (
-        len(factors) != 1
-        or not factors[0].owner
-        or not isinstance(factors[0].owner.op, host.Shape_i)
-    ):
+    if len(factors) != 1 or not is_by(factors[0], host.Shape_i):
         return False
     value = division.of(factors[0].owner.inputs[0])
     is_length = value.kind == ROWS and value.axis == factors[0].owner.op.i
@@ -168,24 +161,18 @@ def _is_safe_factor(variable):
     op, inputs = variable.owner.op, variable.owner.inputs
     if isinstance(op, (host.Shape, host.Shape_i)):
         return True
-    if isinstance(op, host.Elemwise):
-        return isinstance(op.scalar_op, (scalar.Cast, scalar.Mul)) and all(
-            map(_is_safe_factor, inputs)
-        )
-    if isinstance(op, host.MakeVector):
+    is_product = isinstance(getattr(op, "scalar_op", None), (scalar.Cast, scalar.Mul))
+    if isinstance(op, host.MakeVector) or (isinstance(op, host.Elemwise) and is_product):
         return all(map(_is_safe_factor, inputs))
-    is_same = isinstance(op, (host.DimShuffle, host.Prod, host.Subtensor))
-    is_same = is_same or isinstance(op, (host.TensorFromScalar, host.ScalarFromTensor))
-    return is_same and _is_safe_factor(inputs[0])
+    moves = host.DimShuffle, host.Subtensor, host.TensorFromScalar, host.ScalarFromTensor
+    return isinstance(op, (host.Prod, *moves)) and _is_safe_factor(inputs[0])
 
 
 def _is_divisor(number, length):
     """Return whether a number is 0 wherever the length that divides it is, as in means."""
     if isinstance(length, Constant):
         return _is_safe_factor(length)
-    nodes = [each.owner for each in ancestors([length]) if each.owner is not None]
-    measured = {node.inputs[0] for node in nodes if isinstance(node.op, (host.Shape, host.Shape_i))}
-    return _is_safe_factor(length) and measured <= {*ancestors([number])}
+    return _is_safe_factor(length) and {*measured_in(length)} <= {*ancestors([number])}
 
 
 @rule(

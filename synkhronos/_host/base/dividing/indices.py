@@ -17,7 +17,7 @@ from synkhronos._host.base.dividing.division import (
     vector_length,
 )
 from synkhronos._host.base.dividing.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
-from synkhronos._host.base.dividing.shapes import constant
+from synkhronos._host.base.dividing.shapes import lengths_taken
 from synkhronos._host.base.functions import number
 from synkhronos._host.base.rows import sliced_minibatch
 
@@ -72,20 +72,6 @@ def _subtensor_of_shape(division, node, value):
     [total] = division.apply(node, [value.total, *node.inputs[1:]])
     kind, axis = (SHAPE, chosen.index(value.axis)) if is_slice else (LENGTH, 0)
     return [value._replace(variable=mine.variable, kind=kind, axis=axis, total=total.variable)]
-
-
-def lengths_taken(node, n_lengths):
-    """Return the positions of the items that are taken of a shape, or None, and if by a slice."""
-    [index] = indices_of(node)
-    is_slice = isinstance(index, slice)
-    bounds = [index.start, index.stop, index.step] if is_slice else [index]
-    numbers = [each if each is None else constant(each) for each in bounds]
-    if n_lengths is None or any(
-        number is None and each is not None for number, each in zip(numbers, bounds)
-    ):
-        return None, is_slice
-    places = range(n_lengths)
-    return (places[slice(*numbers)] if is_slice else [places[numbers[0]]]), is_slice
 
 
 @rule(host.IncSubtensor)

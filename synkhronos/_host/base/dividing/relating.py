@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Optional
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.dividing.chosen_operations import joined, scalar
 from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
-from synkhronos._host.base.dividing.indices import lengths_taken
 from synkhronos._host.base.dividing.kinds import (
     LENGTH,
     PART,
@@ -28,7 +27,8 @@ from synkhronos._host.base.dividing.kinds import (
     STREAM,
     UNKNOWN,
 )
-from synkhronos._host.base.functions import number
+from synkhronos._host.base.dividing.shapes import lengths_taken
+from synkhronos._host.base.functions import is_by, number
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 # How a rank's own value is related to the serial one, s; d is the degree.
@@ -215,13 +215,9 @@ def _of_items(before, given, value):
 def _mode_of(value):
     """Return the operation of an AllReduce that a rule has put last, cast or not; else ""."""
     variable = value.variable
-    while variable is not None and variable.owner is not None:
-        if isinstance(variable.owner.op, AllReduce):
-            [mode] = variable.owner.op.ops
-            return mode
-        is_cast = isinstance(variable.owner.op, host.Elemwise) and len(variable.owner.inputs) == 1
-        variable = variable.owner.inputs[0] if is_cast else None
-    return ""
+    while is_by(variable, host.Elemwise) and len(variable.owner.inputs) == 1:
+        [variable] = variable.owner.inputs
+    return variable.owner.op.ops[0] if is_by(variable, AllReduce) else ""
 
 
 def _linear_together(places, keeps_rows, alone, node, before, given, value):
@@ -463,8 +459,7 @@ def _scan(alone, node, before, given, value):
     if not all(each.is_equal for each in given):
         return worst_of(given) or no_rule()
     # A step may need the sum of all rows, or divide by their number.
-    if has_inside(value.variable.owner.op, AllReduce) or has_inside(
-        node.op, host.Shape, host.Shape_i
-    ):
+    reduces = has_inside(value.variable.owner.op, AllReduce)
+    if reduces or has_inside(node.op, host.Shape, host.Shape_i):
         return no_rule()
     return Relation(ADDS) if value.kind == PART else EQUAL

@@ -20,7 +20,7 @@ from synkhronos._host.base.dividing.chosen_operations import (
 )
 from synkhronos._host.base.dividing.division import CannotDivide, Division, RowsOfRank, Value, rule
 from synkhronos._host.base.dividing.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
-from synkhronos._host.base.functions import number
+from synkhronos._host.base.functions import is_by, nodes_of, number
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 
@@ -137,8 +137,7 @@ class _Loop:
             if not self.rows.exact or self.times is not None:
                 self.outer.refuse(self.node, "rows, to a fixed number of rows")
             self.outer.require(self.step.n_rows)
-        used = ancestors(results)
-        nodes = {each.owner for each in used if each.owner is not None}
+        used, nodes = ancestors(results), nodes_of(results)
         if any(isinstance(node.op, RowsOfRank) for node in nodes):
             self.outer.refuse(self.node, "minibatches that its steps slice")
         reduces = any(
@@ -199,11 +198,10 @@ def _is_as(value, other):
 def _starts_with_zeros(variable):
     """Return whether all initial values of a state are 0, in memory for all steps."""
     node = variable.owner
-    if node is not None and isinstance(node.op, host.IncSubtensor):
-        is_new = node.inputs[0].owner and isinstance(node.inputs[0].owner.op, host.AllocEmpty)
-        is_new = is_new and node.op.set_instead_of_inc and node.op.idx_list[0].start is None
-        return bool(is_new) and _starts_with_zeros(node.inputs[1])
-    if node is not None and isinstance(node.op, (host.DimShuffle, host.Retype)):
+    if is_by(variable, host.IncSubtensor):
+        is_new = is_by(node.inputs[0], host.AllocEmpty) and node.op.set_instead_of_inc
+        return is_new and node.op.idx_list[0].start is None and _starts_with_zeros(node.inputs[1])
+    if is_by(variable, host.DimShuffle, host.Retype):
         return _starts_with_zeros(node.inputs[0])
     kind = np.dtype(variable.dtype).kind
     return kind in "fciu" and variable.dtype != "float16" and number(variable) == 0

@@ -25,7 +25,7 @@ from synkhronos._host.base.dividing.division import (
     vector_length,
 )
 from synkhronos._host.base.dividing.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, UNKNOWN
-from synkhronos._host.base.functions import number
+from synkhronos._host.base.functions import is_by, nodes_of, number
 
 
 @rule(host.Shape)
@@ -90,9 +90,8 @@ def _reshape(division, node):
     times = _times_after(division, node, value, shape, lengths[:axis], axis)
     array = node.inputs[0]
     items = [_length_of(array, i) for i in range(value.axis + 1, array.ndim)]
-    exact = shape.exact and _are_equal(
-        *([each[0]] if each else [] for each in (times, shape.times))
-    )
+    repeats = [[each[0]] if each else [] for each in (times, shape.times)]
+    exact = shape.exact and _are_equal(*repeats)
     if value.exact and _are_equal(items, lengths[axis + 1 :]):
         exact = True
     elif (is_rest or times) and not _are_equal(items, lengths[axis + 1 :]):
@@ -103,11 +102,8 @@ def _reshape(division, node):
 
 def _times_after(division, node, value, shape, lengths, axis):
     """Return the `times` of the rows after reshaping, for the new lengths before their axis."""
-    array, result, refusal = (
-        *node.inputs[:1],
-        *node.outputs,
-        "rows that it would tear apart: dimshuffle them to axis 0",
-    )
+    array, result = node.inputs[0], node.outputs[0]
+    refusal = "rows that it would tear apart: dimshuffle them to axis 0"
     before = [_length_of(array, i) for i in range(value.axis)]
     if value.times and shape.times and _are_equal(before, lengths):
         return value.times
@@ -159,43 +155,51 @@ def _lengths(shape, ndim):
     node = shape.owner
     if isinstance(shape, Constant):
         return [tensor.constant(each) for each in shape.data]
-    if node is not None and isinstance(node.op, host.MakeVector):
+    if is_by(shape, host.MakeVector):
         return list(node.inputs)
-    if node is not None and isinstance(node.op, host.Shape):
+    if is_by(shape, host.Shape):
         return [host.Shape_i(i)(node.inputs[0]) for i in range(ndim)]
-    if node is not None and isinstance(getattr(node.op, "scalar_op", None), scalar.Cast):
+    if is_by(shape, host.Elemwise) and isinstance(node.op.scalar_op, scalar.Cast):
         return _lengths(node.inputs[0], ndim)
-    if node is not None and isinstance(node.op, host.Join) and number(joined(node)[0]) == 0:
-        parts = [(each, vector_length(each)) for each in joined(node)[1]]
-        if all(length is not None for _, length in parts):
-            return [item for each, length in parts for item in _lengths(each, length)]
-    if node is not None and isinstance(node.op, host.Subtensor):
-        [index] = indices_of(node)
+    if is_by(shape, host.Join) and number(joined(node)[0]) == 0 and _n_items(shape) is not None:
+        return [item for each in joined(node)[1] for item in _lengths(each, vector_length(each))]
+    if is_by(shape, host.Subtensor):
         length = vector_length(node.inputs[0])
-        bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
-        bounds = [each if each is None else number(each) for each in bounds]
-        if isinstance(index, slice) and length is not None:
-            places = slice(*(each if each is None else int(each) for each in bounds))
-            return _lengths(node.inputs[0], length)[places]
+        chosen, _ = lengths_taken(node, length)
+        if chosen is not None:
+            items = _lengths(node.inputs[0], length)
+            return [items[i] for i in chosen]
     return [shape[i] for i in range(ndim)]
 
 
+def lengths_taken(node, n_lengths):
+    """Return the positions of the items that are taken of a shape, or None, and if by a slice."""
+    [index] = indices_of(node)
+    is_slice = isinstance(index, slice)
+    bounds = [index.start, index.stop, index.step] if is_slice else [index]
+    numbers = [each if each is None else constant(each) for each in bounds]
+    if n_lengths is None or any(
+        number is None and each is not None for number, each in zip(numbers, bounds)
+    ):
+        return None, is_slice
+    places = range(n_lengths)
+    return (places[slice(*numbers)] if is_slice else [places[numbers[0]]]), is_slice
+
+
 def _n_items(vector):
-    node = vector.owner
-    if node is not None and isinstance(node.op, host.Join):
-        items = [vector_length(each) for each in joined(node)[1]]
+    if is_by(vector, host.Join):
+        items = [vector_length(each) for each in joined(vector.owner)[1]]
         return None if None in items else sum(items)
     return vector_length(vector)
 
 
 def _length_of(array, axis):
     """Return the length of an axis: the number that the array was made with, if there is one."""
-    node = array.owner
-    if node is not None and isinstance(node.op, host.DimShuffle):
-        source = node.op.new_order[axis]
-        return tensor.constant(1) if source == "x" else _length_of(node.inputs[0], source)
-    if node is not None and isinstance(node.op, host.Alloc):
-        return node.inputs[1 + axis]
+    if is_by(array, host.DimShuffle):
+        source = array.owner.op.new_order[axis]
+        return tensor.constant(1) if source == "x" else _length_of(array.owner.inputs[0], source)
+    if is_by(array, host.Alloc):
+        return array.owner.inputs[1 + axis]
     return host.Shape_i(axis)(array)
 
 
@@ -231,13 +235,18 @@ def _factors(length):
 
 def quotient(length, divisor):
     """Return the factors of a quotient of lengths without remainder, else None."""
-    factors = _factors(length)
-    for each in _factors(divisor):
-        same = next((other for other in factors if host.equal_computations([each], [other])), None)
+    return _without(_factors(length), _factors(divisor))
+
+
+def _without(factors, others):
+    """Return factors without some others; None if one of these is not among them."""
+    left = list(factors)
+    for each in others:
+        same = next((other for other in left if host.equal_computations([each], [other])), None)
         if same is None:
             return None
-        factors.remove(same)
-    return factors
+        left.remove(same)
+    return left
 
 
 def _is_one_now(length):
@@ -256,13 +265,7 @@ def _are_equal(lengths, others):
         known = [constant(factor) for factor in factors]
         products.append(int(np.prod([k for k in known if k is not None], dtype="int64")))
         rest.append([factor for factor, k in zip(factors, known) if k is None])
-    mine, theirs = rest
-    for each in mine:
-        same = next((other for other in theirs if host.equal_computations([each], [other])), None)
-        if same is None:
-            return False
-        theirs.remove(same)
-    return not theirs and products[0] == products[1] >= 0
+    return _without(*rest) == [] and products[0] == products[1] >= 0
 
 
 def _product(lengths):
@@ -272,23 +275,21 @@ def _product(lengths):
 def constant(length):
     """Return the number that a length always is, as far as Theano can say, else None."""
     known = number(length)
-    if (
-        known is None
-        and length.owner
-        and not isinstance(length.owner.op, (host.Shape_i, host.Subtensor))
-    ):
+    if known is None and length.owner and not is_by(length, host.Shape_i, host.Subtensor):
         [length, *others] = _factors(_simplified(length))
         known = None if others else number(length)
     return None if known is None else int(known)
 
 
+def measured_in(length):
+    """Return the arrays on whose shapes a length depends."""
+    nodes = nodes_of([length])
+    return [node.inputs[0] for node in nodes if isinstance(node.op, (host.Shape, host.Shape_i))]
+
+
 def _simplified(length):
     """Return a length whose graph, from the arrays that it measures on, Theano has simplified."""
-    nodes = [each.owner for each in ancestors([length]) if each.owner]
-    measured = [node.inputs[0] for node in nodes if isinstance(node.op, (host.Shape, host.Shape_i))]
-    measured = [
-        each for each in measured if not isinstance(each.owner and each.owner.op, host.Join)
-    ]
+    measured = [each for each in measured_in(length) if not is_by(each, host.Join)]
     measured = [each for each in measured if each.ndim != 1 or vector_length(each) is None]
     inputs = list(dict.fromkeys(each for each in measured if not isinstance(each, Constant)))
     blocked = ancestors([length], blockers=inputs)
