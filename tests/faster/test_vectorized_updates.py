@@ -7,7 +7,7 @@ import theano.tensor as T
 from support.layouts import ON_DEVICES, Layout
 
 import synkhronos as synk
-from synkhronos._host.theano.faster.vectorizing import VectorizedElemwise
+from synkhronos._host.theano.faster.elementwise import VectorizedElemwise
 
 LAYOUTS = [Layout(2)]
 N = 1003  # elements: vectors of 16, and some more

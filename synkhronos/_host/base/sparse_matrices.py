@@ -11,7 +11,7 @@ indices. To select rows of the matrix, select rows of the spans; data and indice
 import numpy as np
 import scipy.sparse
 
-from synkhronos._host.base.chosen_library import tensor, tensor_type
+from synkhronos._host.base.chosen_library import tensor
 
 _MATRIX = {"csr": scipy.sparse.csr_matrix, "csc": scipy.sparse.csc_matrix}
 
@@ -23,7 +23,7 @@ def sparse_format(variable):
 
 def part_variables(variable):
     """Return variables for the parts of a sparse input; the spans have a row for each row."""
-    data = tensor_type(variable.dtype, (False,))()
+    data = tensor.vector(dtype=variable.dtype)
     parts = [data, tensor.lvector(), tensor.lmatrix(), tensor.lscalar()]
     for part, name in zip(parts, ("data", "indices", "spans", "length")):
         part.name = f"{name} of {variable}"  # messages name a variable that is not used

@@ -165,8 +165,8 @@ def _lengths(shape, ndim):
         return [item for each in joined(node)[1] for item in _lengths(each, vector_length(each))]
     if is_by(shape, host.Subtensor):
         length = vector_length(node.inputs[0])
-        chosen, _ = lengths_taken(node, length)
-        if chosen is not None:
+        chosen, is_slice = lengths_taken(node, length)
+        if is_slice and chosen is not None:
             items = _lengths(node.inputs[0], length)
             return [items[i] for i in chosen]
     return [shape[i] for i in range(ndim)]
@@ -178,9 +178,8 @@ def lengths_taken(node, n_lengths):
     is_slice = isinstance(index, slice)
     bounds = [index.start, index.stop, index.step] if is_slice else [index]
     numbers = [each if each is None else constant(each) for each in bounds]
-    if n_lengths is None or any(
-        number is None and each is not None for number, each in zip(numbers, bounds)
-    ):
+    is_known = all((each is None) == (bound is None) for each, bound in zip(numbers, bounds))
+    if n_lengths is None or not is_known:
         return None, is_slice
     places = range(n_lengths)
     return (places[slice(*numbers)] if is_slice else [places[numbers[0]]]), is_slice

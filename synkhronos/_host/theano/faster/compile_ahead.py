@@ -28,7 +28,7 @@ import time
 from theano.gof import CLinker, Constant, FunctionGraph, Op, cc, cmodule, vm
 from theano.gof.op import CLinkerOp
 
-from synkhronos._host.theano.faster.compiled_header import Headers, compile_folder
+from synkhronos._host.theano.faster.compiled_header import Header, begins_as_most, compile_folder
 from synkhronos._machine import devices
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 
@@ -60,7 +60,7 @@ class Compilers:
         self._number = number
         self._run_as_theano = run_as_theano
         self._limit = 1
-        self._headers = Headers()
+        self._headers = {}  # folder of compiled code, and arguments -> the header for them
         self._due = []  # headers to compile next
         self._building = {}  # header -> its compiler
         self._running = []  # all compilers
@@ -155,7 +155,7 @@ class Compilers:
         return True
 
     def _start(self, command, function):
-        header = self._headers.of(command)
+        header = self._header_of(command)
         arguments = header.arguments() if header else []
         with interrupts_held():
             job = _Job(command.with_header(arguments), command.library, header)
@@ -163,9 +163,18 @@ class Compilers:
             self._running.append(job)
         return job
 
+    def _header_of(self, command):
+        """Return the header for a command, or None if its source does not begin as most do."""
+        if not begins_as_most(command.source):
+            return None
+        key = compile_folder(), command.given[0], *command.arguments
+        if key not in self._headers:
+            self._headers[key] = Header(command.given[0], command.arguments)
+        return self._headers[key]
+
     def _count(self, command):
         """Count a module that is to be compiled; a header that many have in common becomes due."""
-        header = self._headers.of(command)
+        header = self._header_of(command)
         if header and not header.is_refused:
             header.wanted += 1
             is_new = header not in self._due and header not in self._building

@@ -43,24 +43,13 @@ def compile_folder():
     return theano.config.compiledir
 
 
-class Headers:
-    """The compiled headers that this process uses, one for each list of arguments."""
-
-    def __init__(self):
-        self._known = {}
-
-    def of(self, command):
-        """Return the header for a command, or None if its source does not begin as most do."""
-        try:
-            with open(command.source) as file:
-                if file.read(len(BEGIN)) != BEGIN:
-                    return None
-        except raised_here(OSError):
-            return None  # the cache was cleared: the compiler will fail
-        key = compile_folder(), command.given[0], *command.arguments
-        if key not in self._known:
-            self._known[key] = Header(command.given[0], command.arguments)
-        return self._known[key]
+def begins_as_most(source):
+    """Return whether a module begins with the headers that most of them begin with."""
+    try:
+        with open(source) as file:
+            return file.read(len(BEGIN)) == BEGIN
+    except raised_here(OSError):
+        return False  # the cache was cleared: the compiler will fail
 
 
 class Header:

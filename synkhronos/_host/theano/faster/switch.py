@@ -2,8 +2,8 @@
 
     compile_cache                          processes find what others have compiled        always
     compile_ahead, compiled_header         compilers that run at the same time             (1)
-    squares, sums, pooling,                rewrites of functions that run C code on CPUs   (2)
-    convolutions, vectorizing
+    elementwise, sums, pooling,            rewrites of functions that run C code on CPUs   (2)
+    convolutions
 
 (1) ``SYNKHRONOS_COMPILERS`` is the number of compilers at once; with 0 Theano compiles by itself.
 (2) They have the tag `CPU`, which ``THEANO_FLAGS=optimizer_excluding=synkhronos_cpu`` and
@@ -20,10 +20,9 @@ from synkhronos._host.theano.faster import (
     compile_ahead,
     compile_cache,
     convolutions,
+    elementwise,
     pooling,
-    squares,
     sums,
-    vectorizing,
 )
 
 VARIABLE = "SYNKHRONOS_COMPILERS"
@@ -65,7 +64,7 @@ def for_cpus(mode):
 
 # These come after Theano's simplifications, and before it fuses elementwise expressions.
 for _name, _rewrite in {
-    "squares": squares.simplify_power,
+    "squares": elementwise.simplify_power,
     "sums": sums.interleave,
     "pooling": pooling.pool_contiguously,
     "convolutions": convolutions.copy_row_by_row,
@@ -75,4 +74,4 @@ for _name, _rewrite in {
     )
 # This comes after all other rewrites, which don't know its operations. Its tags are those of
 # functions that reduce over the ranks, and of all functions of ranks on CPUs.
-optdb.register("synkhronos_vectorize", vectorizing.Vectorize(), 202, "synkhronos", CPU)
+optdb.register("synkhronos_vectorize", elementwise.Vectorize(), 202, "synkhronos", CPU)

@@ -1,4 +1,4 @@
-"""Updates whose loops the compiler vectorizes.
+"""Squares that are computed as products, and updates whose loops the compiler vectorizes.
 
     check each input ──▶ if (...) ──▶ for (i = 0; i < n; i++) p[i] -= rate * m[i] / sqrt(v[i])
 
@@ -12,8 +12,9 @@ Only updates that divide or take roots are compiled in this way: others are vect
 would only take more time to compile.
 """
 
-from theano import config, gof, scalar
-from theano.tensor.elemwise import Elemwise
+from theano import config, gof, scalar, tensor
+from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.opt import local_pow_specialize
 
 _SLOW = (scalar.Sqrt, scalar.TrueDiv, scalar.Inv)
 
@@ -63,3 +64,19 @@ def _is_slow(operation):
     if isinstance(operation, scalar.Composite):
         return any(_is_slow(node.op) for node in operation.fgraph.apply_nodes)
     return isinstance(operation, _SLOW)
+
+
+@gof.local_optimizer([tensor.pow])
+def simplify_power(node):
+    """Simplify a power by a constant, such as a square, that Theano's last simplifications made."""
+    if node.op != tensor.pow:
+        return False
+    base, exponent = node.inputs
+    shuffle = exponent.owner
+    if not (shuffle and isinstance(shuffle.op, DimShuffle)):
+        return False
+    [number] = shuffle.inputs
+    if not isinstance(number, gof.Constant) or number.ndim:
+        return False
+    folded = tensor.constant(number.data.reshape((1,) * exponent.ndim), dtype=number.dtype)
+    return local_pow_specialize.transform(tensor.pow(base, folded).owner)
