@@ -21,13 +21,12 @@ class Fuse(host.GraphRewriter):
         fgraph.attach_feature(host.ReplaceValidate())
 
     def apply(self, fgraph):
-        depths, levels, loops = {}, {}, []
+        depths, levels, loops = {}, {}, {}
         for node in fgraph.toposort():
             depth = max((depths.get(x, 0) for x in node.inputs), default=0)
             is_loop = reduces_in_steps(node.op)
             if is_loop or isinstance(node.op, AllReduce):
-                level = levels.setdefault(depth, [])
-                (loops if is_loop else level).append((depth, node) if is_loop else node)
+                (loops if is_loop else levels).setdefault(depth, []).append(node)
                 depth += 1
             depths.update(dict.fromkeys(node.outputs, depth))
         for depth, nodes in levels.items():
@@ -48,9 +47,9 @@ class Fuse(host.GraphRewriter):
 def _put_in_order(fgraph, levels, loops):
     """Let each node that reduces, loops among them, wait for the one before."""
     in_order = []
-    for depth in sorted(levels):
-        in_order += levels[depth]
-        of_depth = [node for at, node in loops if at == depth]
+    for depth in sorted({*levels, *loops}):
+        of_depth = loops.get(depth, ())
+        in_order += levels.get(depth, [])
         in_order += sorted(of_depth, key=lambda node: min(_serials_of(inner_outputs(node.op))))
     for before, node in zip(in_order, in_order[1:]):
         waiting = After()(node.inputs[0], before.outputs[0])

@@ -52,7 +52,7 @@ def compile_function(inputs, outputs, **kwargs):
 def mode_for(outputs, mode):
     """Return the mode to compile for ranks with: with fused AllReduces and rewrites for CPUs."""
     mode = get_mode(mode)
-    if device_arrays.device_kind() == "cpu":
+    if device_arrays.device_context() is None:
         mode = switch.for_cpus(mode)
     elif type(mode.linker) is gof.PerformLinker or not getattr(mode.linker, "c_thunks", True):
         # A mode such as FAST_COMPILE runs Python code only; operations on devices have none.

@@ -183,12 +183,6 @@ def _replace_in_code(op, old, new):
     op.c_code, op.c_code_cache_version = mended, next_version
 
 
-def device_kind() -> str:
-    """Return the kind of this process's device: ``"cuda"``, ``"opencl"``, or ``"cpu"`` for none."""
-    opened = device_context()
-    return "cpu" if opened is None else opened.kind.decode()
-
-
 def device_context():
     """Return the context of this process's device, or None."""
     backend = sys.modules.get("theano.gpuarray.type")

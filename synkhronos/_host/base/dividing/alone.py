@@ -21,7 +21,6 @@ from synkhronos._host.base.dividing.division import (
     vector_length,
 )
 from synkhronos._host.base.dividing.elementwise import reduced_axes
-from synkhronos._host.base.dividing.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.dividing.relating import (
     ADDS,
     EQUAL,
@@ -37,6 +36,7 @@ from synkhronos._host.base.dividing.relating import (
     worst_of,
 )
 from synkhronos._host.base.functions import is_by, number
+from synkhronos._host.base.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.rank_operations import AllReduce, RankOperation, RankWeight
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.base.serial_random import OwnRows, WholeSize
@@ -57,8 +57,8 @@ class Mistake(NamedTuple):
 class WrittenForRanks(Division):
     """The values of a graph whose user has said which inputs are scattered."""
 
-    def __init__(self, inputs, values, draws_all=False, **kwargs):
-        super().__init__(inputs, values, **kwargs)
+    def __init__(self, values, draws_all=False, **kwargs):
+        super().__init__(list(values), values, **kwargs)
         self.scatters = True  # so minibatches that the user slices stay whole
         self.draws_all = draws_all  # whether ranks draw the same numbers, if not for each row
 
@@ -83,8 +83,8 @@ class WrittenForRanks(Division):
 class Alone(WrittenForRanks):
     """The relations of the variables of a graph that each rank runs as it is."""
 
-    def __init__(self, inputs, values, draws_all=False, own_statistics=False):
-        super().__init__(inputs, values, draws_all)
+    def __init__(self, values, draws_all=False, own_statistics=False):
+        super().__init__(values, draws_all)
         # Whether rows that each rank has normalized with its own statistics count as serial ones.
         self.own_statistics = own_statistics
         self.relations = {}
@@ -126,9 +126,7 @@ class Alone(WrittenForRanks):
     def _values(self, node):
         if isinstance(node.op, AllReduce):
             return [Value(each) for each in node.outputs]
-        if isinstance(
-            node.op, host.Print
-        ):  # the division has no rule for it: ranks would print parts
+        if isinstance(node.op, host.Print):  # the division has no rule: ranks would print parts
             return [self.of(node.inputs[0])]
         if isinstance(node.op, RankOperation) and not isinstance(node.op, _OF_ROWS):
             raise CannotDivide(f"has {type(node.op).__name__}")
@@ -225,8 +223,8 @@ def examine(
     targets = list(update_of)
     wanted = [*computed, *(update_of[target] for target in targets)]
     values = values_of(rows, inputs, wanted if trusts else ())
-    alone = Alone(list(values), values, **kwargs)
-    alone.walk(list(values), wanted)
+    alone = Alone(values, **kwargs)
+    alone.walk(alone.inputs, wanted)
     relations = [alone.relation(each) for each in wanted]
     return Examined(
         relations[: len(computed)],

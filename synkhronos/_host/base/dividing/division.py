@@ -26,17 +26,8 @@ from synkhronos._host.base.dividing.chosen_operations import (
     rebuild_collect_shared,
     scalar,
 )
-from synkhronos._host.base.dividing.kinds import (
-    LENGTH,
-    PART,
-    POSITIONS,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
-)
 from synkhronos._host.base.functions import is_by, number, operation_name
+from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
 from synkhronos._machine.deep_recursion import recurses_deep

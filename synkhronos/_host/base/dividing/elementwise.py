@@ -15,18 +15,9 @@ from synkhronos._host.base.dividing.division import (
     rule,
     vector_length,
 )
-from synkhronos._host.base.dividing.kinds import (
-    LENGTH,
-    PART,
-    POSITIONS,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
-)
 from synkhronos._host.base.dividing.shapes import constant, measured_in, quotient
 from synkhronos._host.base.functions import is_by, number
+from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 
 
 @rule(host.Elemwise)

@@ -16,9 +16,9 @@ from synkhronos._host.base.dividing.division import (
     rule,
     vector_length,
 )
-from synkhronos._host.base.dividing.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.dividing.shapes import lengths_taken
 from synkhronos._host.base.functions import number
+from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.rows import sliced_minibatch
 
 MASK = "Multiply by the mask in place of a selection: (mask * x).sum() / mask.sum()."

@@ -17,18 +17,9 @@ from typing import Any, NamedTuple, Optional
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.dividing.chosen_operations import joined, scalar
 from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
-from synkhronos._host.base.dividing.kinds import (
-    LENGTH,
-    PART,
-    POSITIONS,
-    ROWS,
-    SAME,
-    SHAPE,
-    STREAM,
-    UNKNOWN,
-)
 from synkhronos._host.base.dividing.shapes import lengths_taken
 from synkhronos._host.base.functions import is_by, number
+from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 # How a rank's own value is related to the serial one, s; d is the degree.

@@ -19,8 +19,8 @@ from synkhronos._host.base.dividing.chosen_operations import (
     scan_like,
 )
 from synkhronos._host.base.dividing.division import CannotDivide, Division, RowsOfRank, Value, rule
-from synkhronos._host.base.dividing.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.functions import is_by, nodes_of, number
+from synkhronos._host.base.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 
 

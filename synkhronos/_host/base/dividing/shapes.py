@@ -24,8 +24,8 @@ from synkhronos._host.base.dividing.division import (
     rule,
     vector_length,
 )
-from synkhronos._host.base.dividing.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, UNKNOWN
 from synkhronos._host.base.functions import is_by, nodes_of, number
+from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, UNKNOWN
 
 
 @rule(host.Shape)

@@ -13,7 +13,7 @@ from synkhronos._host.base.chosen_library import ancestors
 from synkhronos._host.base.dividing.alone import Alone, WrittenForRanks, values_of
 from synkhronos._host.base.dividing.chosen_operations import is_random_state
 from synkhronos._host.base.dividing.division import CannotDivide, rebuilt, with_inferred_lengths
-from synkhronos._host.base.dividing.kinds import POSITIONS, ROWS
+from synkhronos._host.base.kinds import POSITIONS, ROWS
 from synkhronos._host.base.rank_operations import RankWeight
 from synkhronos._machine.deep_recursion import recurses_deep
 
@@ -46,18 +46,19 @@ def divide_step(
     computed, update_of = rebuilt(inputs, variables, list(updates), givens, no_default_updates)
     wanted = [*computed, *update_of.values()]
     values = values_of(rows, inputs, wanted)
-    alone = Alone(list(values), values, draws_all)
-    alone.walk(list(values), wanted)
+    alone = Alone(values, draws_all)
+    alone.walk(alone.inputs, wanted)
     # A graph for a fixed number of rows, or with a rank's weight, can't stay as it is.
     nodes = (each.owner for each in ancestors(wanted, blockers=list(values)) if each.owner)
     is_weighted = any(isinstance(node.op, RankWeight) for node in nodes)
     stays = alone.n_rows is None and not is_weighted
     chosen = [_as_it_is(alone, each, mode, stays) for each, (_, mode) in zip(computed, outputs)]
-    stay = {
-        target for target, each in update_of.items() if stays and _may_stay(alone, target, each)
-    }
     outputs_left = [each for each, choice in zip(computed, chosen) if choice is None]
-    updates_left = [(target, each) for target, each in update_of.items() if target not in stay]
+    updates_left = [
+        (target, each)
+        for target, each in update_of.items()
+        if not (stays and _may_stay(alone, target, each))
+    ]
     is_divided = bool(outputs_left or updates_left)
     asked, new_updates = alone, {}
     if is_divided:
@@ -107,10 +108,8 @@ def _divided(values, outputs, updates, draws_all):
     wanted = [*outputs, *(value for _, value in updates)]
     needed, expansions = set(), {}
     while True:
-        division = WrittenForRanks(
-            list(values), values, draws_all, needed=needed, expansions=expansions
-        )
-        division.walk(list(values), wanted)
+        division = WrittenForRanks(values, draws_all, needed=needed, expansions=expansions)
+        division.walk(division.inputs, wanted)
         new_outputs = [_output(division, each) for each in outputs]
         new_updates = {target: division._update(target, each) for target, each in updates}
         if division.needed <= needed:
@@ -126,6 +125,5 @@ def _output(division, variable):
         return value.variable, "gather", value.axis
     (new, mode), _, _ = division._output(variable)
     if mode == "sum" and new.dtype != variable.dtype:
-        new = division.same(variable)
-        mode = None
+        return division.same(variable), None, 0
     return new, mode, 0

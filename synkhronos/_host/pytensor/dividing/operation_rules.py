@@ -13,18 +13,15 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import SpecifyShape
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedSubtensor,
-    indices_from_subtensor,
-)
+from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
+from pytensor.tensor.subtensor import indices_from_subtensor as all_indices
 from pytensor.tensor.type_other import NoneTypeT
 
 from synkhronos._host.base.dividing import indices
 from synkhronos._host.base.dividing.division import NOT_FOR_ROWS, CannotDivide, rule
 from synkhronos._host.base.dividing.elementwise import as_it_is, dot
-from synkhronos._host.base.dividing.kinds import PART, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.dividing.relating import linear
+from synkhronos._host.base.kinds import PART, ROWS, SAME, SHAPE, STREAM
 
 _WHOLE = slice(None)
 
@@ -189,7 +186,7 @@ def _add_to_items(division, node):
 
 def _chosen(op, variables):
     """Return the indices of all axes up to the last one that is not taken whole."""
-    chosen = list(indices_from_subtensor(variables, op.idx_list))
+    chosen = list(all_indices(variables, op.idx_list))
     while chosen and chosen[-1] == _WHOLE:
         chosen.pop()
     return chosen

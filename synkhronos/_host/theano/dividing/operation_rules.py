@@ -22,9 +22,9 @@ from synkhronos._host.base.dividing.division import (
     rule,
 )
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
-from synkhronos._host.base.dividing.kinds import PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.dividing.relating import linear
 from synkhronos._host.base.functions import number
+from synkhronos._host.base.kinds import PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 
 rule(extra_ops.DiffOp, TopKOp)(along_an_axis)
 rule(basic.MaxAndArgmax)(argmax)
@@ -115,19 +115,14 @@ def _of_images(*positions, kind=ROWS):
             place = max(range(len(values)), key=lambda i: values[i].exact)
             images = node.inputs[positions[place]]
             division.require_images(int(number(n_images)), values[place], images)
-            node = _without_batch_size(node)
+            op = copy.copy(node.op)
+            op.imshp = (None, *op.imshp[1:])  # it takes any number of images
+            node = op.make_node(*node.inputs)
         if kind == PART:
             return division.apply(node, new, PART)
         return division.apply(node, new, ROWS, axis, exact)
 
     return of_images
-
-
-def _without_batch_size(node):
-    """Return a node whose operation takes any number of images."""
-    op = copy.copy(node.op)
-    op.imshp = (None, *op.imshp[1:])
-    return op.make_node(*node.inputs)
 
 
 linear(

@@ -89,7 +89,8 @@ class Compilers:
                     shutil.rmtree(os.path.dirname(job.library), ignore_errors=True)
                 self._building.clear()
                 self._due.clear()
-                one.remove_folder()
+                if one.folder:
+                    shutil.rmtree(one.folder, ignore_errors=True)
 
     def run(self, command, **params):
         """Run a command as Theano's `output_subprocess_Popen`; return its outputs and status."""
@@ -198,7 +199,7 @@ class _FunctionModules:
         self.queue = {}  # identity -> command, in the order in which Theano will ask for them
         self.jobs = {}  # identity -> its compiler
         self.is_asking = False  # whether `Compilers.run` is to raise commands, not to run them
-        self._folder = None
+        self.folder = None
         self._count = count
         self._commands = iter(()) if linker is None else self._commands_of(linker)
 
@@ -210,10 +211,6 @@ class _FunctionModules:
                 self.queue[command.identity] = command
             return True
         return False
-
-    def remove_folder(self):
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _commands_of(self, linker):
         """Yield the command of each module that a linker needs and the cache lacks, or None."""
@@ -239,11 +236,11 @@ class _FunctionModules:
         module_hash = cmodule.get_module_hash(graph.get_src_code(), key)
         if module_hash in cache.module_hash_to_key_data:
             return None
-        if self._folder is None:
+        if self.folder is None:
             with interrupts_held():
                 # Named as those of modules: Theano removes it later if this process is killed.
-                self._folder = tempfile.mkdtemp(dir=compile_folder())
-        folder = os.path.join(self._folder, str(number))
+                self.folder = tempfile.mkdtemp(dir=compile_folder())
+        folder = os.path.join(self.folder, str(number))
         os.mkdir(folder)
         self.is_asking = True
         try:

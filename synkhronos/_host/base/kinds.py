@@ -1,4 +1,4 @@
-"""The kinds of values that a variable of a serial graph has on the ranks."""
+"""The kinds of values that a variable of a serial graph has on the ranks: see `dividing`."""
 
 SAME = "same"  # all ranks have the value that serial Theano has
 ROWS = "rows"  # each rank has its rows of that value, along one axis
