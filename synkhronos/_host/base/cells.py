@@ -106,10 +106,7 @@ def watch(variable, on_set, on_read=None, on_take=None) -> None:
 
 
 def borrows(variable, known=0) -> bool:
-    """Return whether anything else refers to a shared variable's array, or to its memory.
-
-    `known` is the number of the caller's own references to the array.
-    """
+    """Return whether more than `known` references of the caller lead to a variable's memory."""
     value = peek(variable)
     while isinstance(value, np.ndarray):
         known += 3  # `value`, getrefcount's argument, and the cell or the view

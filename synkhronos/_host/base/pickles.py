@@ -82,10 +82,7 @@ def dump_with(pickler, settings, functions, known, new, values=None) -> bytes:
 
 @recurses_deep
 def load_with(set_settings, finish, data, variables, make=lambda sent, variables: sent):
-    """Undo `dump_with`: add the new variables to `variables`; return the functions and their ids.
-
-    ``make(value, variables)`` returns the variable of a value that was sent in its place.
-    """
+    """Undo `dump_with`: add new variables to `variables`; return the functions and their ids."""
     file = io.BytesIO(data)
     set_settings(pickle.load(file))
     with no_garbage_collection():

@@ -35,13 +35,10 @@ class RankOperation(host.Operation):
 
 
 class AllReduce(RankOperation):
-    """Reduces each input over the ranks; outside of a call, the identity.
-
-    A serial number identifies a reduction on all ranks. The subclass of each host library reduces.
-    """
+    """Reduces each input over the ranks, in the subclasses; outside of a call, the identity."""
 
     name = "AllReduce"  # for messages
-    __props__ = ("ops", "serials", "inplace")
+    __props__ = ("ops", "serials", "inplace")  # a serial number identifies a reduction on all ranks
 
     def __init__(self, ops, serials, inplace=False):
         self.ops, self.serials, self.inplace = ops, serials, inplace

@@ -109,10 +109,7 @@ def _reduces(outputs):
 
 
 def n_needed(nodes, before):
-    """Return for each node how many nodes it needs, itself included.
-
-    ``before(node)`` returns those that it needs directly, which come before it in `nodes`.
-    """
+    """Return for each node how many it needs with itself; ``before(node)`` are needed directly."""
     needed = {}
     for number, node in enumerate(nodes):
         needed[node] = 1 << number  # the bits of all nodes that it needs

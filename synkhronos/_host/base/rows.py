@@ -165,10 +165,7 @@ def _keeps_rows(node):
 
 
 def compile_number(expression, inputs):
-    """Return a function that computes an integer from the values of all inputs, in Python.
-
-    The message of a ValueError begins with its verb.
-    """
+    """Return a function that computes an integer from the values of all inputs, in Python."""
     if isinstance(expression, Constant):
         value = int(expression.data)
         return lambda values: value
@@ -181,7 +178,7 @@ def compile_number(expression, inputs):
     needed = [each for each in ancestors([expression]) if each.owner is None]
     for each in needed:
         if not isinstance(each, (Constant, host.SharedVariable)) and each not in inputs:
-            raise ValueError(f"depends on {each}")
+            raise ValueError(f"depends on {each}")  # the caller adds the subject
     positions = [position for position, each in enumerate(inputs) if each in needed]
     used = [inputs[position] for position in positions]
     function = host.compile_serially(used, expression, mode=host.Mode("py", "fast_compile"))
@@ -250,10 +247,7 @@ def _counts_rows(shapes, output, axis, axis_of):
 
 
 def sliced_by_inputs(expressions, inputs):
-    """Return the shared variables, cast or not, whose rows are sliced by bounds of inputs.
-
-    For an input i it is ``data`` in ``data[i * n : (i + 1) * n]``.
-    """
+    """Return shared variables, such as ``data``, of slices ``data[i * n : (i + 1) * n]``."""
     inputs, shared = set(inputs), []
     for node in nodes_of([each for each in expressions if isinstance(each, Variable)]):
         if isinstance(node.op, host.Subtensor):

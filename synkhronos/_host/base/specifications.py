@@ -5,15 +5,13 @@ from synkhronos._host.base.chosen_library import Variable, without_tuple
 
 
 def read_input(given):
-    """Return the variable of an input, and a dict of its other properties; None if it is no input.
-
-    Without `mutable` and `borrow`: ranks share the memory that these permit to reuse.
-    """
+    """Return the variable of an input and a dict of its other properties; None if it is none."""
     given = without_tuple(given)
     if isinstance(given, Variable):
         return given, {}
     if not isinstance(given, host.SymbolicInput):
         return None
+    # Without `mutable` and `borrow`, which permit to reuse memory that the ranks share.
     return given.variable, {
         "name": given.name,
         "value": getattr(given, "value", None),

@@ -63,10 +63,7 @@ def _checked(mode):
 
 
 def compile_now(function):
-    """Return a function; numba compiles it now, if at all, for the arguments that ranks pass.
-
-    An error is left to the first call, which raises it again.
-    """
+    """Return a function; numba compiles it now, if at all, for the arguments that ranks pass."""
     if not isinstance(function.maker.linker, NumbaLinker):
         return function
     import numba
@@ -75,7 +72,7 @@ def compile_now(function):
         types = [_type_of(each) for each in function.input_storage]
         compile_deep = recurses_deep(function.vm.jit_fn.compile)
         compile_deep((numba.types.BaseTuple.from_types(types),))
-    except raised_here(Exception):  # of numba, or of an operation
+    except raised_here(Exception):  # of numba, or of an operation: the first call raises it again
         log.debug("%s is compiled at its first call", function.name, exc_info=True)
     return function
 

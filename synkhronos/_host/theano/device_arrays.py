@@ -83,10 +83,7 @@ def when_open(function):
 
 
 def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> None:
-    """Open the device of this rank: shared variables and computations move to it from now on.
-
-    If this rank `is_first` among those with devices of this kind, it logs their common warnings.
-    """
+    """Open the device of this rank; if it `is_first` of its kind, log their common warnings."""
     if device.startswith("opencl"):
         _prepare_pocl(rank, threads)
     backend = import_device_backend()
@@ -141,11 +138,7 @@ def _work_around_opencl():
 
 
 def _let_reductions_be_cached():
-    """Let processes find reductions for CUDA in Theano's compile cache.
-
-    Their version contains `verbose`, 0. Theano takes a 0 for no version, and so would compile them
-    anew in each process.
-    """
+    """Let processes find reductions for CUDA in Theano's cache: it takes `verbose`, 0, for none."""
     from theano.gpuarray.elemwise import GpuCAReduceCuda
 
     original = GpuCAReduceCuda.c_code_cache_version_apply

@@ -143,10 +143,7 @@ def taken_rows(node):
 
 
 def in_place_rewriter(op, rewrite):
-    """Return a rewriter of each node of an operation, in graphs that track overwritten inputs.
-
-    ``rewrite(node)`` returns the operation that works in place, or None.
-    """
+    """Return a rewriter to the operation in place, or None, that ``rewrite(node)`` returns."""
 
     @gof.local_optimizer([op])
     def in_place(node):

@@ -113,10 +113,7 @@ def _fortran_routine(name):
 
 
 def dump(functions, known, new, portable=False) -> bytes:
-    """Pickle functions, sending the variables of `known` as ids and those of `new` whole.
-
-    `portable` says whether the receiver's variables are on another kind of device.
-    """
+    """Pickle functions, with ids for variables of `known`, for any kind of device if `portable`."""
     for function, _ in functions.values():
         if isinstance(function, Function):
             _drop_kernels(function)
@@ -137,10 +134,7 @@ def _drop_kernels(function):
 
 
 def _adopt(settings):
-    """Set the master's settings, which its script may have changed after the fork.
-
-    If a setting differed, this process would compile every module again.
-    """
+    """Set the master's settings: if one differed, this process would compile all modules again."""
     values, of_cudnn = settings
     for theirs in of_cudnn:
         cudnn.refuse_other(theirs)

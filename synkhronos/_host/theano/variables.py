@@ -12,10 +12,7 @@ from synkhronos._host.theano import device_arrays
 
 
 def replace(variable, value) -> None:
-    """Make `value` the value of a shared variable, cast to its dtype, with no copy on the host.
-
-    A variable on a device gets a copy, in its present memory if the shape is the same.
-    """
+    """Make `value` the value of a shared variable, cast to its dtype: a copy only on a device."""
     storage = cell(variable)
     if not lives_on_device(variable):
         storage[0] = np.asarray(value, dtype=variable.dtype)

@@ -50,12 +50,9 @@ class CannotDivide(Exception):
 
 
 class Value(NamedTuple):
-    """The variable that a rank computes for a variable of the serial graph.
+    """The variable that a rank computes for a variable of the serial graph."""
 
-    A part of floats may have a wider dtype until it is reduced.
-    """
-
-    variable: Any
+    variable: Any  # a part of floats may have a wider dtype until it is reduced
     kind: str = SAME
     axis: int = 0  # of the rows; the position of the length in a shape
     exact: bool = False  # whether this axis is as long as the rank has rows, not a multiple of it
@@ -455,10 +452,7 @@ def _is_multiple(node):
 
 
 def with_inferred_lengths(inputs, *counted):
-    """Return lists of expressions with ``shape``, which Theano infers, in place of `Shape_i`.
-
-    For a `Shape_i` a call would compute the array, and so run scans only to count rows.
-    """
+    """Return lists of expressions with ``shape`` for `Shape_i`, so that no call computes arrays."""
     new = {}
     for node in io_toposort(inputs, [each for some in counted for each in some]):
         inputs_now = [new.get(each, each) for each in node.inputs]
@@ -560,10 +554,7 @@ def counts_rows(dtype):
 
 
 def keeps_sums(part, after):
-    """Return whether parts still add up to the whole when they are cast to another dtype.
-
-    Sums of integers may have wrapped around, which is no longer right in a wider dtype.
-    """
+    """Return whether parts still add up to the whole when they are cast to another dtype."""
     before, after = np.dtype(part.dtype), np.dtype(after)
     if after in ("float16", "bool"):
         return False
@@ -575,7 +566,7 @@ def keeps_sums(part, after):
 
 
 def _may_wrap(part):
-    """Return whether integers may wrap around; no sum of numbers of at most 4 bytes does."""
+    """Return whether sums of integers may have wrapped around, so that no wider dtype is right."""
     is_sum = is_by(part, host.CAReduce) and isinstance(part.owner.op.scalar_op, scalar.Add)
     return not (is_sum and fits(part.owner.inputs[0].dtype, part.dtype))
 

@@ -117,12 +117,9 @@ def _let_tell(function, note=None):
 
 
 class _Telling(CompiledFunction):
-    """A function that reports its calls, and the variables that it updates in the master.
+    """A function that reports its calls, and the variables that it updates in the master."""
 
-    Its maker holds these: PyTensor's functions can't have further attributes.
-    """
-
-    __slots__ = ()
+    __slots__ = ()  # PyTensor's functions can't have further attributes: the maker has them
 
     def copy(self, *args, **kwargs):
         function = super().copy(*args, **kwargs)

@@ -78,10 +78,7 @@ def divide_step(
 
 
 def _as_it_is(alone, variable, mode, stays):
-    """Return an output as it is, the mode that makes the value asked for, and the axis of its rows.
-
-    Return None if that is the serial value, and no mode makes it.
-    """
+    """Return an output as it is, the right mode and the axis of its rows; None if no mode is."""
     value, relation = alone.of(variable), alone.relation(variable)
     has_rows = value.kind == ROWS
     if mode is not None and (not stays or value.kind == POSITIONS):

@@ -7,14 +7,13 @@ from pytensor import tensor
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Variable
+from pytensor.tensor import subtensor
 from pytensor.tensor.basic import ExtractDiag, Nonzero
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import SpecifyShape
-from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
-from pytensor.tensor.subtensor import indices_from_subtensor as all_indices
 from pytensor.tensor.type_other import NoneTypeT
 
 from synkhronos._host.base.dividing import indices
@@ -27,8 +26,8 @@ _WHOLE = slice(None)
 
 rule(Nonzero)(indices.nonzero)
 
-linear(AdvancedSubtensor, JoinDims, SplitDims, ExtractDiag, joint=(0,))
-linear(AdvancedIncSubtensor, joint=(0, 1))
+linear(subtensor.AdvancedSubtensor, JoinDims, SplitDims, ExtractDiag, joint=(0,))
+linear(subtensor.AdvancedIncSubtensor, joint=(0, 1))
 
 
 @rule(OpFromGraph)
@@ -132,7 +131,7 @@ def _random(division, node):
     return [after._replace(kind=STREAM, axis=0, exact=False), numbers]
 
 
-@rule(AdvancedSubtensor)
+@rule(subtensor.AdvancedSubtensor)
 def _take(division, node):
     chosen = _chosen(node.op, node.inputs[1:])
     _refuse_masks(division, node)
@@ -163,7 +162,7 @@ def _take(division, node):
     return division.apply(node, new, ROWS, begin + axis, exact)
 
 
-@rule(AdvancedIncSubtensor)
+@rule(subtensor.AdvancedIncSubtensor)
 def _add_to_items(division, node):
     chosen = _chosen(node.op, node.inputs[2:])
     _refuse_masks(division, node)
@@ -186,7 +185,7 @@ def _add_to_items(division, node):
 
 def _chosen(op, variables):
     """Return the indices of all axes up to the last one that is not taken whole."""
-    chosen = list(all_indices(variables, op.idx_list))
+    chosen = list(subtensor.indices_from_subtensor(variables, op.idx_list))
     while chosen and chosen[-1] == _WHOLE:
         chosen.pop()
     return chosen

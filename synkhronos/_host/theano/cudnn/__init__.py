@@ -101,10 +101,7 @@ def _split(version):
 
 
 def hold_back() -> str:
-    """Keep Theano from trying cuDNN 8 or later itself; return the flag dnn.enabled, for `enable`.
-
-    It is "auto" if neither THEANO_FLAGS nor .theanorc sets the flag.
-    """
+    """Keep Theano from trying cuDNN 8 or later itself; return dnn.enabled, or "auto" if unset."""
     import theano
     from theano import configparser
     from theano.gpuarray import dnn
