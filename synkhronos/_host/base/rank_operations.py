@@ -87,10 +87,8 @@ class AllReduce(RankOperation):
         """Return the all-reduced directional derivatives: sums and averages are linear."""
         if any(op not in ("avg", "sum") for op in self.ops):
             raise NotImplementedError(f"all_reduce with {self.ops} has no directional derivative.")
-        return [
-            each if host.is_disconnected(each) else self.of(each, op)
-            for each, op in zip(tangents, self.ops)
-        ]
+        pairs = zip(tangents, self.ops)
+        return [x if host.is_disconnected(x) else self.of(x, op) for x, op in pairs]
 
 
 class After(RankOperation):

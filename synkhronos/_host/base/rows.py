@@ -14,7 +14,7 @@ from synkhronos._arithmetic import partition
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import rows_of_ranks
 from synkhronos._host.base.chosen_library import Constant, Variable, ancestors, tensor
-from synkhronos._host.base.functions import nodes_of
+from synkhronos._host.base.functions import is_by, nodes_of
 from synkhronos._host.base.rank_operations import AllReduce, RankNumbers, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
@@ -153,7 +153,7 @@ def _indexed_by(nodes, numbers):
         if host.taken_rows(node) in numbers:
             whole = node.inputs[0]
             while whole.owner is not None and _keeps_rows(whole.owner):
-                whole = whole.owner.inputs[0]
+                [whole] = whole.owner.inputs
             if isinstance(whole, host.SharedVariable):
                 shared.append(whole)
     return list(dict.fromkeys(shared))
@@ -221,10 +221,7 @@ def axes_of_rows(function, rows_of):
     for position, (spec, variable) in enumerate(zip(function.maker.inputs, fgraph.inputs)):
         axis_of[variable] = rows_of.get(spec.variable, rows_of.get(position))
     # The last operation of an output may be a copy, which has no inferred shape.
-    computed = [
-        output.owner.inputs[0] if isinstance(getattr(output.owner, "op", None), _COPIES) else output
-        for output in fgraph.outputs
-    ]
+    computed = [x.owner.inputs[0] if is_by(x, *_COPIES) else x for x in fgraph.outputs]
     return [
         tuple(
             axis

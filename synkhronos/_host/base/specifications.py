@@ -12,14 +12,8 @@ def read_input(given):
     if not isinstance(given, host.SymbolicInput):
         return None
     # Without `mutable` and `borrow`, which permit to reuse memory that the ranks share.
-    return given.variable, {
-        "name": given.name,
-        "value": getattr(given, "value", None),
-        "update": given.update,
-        "strict": given.strict,
-        "allow_downcast": given.allow_downcast,
-        "implicit": given.implicit,
-    }
+    names = "name", "value", "update", "strict", "allow_downcast", "implicit"
+    return given.variable, {name: getattr(given, name, None) for name in names}
 
 
 def read_output(given):

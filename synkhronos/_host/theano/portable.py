@@ -29,11 +29,8 @@ _MOVES = ("HostFromGpu", "GpuFromHost", "GpuToGpu")
 class Expression(NamedTuple):
     """The arguments of ``theano.function``, with placeholders for the shared variables."""
 
-    inputs: List[Any]
-    outputs: List[Any]
-    updates: List[Tuple[Any, Any]]  # shared variable, new value
     placeholders: List[Tuple[Any, Any]]  # placeholder, shared variable
-    kwargs: Dict[str, Any]
+    others: Dict[str, Any]  # all arguments but givens
 
     def arguments(self):
         """Return the keyword arguments of ``theano.function``, with this rank's variables."""
@@ -41,15 +38,7 @@ class Expression(NamedTuple):
             (placeholder, as_tensor_variable(each) if is_array_variable(each) else each)
             for placeholder, each in self.placeholders
         ]
-        return {
-            **self.kwargs,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "updates": self.updates,
-            "givens": givens,
-            "no_default_updates": True,
-            "on_unused_input": "ignore",
-        }
+        return {**self.others, "givens": givens}
 
 
 def without_devices(inputs, outputs, updates, kwargs) -> Expression:
@@ -64,13 +53,12 @@ def without_devices(inputs, outputs, updates, kwargs) -> Expression:
     values = [target.type.filter_variable(value, allow_convert=False) for target, value in updates]
     new = rewriter.rewrite([*outputs, *values])
     used = set(ancestors(new))
-    return Expression(
-        list(inputs),
-        new[: len(outputs)],
-        [(target, value) for (target, _), value in zip(updates, new[len(outputs) :])],
-        [(p, variable) for variable, p in rewriter.placeholders.items() if p in used],
-        {key: value for key, value in kwargs.items() if key not in _LEFT_OUT},
-    )
+    others = {key: value for key, value in kwargs.items() if key not in _LEFT_OUT}
+    others.update(inputs=list(inputs), outputs=new[: len(outputs)], no_default_updates=True)
+    others["updates"] = [(each, x) for (each, _), x in zip(updates, new[len(outputs) :])]
+    others["on_unused_input"] = "ignore"
+    placeholders = [(p, variable) for variable, p in rewriter.placeholders.items() if p in used]
+    return Expression(placeholders, others)
 
 
 def _as_given(variable, value, strict):

@@ -220,19 +220,13 @@ def examine(
     arguments are those of `Alone`.
     """
     computed, update_of = rebuilt(inputs, outputs, updates, givens, no_default_updates)
-    targets = list(update_of)
-    wanted = [*computed, *(update_of[target] for target in targets)]
-    values = values_of(rows, inputs, wanted if trusts else ())
-    alone = Alone(values, **kwargs)
+    wanted = [*computed, *update_of.values()]
+    alone = Alone(values_of(rows, inputs, wanted if trusts else ()), **kwargs)
     alone.walk(alone.inputs, wanted)
-    relations = [alone.relation(each) for each in wanted]
     return Examined(
-        relations[: len(computed)],
+        [alone.relation(each) for each in computed],
         [alone.of(each).kind == ROWS for each in computed],
-        [
-            (target, relation, _differs(alone, update_of[target], relation, rows))
-            for target, relation in zip(targets, relations[len(computed) :])
-        ],
+        [(x, alone.relation(new), _differs(alone, new, rows)) for x, new in update_of.items()],
         alone.mistakes,
         alone.n_rows,
         alone.remainders,
@@ -247,8 +241,9 @@ def values_of(rows, inputs, wanted):
     return values
 
 
-def _differs(alone, value, relation, rows):
+def _differs(alone, value, rows):
     """Return whether ranks get different values of an update; False if they get rows of it."""
+    relation = alone.relation(value)
     if alone.of(value).kind == ROWS:
         return False
     if not relation.is_open:

@@ -184,10 +184,8 @@ class Division:
             )
             raise CannotDivide("has no input with rows", instead)
         outputs = [self._output(each) for each in wanted[:n_outputs]]
-        updates = [
-            (target, self._update(target, each))
-            for target, each in zip(targets, wanted[n_outputs:])
-        ]
+        new = zip(targets, wanted[n_outputs:])
+        updates = [(target, self._update(target, each)) for target, each in new]
         pairs = [pair for pair, _, _ in outputs]
         dtypes = [
             (i, serial.dtype)

@@ -88,14 +88,9 @@ def _is_proportional(op, node, values):
         return False
     if isinstance(op, (scalar.Cast, scalar.Identity)):
         return True
-    lengths = [value for value in values if value.kind == LENGTH]
-    others = [value for value in values if value.kind != LENGTH]
-    return (
-        isinstance(op, scalar.Mul)
-        and len(lengths) == 1
-        and node.outputs[0].ndim == 0
-        and all(value.kind == SAME for value in others)
-    )
+    kinds = [value.kind for value in values]
+    is_of_one = kinds.count(LENGTH) == 1 and {*kinds} <= {LENGTH, SAME}
+    return isinstance(op, scalar.Mul) and node.outputs[0].ndim == 0 and is_of_one
 
 
 def _divided_length(division, node, values):

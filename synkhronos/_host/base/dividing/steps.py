@@ -54,11 +54,7 @@ def divide_step(
     stays = alone.n_rows is None and not is_weighted
     chosen = [_as_it_is(alone, each, mode, stays) for each, (_, mode) in zip(computed, outputs)]
     outputs_left = [each for each, choice in zip(computed, chosen) if choice is None]
-    updates_left = [
-        (target, each)
-        for target, each in update_of.items()
-        if not (stays and _may_stay(alone, target, each))
-    ]
+    updates_left = [pair for pair in update_of.items() if not (stays and _may_stay(alone, *pair))]
     is_divided = bool(outputs_left or updates_left)
     asked, new_updates = alone, {}
     if is_divided:

@@ -23,7 +23,7 @@ from synkhronos._host.base.dividing.division import (
 )
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
 from synkhronos._host.base.dividing.relating import linear
-from synkhronos._host.base.functions import number
+from synkhronos._host.base.functions import is_by, number
 from synkhronos._host.base.kinds import PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 
 rule(extra_ops.DiffOp, TopKOp)(along_an_axis)
@@ -221,16 +221,10 @@ def _random(division, node):
         rows += [each] if is_mine else []
     if rows and not (size.exact and all(division.of(each).exact for each in rows)):
         division.keep_equal(rows, [shape[size.axis]])
-    inputs = [division.of(state).variable, size.variable, *new]
-    if not is_each_row:
-        inputs[1] = division.same(shape)
-    stream, numbers = division.apply(node, inputs)
-    if not is_each_row:
-        return [stream._replace(kind=STREAM), NOT_FOR_ROWS]
-    return [
-        stream._replace(kind=STREAM),
-        numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact),
-    ]
+    mine = size.variable if is_each_row else division.same(shape)
+    stream, numbers = division.apply(node, [division.of(state).variable, mine, *new])
+    of_rows = numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact)
+    return [stream._replace(kind=STREAM), of_rows if is_each_row else NOT_FOR_ROWS]
 
 
 def _draws_each_alone(node):
@@ -246,12 +240,8 @@ def _draws_each_alone(node):
 def _normal(node):
     """Find what ``MRG_RandomStreams.normal`` makes: uniform numbers, in pairs, to be reshaped."""
     numbers, size = node.inputs
-    joined = (
-        numbers.owner
-        and isinstance(numbers.owner.op, subtensor.Subtensor)
-        and numbers.owner.inputs[0]
-    )
-    if not joined or not isinstance(joined.owner and joined.owner.op, basic.Join):
+    is_part = is_by(numbers, subtensor.Subtensor)
+    if not is_part or not is_by(numbers.owner.inputs[0], basic.Join):
         return None
     draws = _draws(size, node)
     # Compare the nodes with those that Theano itself makes for this size.

@@ -321,11 +321,8 @@ class _Job:
         self.header = header
         self.is_handed_over = False
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed by `stop`
-        files = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.DEVNULL,
-            "stderr": self._messages,
-        }
+        nothing = subprocess.DEVNULL
+        files = {"stdin": nothing, "stdout": nothing, "stderr": self._messages}
         try:
             self._process = subprocess.Popen(command, cwd=_working_folder(command), **files)
         except OSError:
