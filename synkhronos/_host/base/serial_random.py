@@ -163,7 +163,9 @@ class _OwnVariables:
             return False
         first, *others = _lengths(size)
         is_right = self.axis_of(first) == 0 and not self.variables.intersection(others)
-        if not is_right and _shaped(size) in (None, *self._elsewhere):
+        whole = _without_casts(size)
+        shaped = whole.owner.inputs[0] if is_by(whole, host.Shape) else None
+        if not is_right and shaped in (None, *self._elsewhere):
             raise ValueError(
                 f"serial_random: {node.op} draws numbers of size {size}. Each rank can take its "
                 f"rows of random numbers only if axis 0 of their size is x.shape[0] of an input, "
@@ -207,12 +209,6 @@ def _lengths(size):
     if is_by(size, host.MakeVector):
         return [_without_casts(length) for length in size.owner.inputs]
     return [size]
-
-
-def _shaped(size):
-    """Return the variable whose whole shape a size is; None if there is none."""
-    size = _without_casts(size)
-    return size.owner.inputs[0] if is_by(size, host.Shape) else None
 
 
 def _measured(length):

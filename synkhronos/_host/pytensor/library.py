@@ -81,6 +81,11 @@ def is_disconnected(derivative):
     return isinstance(derivative.type, DisconnectedType)
 
 
+def tensor_type(dtype, fixed_axes):
+    """Return the type of arrays with a length of 1 along fixed axes, and any along others."""
+    return TensorType(dtype, shape=tuple(1 if is_fixed else None for is_fixed in fixed_axes))
+
+
 def ancestors(variables, blockers=()):
     """Return variables and all that they, but no `blockers`, are computed from, as written."""
 

@@ -21,23 +21,18 @@ from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.log import rank_in_a_call
 
 
-def _print_ranks() -> None:
-    """Let each Print that runs in a call of several ranks begin with its rank: "[rank 1] ..."."""
-    perform = Print.perform
-
-    @functools.wraps(perform)
-    def perform_with_rank(op, node, inputs, output_storage):
-        rank = rank_in_a_call()
-        if rank is not None:
-            op = copy.copy(op)  # the graphs of other functions have the same operation
-            op.message = f"[rank {rank}] {op.message}"
-        perform(op, node, inputs, output_storage)
-
-    Print.perform = perform_with_rank
+@functools.wraps(Print.perform)
+def _print_with_rank(op, node, inputs, output_storage, perform=Print.perform):
+    """Print a message that begins with the rank in a call of several ranks: "[rank 1] ..."."""
+    rank = rank_in_a_call()
+    if rank is not None:
+        op = copy.copy(op)  # the graphs of other functions have the same operation
+        op.message = f"[rank {rank}] {op.message}"
+    perform(op, node, inputs, output_storage)
 
 
 switch.install()
-_print_ranks()
+Print.perform = _print_with_rank
 
 
 def compile_function(inputs, outputs, **kwargs):

@@ -99,6 +99,11 @@ def is_disconnected(derivative):
     return derivative is None or isinstance(derivative.type, DisconnectedType)
 
 
+def tensor_type(dtype, fixed_axes):
+    """Return the type of arrays with a length of 1 along fixed axes, and any along others."""
+    return TensorType(dtype, fixed_axes)
+
+
 def inner_outputs(op):
     """Return the outputs of the graph inside of a scan or an OpFromGraph; none of any other."""
     inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()

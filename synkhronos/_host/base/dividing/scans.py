@@ -42,10 +42,7 @@ class _Loop:
         n_timed = 1 + self.op.n_seqs + self.op.n_outs
         # The positions of inputs that have an item for each step along axis 0.
         self.timed = range(1, n_timed)
-        self.states = [
-            *self.timed[self.op.n_seqs :],
-            *range(n_timed, n_timed + self.op.n_shared_outs),
-        ]
+        self.states = range(1 + self.op.n_seqs, n_timed + self.op.n_shared_outs)
         self.values = {place: self._value(place) for place in range(len(node.inputs))}
         # All inputs with rows have equally many; for a step, these are its rows.
         rows = [each for i, each in enumerate(node.inputs) if self.values[i].kind == ROWS]
@@ -140,9 +137,8 @@ class _Loop:
         used, nodes = ancestors(results), nodes_of(results)
         if any(isinstance(node.op, RowsOfRank) for node in nodes):
             self.outer.refuse(self.node, "minibatches that its steps slice")
-        reduces = any(
-            isinstance(node.op, AllReduce) or has_inside(node.op, AllReduce) for node in nodes
-        )
+        ops = [node.op for node in nodes]
+        reduces = any(isinstance(op, AllReduce) or has_inside(op, AllReduce) for op in ops)
         if reduces and self.op.as_while:
             what = "sums over all rows in each step, until a condition: give it n_steps"
             self.outer.refuse(self.node, what)
