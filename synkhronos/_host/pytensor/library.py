@@ -50,12 +50,7 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.shape import SpecifyShape as Retype  # it fixes lengths of axes
 from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.sort import ArgSortOp, SortOp
-from pytensor.tensor.subtensor import (
-    AdvancedSubtensor,
-    IncSubtensor,
-    Subtensor,
-    indices_from_subtensor,
-)
+from pytensor.tensor.subtensor import AdvancedSubtensor, IncSubtensor, Subtensor
 
 try:
     from pytensor.conditional.op import IfElse
@@ -123,7 +118,7 @@ def sorted_nodes(fgraph, orderings):
 
 def indices_of(node):
     """Return the indices of a Subtensor: variables, integers and slices."""
-    return indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+    return tensor.subtensor.indices_from_subtensor(node.inputs[1:], node.op.idx_list)
 
 
 def taken_rows(node):

@@ -65,9 +65,8 @@ class _Lend(gof.Optimizer):
             return
         landing = [land(x, i) if lent[i] else x for i, x in enumerate(inputs)]
         lender = TheanoAllReduce(op.ops, op.serials, inplace=True, lent=lent)
-        fgraph.replace_all_validate(
-            list(zip(outputs, lender(*landing, return_list=True))), reason="synkhronos_lend"
-        )
+        pairs = list(zip(outputs, lender(*landing, return_list=True)))
+        fgraph.replace_all_validate(pairs, reason="synkhronos_lend")
 
 
 def may_be_lent(variable):

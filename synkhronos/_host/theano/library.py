@@ -45,13 +45,7 @@ from theano.tensor.opt import Assert, MakeVector
 from theano.tensor.raw_random import RandomFunction
 from theano.tensor.sharedvar import TensorSharedVariable
 from theano.tensor.sort import ArgSortOp, SortOp
-from theano.tensor.subtensor import (
-    AdvancedSubtensor,
-    AdvancedSubtensor1,
-    IncSubtensor,
-    Subtensor,
-    get_idx_list,
-)
+from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, IncSubtensor, Subtensor
 
 title = "Theano"
 tuple_forms = (
@@ -139,7 +133,7 @@ def sorted_nodes(fgraph, orderings):
 
 def indices_of(node):
     """Return the indices of a Subtensor: variables and slices."""
-    return get_idx_list(node.inputs, node.op.idx_list)
+    return tensor.subtensor.get_idx_list(node.inputs, node.op.idx_list)
 
 
 def taken_rows(node):

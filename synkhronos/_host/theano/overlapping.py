@@ -102,10 +102,8 @@ class _Overlap(gof.Optimizer):
                 for at, i in enumerate(bucket)
             ]
             *begun, tie = Begin(ops, number)(*arrays, tie, return_list=True)
-            end = End(
-                ops, tuple(op.serials[i] for i in bucket), tuple(lent[i] for i in bucket), number
-            )
-            reduced = end(*begun, return_list=True)
+            serials, are_lent = (tuple(each[i] for i in bucket) for each in (op.serials, lent))
+            reduced = End(ops, serials, are_lent, number)(*begun, return_list=True)
             pairs += [(node.outputs[i], new) for i, new in zip(bucket, reduced)]
         try:
             fgraph.replace_all_validate(pairs, reason="synkhronos_overlap")

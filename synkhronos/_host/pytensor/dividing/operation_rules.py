@@ -82,15 +82,11 @@ def _blockwise(division, node):
     n_batch = node.op.batch_ndim(node)
     if isinstance(node.op.core_op, Dot) and max(axes) >= n_batch:
         return dot(division, node, n_batch)
-    return _item_by_item(division, node, n_batch, axes)
-
-
-def _item_by_item(division, node, n_batch, axes):
     if len(axes) > 1 or max(axes) >= n_batch:
         division.refuse(node, "rows that lie along different axes")
     [axis] = axes
     new = _of_rows(division, node, node.inputs, axis)
-    exact = any(value.exact for value in map(division.of, node.inputs) if value.kind == ROWS)
+    exact = any(value.exact for value in values if value.kind == ROWS)
     return division.apply(node, new, ROWS, axis, exact)
 
 

@@ -37,15 +37,13 @@ class Vectorize(gof.Optimizer):
     def apply(self, fgraph):
         updates = [fgraph.outputs[position] for position in fgraph.update_mapping or ()]
         for node in _elementwise(updates):
-            if not all(node.outputs[0].broadcastable) and _is_slow(node.op.scalar_op):
-                op = node.op
+            op = node.op
+            if not all(node.outputs[0].broadcastable) and _is_slow(op.scalar_op):
                 same = VectorizedElemwise(
                     op.scalar_op, op.inplace_pattern, nfunc_spec=op.nfunc_spec
                 )
-                results = same(*node.inputs, return_list=True)
-                fgraph.replace_all_validate(
-                    list(zip(node.outputs, results)), reason="synkhronos_vectorize"
-                )
+                pairs = list(zip(node.outputs, same(*node.inputs, return_list=True)))
+                fgraph.replace_all_validate(pairs, reason="synkhronos_vectorize")
 
 
 def _elementwise(outputs):
