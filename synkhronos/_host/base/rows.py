@@ -61,9 +61,6 @@ class Rows(host.Operation):
         """Return that row numbers have no gradient."""
         return [[False] for _ in node.inputs]
 
-    def pullback(self, inputs, outputs, cotangents):
-        return [host.disconnected() for _ in inputs]
-
 
 def total_rows(mine):
     """Return the running call's number of rows; outside of a call, `mine`."""

@@ -30,6 +30,7 @@ from synkhronos._host.base.functions import (
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.base.rows import Rows
+from synkhronos._host.pytensor.device_arrays import on_no_device
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
@@ -88,11 +89,6 @@ def _type_of(container):
     return get_numba_type(container.type, layout="C")
 
 
-def expression_of(function, inputs, outputs, updates, kwargs):
-    """Raise RuntimeError: all ranks are on the CPU, and none compiles an expression."""
-    raise RuntimeError("PyTensor has no ranks on devices; this is a mistake of Synkhronos.")
-
-
 def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
     try:
@@ -108,6 +104,9 @@ def run(function, arguments, output_subset=None):
     except BaseException:
         release_arguments(function)
         raise
+
+
+expression_of = on_no_device  # for ranks on other devices than the master's
 
 
 @node_rewriter([RankOperation, Rows, PythonOperation])

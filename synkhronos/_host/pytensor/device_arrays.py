@@ -31,12 +31,12 @@ def to_host(value):
     return value
 
 
-def _on_no_device(*arguments):
-    """Raise RuntimeError: only values on devices are given to this function."""
-    raise RuntimeError("PyTensor has no values on devices; this is a mistake of Synkhronos.")
+def on_no_device(*arguments):
+    """Raise RuntimeError: this function is only for values and ranks on devices."""
+    raise RuntimeError("PyTensor has nothing on devices; this is a mistake of Synkhronos.")
 
 
 open_device = require_open_device = import_device_backend
 to_device, empty_like = to_host, np.empty_like
-copy_from_device = copy_to_device = empty_on_device = join_on_device = _on_no_device
-scale_on_device = take_on_device = _on_no_device
+copy_from_device = copy_to_device = empty_on_device = join_on_device = on_no_device
+scale_on_device = take_on_device = on_no_device

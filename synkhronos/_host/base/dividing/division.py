@@ -243,10 +243,8 @@ class Division:
     def _apply(self, node):
         if isinstance(node.op, (RankOperation, Rows)):
             raise CannotDivide(f"has {operation_name(node)}, which says by itself what ranks do")
-        for kind in type(node.op).__mro__:
-            if kind in _RULES:
-                break
-        else:
+        kind = next((each for each in type(node.op).__mro__ if each in _RULES), None)
+        if kind is None:
             return self.unruled(node)
         unknown = unknown_options(type(node.op))
         if unknown:
