@@ -161,6 +161,5 @@ class InOrder(host.Feature):
 # elementwise operations do, which may use the same buffers (at 75 in Theano, 50.5 in PyTensor).
 _TAGS = "synkhronos", IN_STEPS
 host.register("synkhronos_fuse_all_reduce", Fuse(), 48.9, *_TAGS)
-host.register(
-    "synkhronos_all_reduce_in_place", host.in_place_rewriter(AllReduce, _in_place), 80, *_TAGS
-)
+_rewriter = host.in_place_rewriter(AllReduce, _in_place)
+host.register("synkhronos_all_reduce_in_place", _rewriter, 80, *_TAGS)

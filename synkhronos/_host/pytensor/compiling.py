@@ -15,8 +15,6 @@ import warnings
 
 import numpy as np
 import pytensor
-from pytensor.compile.mode import get_mode, optdb
-from pytensor.graph.rewriting.basic import WalkingGraphRewriter, node_rewriter
 from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 
@@ -31,6 +29,12 @@ from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.pytensor.device_arrays import on_no_device
+from synkhronos._host.pytensor.library import (
+    WalkingGraphRewriter,
+    get_mode,
+    node_rewriter,
+    register,
+)
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
@@ -118,6 +122,4 @@ def _for_numba(fgraph, node):
 
 
 # This is for all functions that numba compiles, also those of users.
-optdb.register(
-    "synkhronos_numba", WalkingGraphRewriter(_for_numba, order="in_to_out"), "numba", position=90
-)
+register("synkhronos_numba", WalkingGraphRewriter(_for_numba, order="in_to_out"), 90, "numba")

@@ -18,17 +18,13 @@ section 3.2: buckets of gradients, and their order.
 
 import numpy as np
 from theano import gof
-from theano.compile.mode import optdb
-from theano.compile.sharedvalue import SharedVariable
 from theano.gof.type import generic
-from theano.ifelse import IfElse
-from theano.tensor import TensorType
-from theano.tensor.elemwise import Elemwise
 
 from synkhronos._host.base.calls import current_call
 from synkhronos._host.base.rewriting import InOrder, n_needed, only_reduction, owners
 from synkhronos._host.theano.graph import Overlap, TheanoAllReduce
 from synkhronos._host.theano.lending import land, may_be_lent
+from synkhronos._host.theano.library import Elemwise, IfElse, SharedVariable, TensorType, optdb
 
 BUCKET_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 20  # of a matrix whose size is not known before it is computed

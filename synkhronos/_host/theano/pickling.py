@@ -17,7 +17,6 @@ from theano.gof.opt import MergeFeature
 from theano.gof.utils import scratchpad
 from theano.tensor import raw_random
 from theano.tensor.opt import ShapeFeature
-from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.pickles import Pickler, dump_with, load_with
 from synkhronos._host.theano import cudnn
@@ -53,7 +52,7 @@ class _TheanoPickler(Pickler):
             parts = ("fn", "infer_shape")
             function, infer_shape = (getattr(obj, f"_FromFunctionOp__{part}") for part in parts)
             return FromFunctionOp, (function, obj.itypes, obj.otypes, infer_shape)
-        if isinstance(obj, RandomStateType):
+        if isinstance(obj, raw_random.RandomStateType):
             # Two instances are never equal, so each process must use the one of its module.
             return operator.attrgetter("random_state_type"), (raw_random,)
         if type(obj).__name__ == "fortran":

@@ -11,12 +11,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from theano import shared
-from theano.compile.sharedvalue import SharedVariable
-from theano.gof import Constant
-from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import as_tensor_variable, constant
 
 from synkhronos._host.theano import device_arrays
+from synkhronos._host.theano.library import Constant, SharedVariable, ancestors, io_toposort
 from synkhronos._host.theano.variables import is_array_variable, on_host
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import sentence

@@ -7,6 +7,7 @@ from theano.tensor import TensorType, patternbroadcast
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.cells import cell, peek, replace_object
+from synkhronos._host.base.functions import is_by
 from synkhronos._host.base.serial_random import is_state_equal
 from synkhronos._host.theano import device_arrays
 
@@ -91,8 +92,7 @@ def is_mrg_state(variable) -> bool:
     if getattr(variable.tag, "is_rng", False):
         return is_array_variable(variable)
     update = getattr(variable, "default_update", None)
-    owner = getattr(update, "owner", None)
-    return owner is not None and isinstance(owner.op, rng_mrg.mrg_uniform_base)
+    return update is not None and is_by(update, rng_mrg.mrg_uniform_base)
 
 
 def spread_random_state(variable, rank: int) -> None:

@@ -106,11 +106,9 @@ class Alone(WrittenForRanks):
         known = {*self.relations, *self.inputs}
         computed_from = ancestors([variable], blockers=known)
         leaves = [each for each in computed_from if each in known or each.owner is None]
-        if self.of(variable).kind in (ROWS, STREAM) and all(
-            self.relation(each).is_equal or self.relation(each).kind == LENGTHS for each in leaves
-        ):
-            return EQUAL
-        return no_rule(variable)
+        are_serial = all(r.is_equal or r.kind == LENGTHS for r in map(self.relation, leaves))
+        is_known = are_serial and self.of(variable).kind in (ROWS, STREAM)
+        return EQUAL if is_known else no_rule(variable)
 
     def _apply(self, node):
         before = [self.of(each) for each in node.inputs]

@@ -137,12 +137,11 @@ def _divide(inputs, axes, wanted, n_outputs, targets):
     # Each pass finds parts that a later operation needs reduced: repeat until it finds no more.
     values = {}
     for variable, axis in zip(inputs, axes):
+        mine = variable
         if axis:
             order = [axis, *(i for i in range(variable.ndim) if i != axis)]
             mine = variable.dimshuffle(order).type(variable.name)
             mine = mine.dimshuffle([order.index(i) for i in range(variable.ndim)])
-        else:
-            mine = variable
         has_rows = axis is not None
         values[variable] = Value(mine, ROWS if has_rows else SAME, axis or 0, exact=has_rows)
     needed, expansions = set(), {}

@@ -342,8 +342,7 @@ def argmax(division, node):
     value = division.of(node.inputs[0])
     if value.kind != ROWS or len(node.inputs) > 1:
         return division.unruled(node)
-    axes = node.op.axis
-    axes = range(node.inputs[0].ndim) if axes is None else axes
+    axes = reduced_axes(node)
     axes = [axes] if isinstance(axes, int) else list(axes)
     new = division.apply(node, [value.variable])
     if value.axis not in axes:

@@ -207,16 +207,15 @@ def _factors(length):
     node = length.owner
     if node is None:
         return [length]
-    if isinstance(node.op, (host.TensorFromScalar, host.ScalarFromTensor)):
+    moves = host.DimShuffle, host.TensorFromScalar, host.ScalarFromTensor
+    if isinstance(node.op, moves) and length.ndim == 0:
         return _factors(node.inputs[0])
-    is_product = isinstance(node.op, host.Elemwise)
-    is_product = is_product and isinstance(node.op.scalar_op, (scalar.Cast, scalar.Mul))
+    op = node.op.scalar_op if isinstance(node.op, host.Elemwise) else None
+    dtypes = {getattr(each, "dtype", None) for each in node.inputs}
     # A float that is cast to a length loses its fraction.
-    if is_product and all(each.dtype in integer_dtypes for each in node.inputs):
+    if isinstance(op, (scalar.Cast, scalar.Mul)) and dtypes <= {*integer_dtypes}:
         return [factor for each in node.inputs for factor in _factors(each)]
-    if isinstance(node.op, host.DimShuffle) and length.ndim == 0:
-        return _factors(node.inputs[0])
-    if isinstance(node.op, host.Elemwise) and isinstance(node.op.scalar_op, scalar.IntDiv):
+    if isinstance(op, scalar.IntDiv):
         factors = quotient(*node.inputs)
         return [length] if factors is None else factors
     if isinstance(node.op, host.Prod) and vector_length(node.inputs[0]) is not None:

@@ -5,16 +5,13 @@ from typing import Any, Dict, List, NamedTuple
 
 from pytensor import scalar, tensor
 from pytensor.compile.executor import _pickle_Function as pickle_function
-from pytensor.compile.mode import optdb
 from pytensor.compile.rebuild import rebuild_collect_shared
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.scan.op import Scan
 from pytensor.tensor import get_vector_length
-from pytensor.tensor.sort import SortOp
 from pytensor.tensor.type import integer_dtypes
 
 from synkhronos._host.pytensor.graph import all_reduce
+from synkhronos._host.pytensor.library import RewriteDatabaseQuery, Scan, SortOp, optdb
 from synkhronos._host.pytensor.variables import is_array_variable, is_random_state, lengths
 
 STEPS_REDUCE = False  # whether ranks may reduce in a step of a scan

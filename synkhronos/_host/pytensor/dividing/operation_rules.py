@@ -6,14 +6,10 @@ import operator
 from pytensor import tensor
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.rewriting import inline_ofg_node
-from pytensor.graph.basic import Variable
 from pytensor.tensor import subtensor
 from pytensor.tensor.basic import ExtractDiag, Nonzero
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.math import Dot
-from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.reshape import JoinDims, SplitDims
-from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.type_other import NoneTypeT
 
 from synkhronos._host.base.dividing import indices
@@ -21,6 +17,7 @@ from synkhronos._host.base.dividing.division import NOT_FOR_ROWS, CannotDivide, 
 from synkhronos._host.base.dividing.elementwise import as_it_is, dot
 from synkhronos._host.base.dividing.relating import linear
 from synkhronos._host.base.kinds import PART, ROWS, SAME, SHAPE, STREAM
+from synkhronos._host.pytensor.library import Dot, RandomVariable, Retype, Variable
 
 _WHOLE = slice(None)
 
@@ -54,7 +51,7 @@ def _reshaped(node):
     return [array.reshape(lengths)]
 
 
-@rule(SpecifyShape)
+@rule(Retype)
 def _specify_shape(division, node):
     value = division.of(node.inputs[0])
     if value.kind == ROWS and not isinstance(node.inputs[1 + value.axis].type, NoneTypeT):

@@ -2,16 +2,14 @@
 
 from theano import change_flags, scalar, tensor
 from theano.compile.function_module import _pickle_Function as pickle_function
-from theano.compile.mode import get_mode, optdb
 from theano.compile.pfunc import rebuild_collect_shared
-from theano.gof import FunctionGraph, Query
-from theano.scan_module.scan_op import Scan
+from theano.gof import FunctionGraph
 from theano.tensor import get_vector_length
 from theano.tensor.basic import integer_dtypes
-from theano.tensor.sort import SortOp
 
 from synkhronos._host.base.rewriting import IN_STEPS, Fuse, including
 from synkhronos._host.theano.graph import all_reduce
+from synkhronos._host.theano.library import RewriteDatabaseQuery, Scan, SortOp, get_mode, optdb
 from synkhronos._host.theano.variables import is_array_variable, is_random_state, lengths
 
 STEPS_REDUCE = True  # whether ranks may reduce in a step of a scan
@@ -41,7 +39,8 @@ def of_type(expression, kind):
 
 def simplify(graph):
     """Simplify a FunctionGraph of lengths."""
-    optdb.query(Query(["canonicalize", "ShapeOpt", "fast_compile"])).optimize(graph)
+    query = RewriteDatabaseQuery(["canonicalize", "ShapeOpt", "fast_compile"])
+    optdb.query(query).optimize(graph)
 
 
 def loop_of(op):

@@ -4,9 +4,7 @@ import copy
 
 import theano
 from theano.compile.ops import Rebroadcast
-from theano.gof.graph import io_toposort
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform, mrg_uniform_base
-from theano.scan_module.scan_utils import equal_computations
 from theano.tensor import basic, blas, extra_ops, raw_random, subtensor
 from theano.tensor.nnet import abstract_conv, blocksparse, bn, conv, neighbours, nnet
 from theano.tensor.signal import pool
@@ -25,6 +23,7 @@ from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as
 from synkhronos._host.base.dividing.relating import linear
 from synkhronos._host.base.functions import is_by, number
 from synkhronos._host.base.kinds import PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
+from synkhronos._host.theano.library import equal_computations, io_toposort
 
 rule(extra_ops.DiffOp, TopKOp)(along_an_axis)
 rule(basic.MaxAndArgmax)(argmax)
