@@ -44,9 +44,7 @@ if title == "Theano":
     from synkhronos._host.theano.pickling import dump, load
     from synkhronos._host.theano.sparse import decomposed, sparse_parts
     from synkhronos._host.theano.variables import (
-        cast_value,
         fix_axes,
-        fixed_axes,
         is_array_variable,
         is_random_state,
         lengths,
@@ -82,9 +80,7 @@ else:
     from synkhronos._host.pytensor.pickling import dump, load
     from synkhronos._host.pytensor.sparse import decomposed, sparse_parts
     from synkhronos._host.pytensor.variables import (
-        cast_value,
         fix_axes,
-        fixed_axes,
         is_array_variable,
         is_random_state,
         lengths,
@@ -118,12 +114,14 @@ from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 from synkhronos._host.base.functions import (
     added_to,
     as_update,
+    cast_value,
     caster,
     clips_gradients,
     compiling,
     computes_by_element,
     default_updates,
     destroyed_inputs,
+    fixed_axes,
     float_dtype,
     is_computed_from,
     is_mode,

@@ -157,9 +157,7 @@ def without_default_updates(kwargs, variables):
 def updates_by_default(variables):
     """Return pairs (variable, its default update) for the variables that have one."""
     pairs = [(each, getattr(each, "default_update", None)) for each in variables]
-    return [
-        (each, each.type.filter_variable(update)) for each, update in pairs if update is not None
-    ]
+    return [(each, each.type.filter_variable(new)) for each, new in pairs if new is not None]
 
 
 def destroyed_inputs(function):
@@ -226,6 +224,17 @@ def release_arguments(function):
     for variable, cell in getattr(host.machine_of(function), "storage_map", {}).items():
         if variable.owner is not None:
             cell[0] = None
+
+
+def fixed_axes(variable):
+    """Return for each axis of a variable whether its length is always 1 (it is broadcastable)."""
+    return getattr(variable, "broadcastable", ())  # Theano's sparse ones have no such axes
+
+
+def cast_value(variable, value):
+    """Return a value as a NumPy array of a variable's dtype and ndim, cast without loss."""
+    plain = host.tensor_type(variable.dtype, (False,) * variable.ndim)
+    return np.asarray(plain.filter(value))
 
 
 def caster(variable, strict, allow_downcast):

@@ -14,7 +14,7 @@ from synkhronos._arithmetic import partition
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.calls import rows_of_ranks
 from synkhronos._host.base.chosen_library import Constant, Variable, ancestors, tensor
-from synkhronos._host.base.functions import is_by, nodes_of
+from synkhronos._host.base.functions import is_by, nodes_of, swapped
 from synkhronos._host.base.rank_operations import AllReduce, RankNumbers, has_inside
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
@@ -138,9 +138,7 @@ def without_row_numbers(expressions, givens, inputs):
         replaced = {variable: value for variable, value in givens if variable in needed}
         operands = host.clone_replace(operands, replace=replaced) if replaced else list(operands)
         numbers.append(RowNumbers(hidden, operands, _indexed_by(nodes, same)))
-    new = iter(host.clone_replace(variables, replace=replace))
-    expressions = [next(new) if isinstance(each, Variable) else each for each in expressions]
-    return expressions, numbers, all(each in used for each in inputs)
+    return swapped(expressions, replace), numbers, all(each in used for each in inputs)
 
 
 def _indexed_by(nodes, numbers):

@@ -5,9 +5,10 @@ import pytensor
 from numpy.random import Generator, SeedSequence
 from pytensor import tensor
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.type import DenseTensorType, TensorType
+from pytensor.tensor.type import DenseTensorType
 
 from synkhronos._host.base.cells import peek, replace_object
+from synkhronos._host.base.functions import fixed_axes
 from synkhronos._host.base.serial_random import is_state_equal
 from synkhronos._host.pytensor.device_arrays import is_on_device, to_host
 
@@ -17,11 +18,6 @@ lives_on_device, on_host, on_device = is_on_device, to_host, to_host
 def replace(variable, value) -> None:
     """Make `value` the value of a shared variable, cast to its dtype, with no copy."""
     variable.container.storage[0] = np.asarray(value, dtype=variable.dtype)
-
-
-def fixed_axes(variable):
-    """Return for each axis of a variable whether its length is always 1 (it is broadcastable)."""
-    return tuple(length == 1 for length in lengths(variable))
 
 
 def lengths(variable):
@@ -47,12 +43,6 @@ def shared_zeros(variable, dtype, name):
     """Return a new shared variable of zeros, of a shared variable's shape and fixed axes."""
     zeros = np.zeros(variable.get_value(borrow=True).shape, dtype)
     return pytensor.shared(zeros, name, shape=variable.type.shape)
-
-
-def cast_value(variable, value):
-    """Return a value as a NumPy array of a variable's dtype and ndim, cast without loss."""
-    plain = TensorType(variable.dtype, shape=(None,) * variable.ndim)
-    return np.asarray(plain.filter(value))
 
 
 def is_array_variable(variable) -> bool:

@@ -138,7 +138,7 @@ def _work_around_opencl():
 
 
 def _let_reductions_be_cached():
-    """Let processes find reductions for CUDA in Theano's cache: it takes `verbose`, 0, for none."""
+    """Let processes find reductions for CUDA in Theano's compile cache."""
     from theano.gpuarray.elemwise import GpuCAReduceCuda
 
     original = GpuCAReduceCuda.c_code_cache_version_apply
@@ -146,7 +146,7 @@ def _let_reductions_be_cached():
     @functools.wraps(original)
     def c_code_cache_version_apply(self, node):
         counted = copy.copy(self)
-        counted.verbose = self.verbose + 1
+        counted.verbose = self.verbose + 1  # Theano takes a 0 for no version
         return original(counted, node)
 
     GpuCAReduceCuda.c_code_cache_version_apply = c_code_cache_version_apply

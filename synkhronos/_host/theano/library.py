@@ -142,7 +142,7 @@ def taken_rows(node):
 
 
 def in_place_rewriter(op, rewrite):
-    """Return a rewriter to the operation in place, or None, that ``rewrite(node)`` returns."""
+    """Return a rewriter of nodes: ``rewrite(node)`` returns an operation in place, or None."""
 
     @gof.local_optimizer([op])
     def in_place(node):

@@ -7,7 +7,7 @@ from theano.tensor import TensorType, patternbroadcast
 from theano.tensor.raw_random import RandomStateType
 
 from synkhronos._host.base.cells import cell, peek, replace_object
-from synkhronos._host.base.functions import is_by
+from synkhronos._host.base.functions import fixed_axes, is_by
 from synkhronos._host.base.serial_random import is_state_equal
 from synkhronos._host.theano import device_arrays
 
@@ -25,11 +25,6 @@ def replace(variable, value) -> None:
             device_arrays.copy_to_device(storage[0], value)
         else:
             storage[0] = device_arrays.to_device(value)
-
-
-def fixed_axes(variable):
-    """Return for each axis of a variable whether its length is always 1 (it is broadcastable)."""
-    return getattr(variable, "broadcastable", ())  # sparse ones have no such axes
 
 
 def lengths(variable):
@@ -52,12 +47,6 @@ def shared_zeros(variable, dtype, name):
     """Return a new shared variable of zeros, of a shared variable's shape and fixed axes."""
     shape = variable.get_value(borrow=True).shape
     return shared(np.zeros(shape, dtype), name, broadcastable=variable.broadcastable)
-
-
-def cast_value(variable, value):
-    """Return a value as a NumPy array of a variable's dtype and ndim, cast without loss."""
-    plain = TensorType(variable.dtype, (False,) * variable.ndim)
-    return np.asarray(plain.filter(value))
 
 
 def is_array_variable(variable) -> bool:

@@ -534,7 +534,7 @@ def copied(wanted, replace):
 
 
 def of_length(division, node, values):
-    """Apply an operation to one length or shape, the rank's and the serial one, and the same."""
+    """Apply an operation with one length or shape twice: to the rank's, and to the serial one."""
     [old] = [value for value in values if value.kind in (LENGTH, SHAPE)]
     [mine] = division.apply(node, [value.variable for value in values])
     total = [value.total if value is old else value.variable for value in values]
