@@ -3,7 +3,7 @@
 In arguments ``Sequence`` stands for a list or tuple, and ``float`` for any real number.
 """
 
-from typing import Callable, List, OrderedDict, Protocol, Sequence, Tuple, Union
+from typing import Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -18,31 +18,13 @@ class SupportsArray(Protocol):
     def __array__(self, dtype=None) -> np.ndarray: ...
 
 
-class Optimizer(Protocol):
-    """An object that makes updates from a loss, such as an optimizer of Keras."""
-
-    def get_updates(self, loss, params):
-        """Return pairs (shared variable, expression)."""
-
-
 ArrayLike = Union[SupportsArray, Sequence, complex]
 Values = Union[ArrayLike, RandomState]
 Rows = Union[int, slice, Sequence[int], np.ndarray]  # a selection of rows
 
 SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]
-Scalar = Union[float, Variable]
-LossOrGrads = Union[Variable, Sequence[Variable]]
 
 # The string in an output or update is its reduce mode.
 Output = Union[Variable, Out, Tuple[Union[Variable, Out], Union[str, None]]]
 Input = Union[Variable, In, Sequence]  # Theano takes tuples such as (variable, value)
 Update = Union[Tuple[SharedVariable, Variable], Tuple[SharedVariable, Variable, Union[str, None]]]
-Updates = OrderedDict[SharedVariable, Variable]
-UpdatePairs = List[Tuple[SharedVariable, Variable]]
-UpdatesLike = Union[Updates, Sequence[Tuple[SharedVariable, Variable]]]
-
-# grads, params, hyperparameters ──▶ updates
-Rule = Union[Callable[..., UpdatesLike], Optimizer]
-# grad_updates, param_updates, grad_shared
-TwoSteps = Tuple[UpdatePairs, UpdatePairs, SharedVariable]
-TwoStepRule = Callable[..., TwoSteps]

@@ -8,11 +8,12 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos._calls.signature import check_pairs
-from synkhronos._hints import Scalar, SharedVariable, Variable
+from synkhronos._hints import SharedVariable, Variable
 from synkhronos._host import library
 from synkhronos._host import tensor as T
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._wording import count, shown
+from synkhronos.extensions._hints import Scalar
 
 
 def gradients(loss_or_grads, params):

@@ -23,16 +23,7 @@ import numpy as np
 from synkhronos import _host, collectives, functions, ops
 from synkhronos._calls.proof import place_of
 from synkhronos._calls.signature import check_pairs
-from synkhronos._hints import (
-    Output,
-    Rule,
-    Scalar,
-    SharedVariable,
-    TwoStepRule,
-    Updates,
-    UpdatesLike,
-    Variable,
-)
+from synkhronos._hints import Output, SharedVariable, Variable
 from synkhronos._host import CannotDivide, compiling, float_dtype, library, set_default_update
 from synkhronos._host import tensor as T
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -49,6 +40,7 @@ from synkhronos.extensions._gradients import (
     gradients,
     rule_updates,
 )
+from synkhronos.extensions._hints import Rule, Scalar, TwoStepRule, Updates, UpdatesLike
 from synkhronos.extensions._server_steps import StoredStep
 
 __all__ = [

@@ -20,9 +20,10 @@ from collections import OrderedDict
 from typing import Sequence
 
 from synkhronos._calls.signature import check_pairs
-from synkhronos._hints import LossOrGrads, Scalar, SharedVariable, Updates, UpdatesLike
+from synkhronos._hints import SharedVariable
 from synkhronos._host import tensor as T
 from synkhronos.extensions._gradients import check_params
+from synkhronos.extensions._hints import LossOrGrads, Scalar, Updates, UpdatesLike
 from synkhronos.extensions._precision import (
     counter,
     like,

@@ -32,16 +32,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos import ops
-from synkhronos._hints import (
-    Scalar,
-    SharedVariable,
-    TwoStepRule,
-    TwoSteps,
-    UpdatePairs,
-    Updates,
-    UpdatesLike,
-    Variable,
-)
+from synkhronos._hints import SharedVariable, Variable
 from synkhronos._host import fix_axes, library, shared_zeros
 from synkhronos._host import tensor as T
 from synkhronos._wording import whole_number
@@ -53,6 +44,14 @@ from synkhronos.extensions._gradients import (
     check_tensor,
     check_variables,
     derive,
+)
+from synkhronos.extensions._hints import (
+    Scalar,
+    TwoStepRule,
+    TwoSteps,
+    UpdatePairs,
+    Updates,
+    UpdatesLike,
 )
 
 __all__ = [
