@@ -9,12 +9,11 @@ A process has at most one session at a time.
 import atexit
 import concurrent.futures.thread  # noqa: F401 - a fork must take its lock after the one below
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
 import threading
-from typing import Iterator, Optional, Sequence, Union
+from typing import Optional, Sequence, Union
 
 from synkhronos import _host, profiling
 from synkhronos._calls.check import number_of_calls, of_environment
@@ -182,8 +181,7 @@ def fork(
             plan = job.plan(link, wish, names, *more)
             names = plan.devices
         _host.overlap_reductions(overlap and plan is not None and set(names) == {"cpu"})
-        options = names, threads, master, profile_workers, follow, check, restart
-        _begin(plan, n_here, functools.partial(Session, *options))
+        begin(plan, n_here, names, threads, master, profile_workers, follow, check, restart)
         if profile_file is not None:
             try:
                 profiling.record_until_close(current("a profile"), profile_file)
@@ -191,38 +189,6 @@ def fork(
                 close()
                 raise
         return len(names)
-
-
-@contextlib.contextmanager
-def session_of_leaders() -> Iterator[job.MachineLayout]:
-    """Begin a session with one rank on each machine, in place of that of ``synkhronos run``.
-
-    Each of these ranks starts the ranks of a system on its machine. Yield how many ranks fork()
-    would start on each machine.
-    """
-    with _Current.lock:
-        session, of_run, link = _Current.session, _Current.of_run, _Current.link
-        if session is not None and not session.may_be_replaced:
-            raise SessionError(
-                "There is a session of fork() already, or another likelihood() block. On several "
-                "machines one is possible at a time: close() it, or leave that block, before."
-            )
-        n_parallel, devices = (of_run["n_parallel"], of_run["devices"]) if of_run else (None, None)
-        devices = None if devices is None else tuple(devices)
-        names = resolve(n_parallel, False, devices)
-        if session is not None:
-            close()
-        wish = job.Wish(link.next_session(), n_parallel, False, devices, job.facts())
-        plan = job.plan(link, wish, names, 0, 1, False, False)
-        ones = (1,) * len(plan.counts)
-        leaders = dataclasses.replace(plan, counts=ones, devices=("cpu",) * len(ones))
-        _begin(leaders, 1, functools.partial(Session, leaders.devices, 1, 0, False))
-        begun = _Current.session
-    try:
-        yield plan.layout(0)
-    finally:
-        if _Current.session is begun:
-            close()
 
 
 def _runs_script_again():
@@ -235,8 +201,8 @@ def _runs_script_again():
     return False
 
 
-def _begin(plan, n_here, make):
-    """Begin the current session, on the machines of the plan if it is not None."""
+def begin(plan, n_here, *options):
+    """Begin the current session, with `n_here` ranks here, on the machines of the plan if any."""
     try:
         # Nothing is raised between a worker's start and the assignment, so close() finds it.
         with _Current.forking, interrupts_held():
@@ -246,7 +212,7 @@ def _begin(plan, n_here, make):
             if plan is not None:
                 _Current.link.tell(None, ("plan", plan))
                 gate = make_gate_of_machines(plan, _Current.link)
-            _Current.session = make(gate=gate)
+            _Current.session = Session(*options, gate=gate)
         _Current.session.on_loss = _Current.on_loss
         _Current.session.begin()
     except BaseException as error:
@@ -356,7 +322,7 @@ def _leave_in_child():
 atexit.register(_close_at_exit)
 # Another thread's fork waits until the workers are forked: otherwise its child would keep the pipes
 # open that report a death, and `_leave_in_child` would not know them. The wait has a limit, because
-# the fork handler of another library may hold a lock that the thread in `_begin` needs. The
+# the fork handler of another library may hold a lock that the thread in `begin` needs. The
 # handlers are methods in C, so that no signal handler can raise in them.
 os.register_at_fork(
     before=functools.partial(_Current.forking.acquire, timeout=_PATIENCE),

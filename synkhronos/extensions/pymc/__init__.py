@@ -33,6 +33,8 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._session.current import Current
 from synkhronos._wording import count, whole_number
+from synkhronos.comm.mpi import job
+from synkhronos.errors import SessionError
 from synkhronos.extensions.pymc.advice import (
     Measured,
     ModelAdvice,
@@ -46,7 +48,7 @@ from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
-from synkhronos.session import session_of_leaders
+from synkhronos.session import begin, close
 
 __all__ = ["Advice", "ModelAdvice", "ParallelLikelihood", "advise", "likelihood", "row_wise"]
 
@@ -358,10 +360,42 @@ def _layout(n_ranks):
         n_ranks = n_ranks or len(resolve(asked[0], False, asked[1]))
         yield on_this_machine(n_ranks), is_given
         return
-    with session_of_leaders() as layout:
+    with _session_of_leaders() as layout:
         if n_ranks is not None:
             layout = replace(layout, counts=(n_ranks,) * len(layout.counts))
         yield layout, True
+
+
+@contextlib.contextmanager
+def _session_of_leaders():
+    """Begin a session with one rank on each machine, in place of that of ``synkhronos run``.
+
+    Each of these ranks starts the ranks of its machine. Yield the layout of the ranks that fork()
+    would start.
+    """
+    with Current.lock:
+        session, of_run, link = Current.session, Current.of_run, Current.link
+        if session is not None and not session.may_be_replaced:
+            raise SessionError(
+                "There is a session of fork() already, or another likelihood() block. On several "
+                "machines one is possible at a time: close() it, or leave that block, before."
+            )
+        n_parallel, devices = (of_run["n_parallel"], of_run["devices"]) if of_run else (None, None)
+        devices = None if devices is None else tuple(devices)
+        names = resolve(n_parallel, False, devices)
+        if session is not None:
+            close()
+        wish = job.Wish(link.next_session(), n_parallel, False, devices, job.facts())
+        plan = job.plan(link, wish, names, 0, 1, False, False)
+        ones = (1,) * len(plan.counts)
+        leaders = replace(plan, counts=ones, devices=("cpu",) * len(ones))
+        begin(leaders, 1, leaders.devices, 1, 0, False)
+        begun = Current.session
+    try:
+        yield plan.layout(0)
+    finally:
+        if Current.session is begun:
+            close()
 
 
 def _check_model(model):
