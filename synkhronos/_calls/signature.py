@@ -210,52 +210,52 @@ def check_updates(updates):
     """Return the updates as Theano takes them, and their modes."""
     if updates is None:
         return [], []
-    if isinstance(updates, dict):
-        is_plain = len(updates) > 1 and not isinstance(updates, OrderedDict)
-        if is_plain and _host.title == "Theano":
-            # Theano warns, too, although every Python that this package runs on keeps the order.
-            warnings.warn_explicit(
-                "updates is a plain dict, about which theano.function warns: it is taken in its "
-                "order. A list of pairs or an OrderedDict is taken without a warning.",
-                UserWarning,
-                *line_of_user(),
-            )
-        updates = list(updates.items())
-    if not isinstance(updates, (list, tuple)):
-        raise TypeError(
-            "updates must be a list of (shared variable, expression) or (shared variable, "
-            f"expression, mode), or a dict, got a {type(updates).__name__}."
+    is_plain = isinstance(updates, dict) and not isinstance(updates, OrderedDict)
+    if is_plain and len(updates) > 1 and _host.title == "Theano":
+        # Theano warns, too, although every Python that this package runs on keeps the order.
+        warnings.warn_explicit(
+            "updates is a plain dict, about which theano.function warns: it is taken in its "
+            "order. A list of pairs or an OrderedDict is taken without a warning.",
+            UserWarning,
+            *line_of_user(),
         )
-    pairs, modes = [], []
-    for position, update in enumerate(updates):
-        if not isinstance(update, (list, tuple)) or len(update) not in (2, 3):
-            raise TypeError(
-                f"updates[{position}] must be (shared variable, expression) or (shared variable, "
-                f"expression, mode), got {update!r}."
-            )
-        if not isinstance(update[0], _host.SharedVariable):
-            raise TypeError(
-                f"updates[{position}] must update a shared variable, got {update[0]!r}."
-                f"{advice(update[0], _host.title)}"
-            )
-        if (
-            _host.is_array_variable(update[0])
-            and not isinstance(update[1], _host.Variable)
-            and np.asarray(update[1]).dtype.kind not in "biufc"
-        ):
-            raise TypeError(
-                f"updates[{position}] must give {update[0]} an expression, got {shown(update[1])}."
-                f"{advice(update[1], _host.title)}"
-            )
-        if any(update[0] is target for target, _ in pairs):
-            raise ValueError(f"updates[{position}] updates {update[0]} a second time.")
-        pairs.append(tuple(update[:2]))
-        mode = reduction.parse_mode(update[2] if len(update) == 3 else "avg")
+    checked = check_pairs("updates", updates, have_modes=True)
+    modes = [reduction.parse_mode(mode[0] if mode else "avg") for _, _, *mode in checked]
+    for (target, *_), mode in zip(checked, modes):
         # Only calls with slices use the mode; they refuse averages of integers.
-        if mode in OPERATIONS and not divides(mode) and _host.is_array_variable(update[0]):
-            check_kind("function()", mode, update[0].dtype, f"the update of {update[0]}")
-        modes.append(mode)
-    return pairs, modes
+        if mode in OPERATIONS and not divides(mode) and _host.is_array_variable(target):
+            check_kind("function()", mode, target.dtype, f"the update of {target}")
+    return [update[:2] for update in checked], modes
+
+
+def check_pairs(name, updates, have_modes=False):
+    """Return updates as a list of tuples; raise for anything else, and a variable that has two."""
+    form, lengths = "pairs (shared variable, expression)", (2,)
+    if have_modes:
+        form, lengths = f"{form} or triples (shared variable, expression, mode)", (2, 3)
+    updates = list(updates.items()) if hasattr(updates, "items") else updates
+    if not isinstance(updates, (list, tuple)):
+        raise TypeError(f"{name} must be {form} in a list, got {updates!r}.")
+    seen = set()
+    for update in updates:
+        if not isinstance(update, (tuple, list)) or len(update) not in lengths:
+            raise TypeError(f"{name} must be {form}, got {update!r} among them.")
+        target, value = update[:2]
+        if not isinstance(target, _host.SharedVariable):
+            raise TypeError(
+                f"{name} must update shared variables, got {target!r} among them."
+                f"{advice(target, _host.title)}"
+            )
+        is_constant = _host.is_array_variable(target) and not isinstance(value, _host.Variable)
+        if is_constant and np.asarray(value).dtype.kind not in "biufc":
+            raise TypeError(
+                f"{name} gives {target} the value {shown(value)}, which is no expression."
+                f"{advice(value, _host.title)}"
+            )
+        if target in seen:
+            raise ValueError(f"{name} must update each variable once, but {target} comes twice.")
+        seen.add(target)
+    return list(map(tuple, updates))
 
 
 def check_givens(givens):
@@ -426,29 +426,3 @@ def swap_variables(source, swap, defaults):
         sliceables=[swap.get(each, each) for each in source.sliceables or ()],
         keywords={**source.keywords, "givens": swapped(source.keywords["givens"])},
     )
-
-
-def check_pairs(name, updates):
-    """Return updates as a list of pairs; raise for anything else, and a variable that has two."""
-    updates = list(updates.items()) if hasattr(updates, "items") else updates
-    if not isinstance(updates, (list, tuple)):
-        raise TypeError(
-            f"{name} must be pairs (shared variable, expression) in a list, got {updates!r}."
-        )
-    seen = set()
-    for pair in updates:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(
-                f"{name} must be pairs (shared variable, expression), got {pair!r} among them."
-            )
-        target, value = pair
-        if not isinstance(target, _host.SharedVariable):
-            raise TypeError(f"{name} must update shared variables, got {target!r} among them.")
-        if not isinstance(value, _host.Variable) and np.asarray(value).dtype.kind not in "biufc":
-            raise TypeError(
-                f"{name} gives {target} the value {shown(value)}, which is no expression."
-            )
-        if target in seen:
-            raise ValueError(f"{name} must update each variable once, but {target} comes twice.")
-        seen.add(target)
-    return [tuple(pair) for pair in updates]

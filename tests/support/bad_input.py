@@ -91,7 +91,7 @@ FUNCTION.refuses("inputs", TypeError, "x", "inputs must be a list of Theano vari
 FUNCTION.refuses("outputs", TypeError, "3", "Output 0 must be a Theano variable")
 FUNCTION.refuses("outputs", ValueError, "(x, 'mean')", "'mean' is not a reduce mode")
 FUNCTION.refuses("bcast_inputs", TypeError, "x", "bcast_inputs must be a list of Theano variables")
-FUNCTION.refuses("updates", TypeError, "{s}", "updates must be a list")
+FUNCTION.refuses("updates", TypeError, "{s}", "updates must be pairs")
 FUNCTION.refuses("updates", ValueError, "[(s, s, 'add')]", "'add' is not a reduce mode")
 FUNCTION.refuses("givens", TypeError, "3", "givens must be a dict or a list of pairs")
 FUNCTION.refuses(
