@@ -88,10 +88,8 @@ class SerialComparison:
             return results
         with self._session.call("check"):
             found = self._outputs.unpack(results, subset)
-            differences = [
-                *self._differing_outputs(serial, found),
-                *self._differing_updates(serial),
-            ]
+            differences = [*self._differing_outputs(serial, found)]
+            differences += self._differing_updates(serial)
         for what, message in differences:
             self._tell(what, message)
         return results
@@ -108,11 +106,7 @@ class SerialComparison:
         for place, (output, found) in enumerate(zip(serial.outputs, everything)):
             if not self._compares(output):
                 continue
-            how = difference(found, serial.whole(0)[0][place])
-            if how is None:
-                how = self._by_chance(serial, place, found)
-            elif not self._is_told(serial, place, found):
-                continue
+            how = self._difference(serial, place, found)
             if how is None:
                 continue
             cause = (
@@ -137,20 +131,17 @@ class SerialComparison:
         is_told = self._proof is not None and output in self._proof.told
         return output not in self._told and not is_told
 
-    def _is_told(self, serial, place, found):
-        """Return whether to warn of an output that differs."""
-        return True
-
-    def _by_chance(self, serial, place, found):
-        """Return how an equal output may differ in other calls; None without a warning."""
-        return None
+    def _difference(self, serial, place, found):
+        """Return by how much an output differs, in words; None if there is nothing to tell."""
+        return difference(found, serial.whole(0)[0][place])
 
     def _differing_updates(self, serial):
         """Yield, for each update that differs, its variable and a message."""
         _, updated = serial.whole(0)
         beside = serial.largest_change(updated)
         for variable, expected in updated.items():
-            if variable in serial.apart or not _is_compared(variable):
+            is_reduced_later = getattr(variable.tag, "is_reduced_after_call", False)
+            if variable in serial.apart or is_reduced_later or _host.is_random_state(variable):
                 continue
             found = serial.values_of_all_ranks(variable)
             before = serial.before[variable]
@@ -183,9 +174,7 @@ class FirstCall(SerialComparison):
     """The comparison of one function's cheap calls, for outputs and updates without a rule.
 
     The ranks run the call first, and its time limits that of serial Theano. The first three cheap
-    calls are compared, then calls with other numbers of rows, of labels or of items in masks. A
-    call that changes nothing, or whose results are 0, doesn't count. An error of the comparison
-    goes to the log only.
+    calls are compared, then calls with other numbers of rows, of labels or of items in masks.
     """
 
     def __init__(self, definition, left, proof):
@@ -245,8 +234,8 @@ class FirstCall(SerialComparison):
             with self._session.call("check"):
                 return step(*arguments)
         except raised_here(Exception) as error:
-            log.debug("%s was not compared with serial %s.", self._owner, _host.title)
-            log.debug("The error was raised here:", exc_info=error)
+            message = "%s was not compared with serial %s."
+            log.debug(message, self._owner, _host.title, exc_info=error)
             return None
 
     def _prepared(self, values, subset, batch, num_slices):
@@ -277,14 +266,11 @@ class FirstCall(SerialComparison):
         return serial, likeness
 
     def _compared(self, serial, results, num_slices, likeness):
-        """Return a pair (output or variable, message) for each difference.
-
-        For a call with slices, compare parts of its first rows, and no updates.
-        """
+        """Return a pair (output or variable, message) for each difference."""
         expected, updated = serial.whole(0)
         if num_slices == 1:
             found = self._outputs.unpack(results, serial.subset)
-        else:
+        else:  # compare parts of the first rows, and no updates
             combined = [serial.combined(0, place) for place in range(len(expected))]
             found = [other if one is None else one for one, other in zip(combined, expected)]
             updated = {}
@@ -310,31 +296,22 @@ class FirstCall(SerialComparison):
             if how and not serial.is_rounding(variable, found, expected):
                 yield variable, self._about_update(variable, how, ABOUT_OPS)
 
-    def _by_chance(self, serial, place, found):
-        # Integers can be equal by chance: the largest label, say, may be the same in all parts.
-        kind = serial.whole(0)[0][place].dtype.kind
-        if serial.modes[place] not in OPERATIONS or kind not in "iub":
-            return None
-        return serial.difference_in_other_orders(place, found)
-
     def _compares(self, output):
         is_open = output in self._proof.open_outputs and output not in self._advice.told
         return is_open and super()._compares(output)
 
-    def _is_told(self, serial, place, found):
+    def _difference(self, serial, place, found):
         mode, expected = serial.modes[place], serial.whole(0)[0][place]
+        how = difference(found, expected)
+        if how is None:
+            # Integers can be equal by chance: the largest label, say, may be the same in all parts.
+            may_be_chance = mode in OPERATIONS and expected.dtype.kind in "iub"
+            return serial.difference_in_other_orders(place, found) if may_be_chance else None
         is_of_each = isinstance(found, list) or found.size == self._session.n_ranks * expected.size
-        return (
-            not (mode == "gather" and is_of_each)  # the user wants the value of each rank
-            and not serial.is_rounding(place, found, expected)
-            and serial.is_of_division(place, found)
-        )
-
-
-def _is_compared(variable):
-    """Return whether an updated variable should have the serial value after each call."""
-    is_reduced_later = getattr(variable.tag, "is_reduced_after_call", False)
-    return not is_reduced_later and not _host.is_random_state(variable)
+        if mode == "gather" and is_of_each:  # the user wants the value of each rank
+            return None
+        is_rounding = serial.is_rounding(place, found, expected)
+        return how if not is_rounding and serial.is_of_division(place, found) else None
 
 
 def _cause_in_updates(variable, found, expected, before):

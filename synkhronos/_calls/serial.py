@@ -57,8 +57,7 @@ def _kept(method):
 class Serial:
     """Serial runs of one call, case 0, and of other cases, with numbers made of its rows.
 
-    `outputs` has the numbers of the outputs that the call computes, `modes` their modes. A `place`
-    is a position among them.
+    A `place` is a position among `outputs`, the numbers of the outputs that the call computes.
     """
 
     def __init__(self, session, definition, subset):
@@ -112,10 +111,15 @@ class Serial:
 
     def take_first(self, n_rows):
         """Keep only the first `n_rows` rows of the call."""
+        self._arrays = self._with_rows(lambda length: range(min(n_rows, length)))
+
+    def _with_rows(self, choose):
+        """Return the inputs, with the rows ``choose(length)`` of each scattered one."""
+        arrays = list(self._arrays)
         for i in self._scattered:
             axis = self._inputs.axes[i]
-            length = min(n_rows, self._arrays[i].shape[axis])
-            self._arrays[i] = partition.take_rows(self._arrays[i], range(length), axis=axis)
+            arrays[i] = partition.take_rows(arrays[i], choose(arrays[i].shape[axis]), axis=axis)
+        return arrays
 
     def is_equal_on_ranks(self):
         """Return whether all ranks have the same values of all variables."""
@@ -194,10 +198,7 @@ class Serial:
         return tuple(likeness)
 
     def difference_in_other_orders(self, place, found):
-        """Return in words by how much an equal output differs with its rows in another order.
-
-        Return None if it doesn't, or if the division alone doesn't make the output.
-        """
+        """Return by how much an equal output differs with its rows in another order; else None."""
         if not self.are_parts(place, found):
             return None
         for case in range(1 + _OTHERS, 1 + _OTHERS + _ORDERS):
@@ -235,10 +236,7 @@ class Serial:
         return "It draws random numbers: each rank draws from a stream of its own."
 
     def cause_in_idle_ranks(self, differences):
-        """Return a sentence if only ranks without rows have a wrong update, else None.
-
-        `differences` has one item for each rank, None where the update is right.
-        """
+        """Return a sentence if only ranks without rows have differences, else None."""
         if not self._scattered or _host.communicates(self._compiled):
             return None
         rows, n_ranks = self.rows(), self._session.n_ranks
@@ -286,12 +284,9 @@ class Serial:
 
     def cause_in_order(self, place):
         """Return the sentence for an output that depends on the order of the rows, else None."""
-        arrays, length = list(self._arrays), self.rows()
-        for i in self._scattered:
-            back = np.arange(arrays[i].shape[self._inputs.axes[i]])[::-1]
-            arrays[i] = partition.take_rows(arrays[i], back, axis=self._inputs.axes[i])
-        forth, back = self.whole(0)[0][place], self._run(arrays)[0][place]
-        if forth.shape[:1] == (length,):
+        turned = self._with_rows(lambda length: np.arange(length)[::-1])
+        forth, back = self.whole(0)[0][place], self._run(turned)[0][place]
+        if forth.shape[:1] == (self.rows(),):
             back = back[::-1]
         if difference(back, forth) is None:
             return None
@@ -348,11 +343,7 @@ class Serial:
         return combined if isinstance(combined, np.ndarray) else None
 
     def _case(self, case):
-        """Return the inputs of a case, and keep those of the last case: they take much memory.
-
-        Case 0 is the call itself. Up to `_OTHERS` a case draws rows of it, scaled by 1/2 to 1; the
-        cases after these have its rows in another order.
-        """
+        """Return the inputs of a case, and keep those of the last case only: they take memory."""
         if case == 0:
             return self._arrays
         if case != self._last[0]:
@@ -361,18 +352,15 @@ class Serial:
         return self._last[1]
 
     def _other_arrays(self, case):
-        random = np.random.RandomState(case)
-        arrays, picks = list(self._arrays), {}
+        """Return drawn rows, scaled by 1/2 to 1; of later cases, all rows in another order."""
+        if case > _OTHERS:
+            return self._with_rows(lambda length: self._order(case - _OTHERS - 1, length))
+        random, picks = np.random.RandomState(case), {}
+        arrays = self._with_rows(
+            lambda length: picks.setdefault(length, random.randint(max(length, 1), size=length))
+        )
         for i in self._scattered:
-            axis = self._inputs.axes[i]
-            length = arrays[i].shape[axis]
-            if case > _OTHERS:
-                pick = self._order(case - _OTHERS - 1, length)
-            else:
-                pick = picks.setdefault(length, random.randint(max(length, 1), size=length))
-            arrays[i] = partition.take_rows(arrays[i], pick, axis=axis)
-            if case <= _OTHERS:
-                scale_items(arrays[i], lambda n: random.uniform(0.5, 1, n))
+            scale_items(arrays[i], lambda n: random.uniform(0.5, 1, n))
         return arrays
 
     def _order(self, number, length):
@@ -395,10 +383,7 @@ class Serial:
 
     @_kept
     def _parts(self, case, axis):
-        """Return the results of each rank with rows, and the numbers of rows; None if one raises.
-
-        `axis` is that of the rows; None: that of each input.
-        """
+        """Return the results and the number of rows of each rank with rows; None if one raises."""
         everything = self._case(case)
         axes = self._inputs.axes if axis is None else [axis] * len(everything)
         chosen = [i for i in self._scattered if everything[i].ndim > axes[i]]

@@ -37,6 +37,7 @@ class Changes:
 
     def __init__(self, session, follow):
         self._session = session
+        self._is_updated = session.registry.is_updated
         self.follow = follow
         self.made = 0  # counts changes of variables, by calls and by the script
         # Key of a variable whose value the ranks may lack -> whether the script has set it; if not,
@@ -56,13 +57,11 @@ class Changes:
     def watch(self, key, variable) -> None:
         """Note from now on when the script sets a variable that the workers have."""
         if self._session.n_ranks > 1:
-            noted = [functools.partial(self._note, key)]
+            notes = [self._note]
             if self.follow:
-                noted += [
-                    functools.partial(note, key) for note in (self._note_read, self._note_cell)
-                ]
+                notes += [self._note_read, self._note_cell]
                 self._note_borrowed(key)
-            _host.watch(variable, *noted)
+            _host.watch(variable, *[functools.partial(note, key) for note in notes])
             kept = self.pending, self._read, self.borrowed, self.unreduced
             forgotten = weakref.finalize(variable, _forget, key, kept)
             forgotten.atexit = False
@@ -72,7 +71,7 @@ class Changes:
         if not self.follow:
             self.follow = True
             watched = list(self._session.worker.variables.items())
-            for _, variable in watched:
+            for _, variable in watched:  # all at first, because several may share a cell
                 _host.unwatch(variable)
             for key, variable in watched:
                 self.watch(key, variable)
@@ -110,18 +109,12 @@ class Changes:
             if key not in self._read:
                 self._read[key] = value.copy()
                 variable = self._session.worker.variables[key]
-                if self._is_in_shared_memory(variable):
+                if self._session.comm.memory.holds(_host.peek(variable)):
                     # The script gets a copy, or the array that it has got before.
                     before, _ = self.borrowed.get(key, _NOTHING)
                     is_same = before is not None and not self._is_updated(variable)
                     _host.put(variable, before if is_same else value.copy())
             self.pending.setdefault(key, False)
-
-    def _is_in_shared_memory(self, variable):
-        return self._session.comm.memory.holds(_host.peek(variable))
-
-    def _is_updated(self, variable):
-        return self._session.registry.is_updated(variable)
 
     def _note_cell(self, key):
         self._taken.add(key)  # every call broadcasts the value of the cell
@@ -132,10 +125,10 @@ class Changes:
         variable = self._session.worker.variables.get(key)
         if variable is None or key in self._apart or key in self._taken:
             return
+        value = _host.peek(variable)
         # The script never shares an array in shared memory: reading the variable gives it a copy.
-        is_own = _host.is_array_variable(variable) and not self._is_in_shared_memory(variable)
-        if is_own and _host.borrows(variable):
-            value = _host.peek(variable)
+        is_own = _host.is_array_variable(variable) and not self._session.comm.memory.holds(value)
+        if is_own and _host.borrows(variable, known=1):
             self.borrowed[key] = value, self._snapshot(variable, value)
             self.pending.setdefault(key, False)
 
@@ -190,7 +183,10 @@ class Changes:
             changed = [
                 key
                 for key, is_set in changes.items()
-                if is_set or key in self._taken or key in written or self._differs_from(read, key)
+                if is_set
+                or key in self._taken
+                or key in written
+                or self._differs_from(read[key], key)
             ]
             for key in changes:
                 if key not in self.borrowed:
@@ -248,9 +244,8 @@ class Changes:
 
     def _differs_from(self, read, key):
         variable = self._session.worker.variables.get(key)
-        if variable is None or read[key] is None:
-            return False
-        return not _is_equal(_host.peek(variable), read[key])
+        is_there = variable is not None and read is not None
+        return is_there and not _is_equal(_host.peek(variable), read)
 
     def _send(self, variables):
         """Set variables on all ranks to the master's values; move random states to own streams."""
