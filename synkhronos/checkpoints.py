@@ -58,15 +58,6 @@ class CheckpointEntry(NamedTuple):
         is_array = _host.is_array_variable(variable)
         return cls(variable.name, *((str(variable.dtype), variable.ndim) if is_array else ()))
 
-    @classmethod
-    def read(cls, name, dtype, ndim, relation, values=None, arrays=(), rest=()):
-        """Return the entry of a file, which may be of an older version."""
-        if values is None and dtype is None:  # the numbers of a state, and the rest of it
-            values = [{"random": [each, *others]} for each, others in zip(arrays, rest)]
-        elif values is None:
-            values = [{"array": each} for each in arrays]
-        return cls(name, dtype, ndim, relation, values)
-
     def __str__(self):
         kind = "a random state" if self.dtype is None else one_line(f"{self.dtype}, {self.ndim}-d")
         return f"{self.name!r} ({kind})" if self.name else f"one without a name ({kind})"
@@ -177,7 +168,7 @@ def load(path: str | os.PathLike[str], functions_or_variables: Saved | Sequence[
         path = npz_path(path)
         variables = variables_of("load", functions_or_variables)
         with reading(path, WHAT) as (table, arrays):
-            entries = [CheckpointEntry.read(**each) for each in table["variables"]]
+            entries = [CheckpointEntry(**each) for each in table["variables"]]
             arrays = {name: arrays[name] for name in names_of([each.values for each in entries])}
         LoadPlan(session, path, entries, variables, arrays).carry_out()
 

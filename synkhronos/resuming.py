@@ -322,8 +322,7 @@ class RunState(UserDict):
         1 [4 1]
         >>> synk.close()
         """
-        division = [whole_number("rows", rows, 1), whole_number("size", size, 1)]
-        division.append(None if seed is None else whole_number("seed", seed, 0))
+        division = _division(rows, size, seed)
         if self._is_divided:
             raise RuntimeError(
                 f"batches() was called for epoch {self.epoch} already: loop over state.epochs(), "
@@ -466,7 +465,7 @@ class RunState(UserDict):
         for path in [self._path, *self._older]:
             try:
                 with reading(path, WHAT) as (table, arrays):
-                    entries = [CheckpointEntry.read(**each) for each in table["variables"]]
+                    entries = [CheckpointEntry(**each) for each in table["variables"]]
                     named = [each.values for each in entries]
                     named += [table.get("progress", {}).get(key) for key in ("random", "values")]
                     arrays = {name: arrays[name] for name in names_of(named)}
@@ -498,11 +497,7 @@ class RunState(UserDict):
             )
             randoms = [decode(each, arrays) for each in progress["random"]]
             values = {str(key): decode(each, arrays) for key, each in progress["values"]}
-            division = progress["division"]
-            if division is not None:
-                names = ["rows", "size"] + ["seed"] * (division[2] is not None)
-                division = [whole_number(*each, 0) for each in zip(names, division)]
-                division += [None] * (3 - len(division))
+            division = progress["division"] and _division(*progress["division"])
         here, there = (", ".join(map(_kind, each)) or "none" for each in (self._randoms, randoms))
         if here != there:
             raise ValueError(
@@ -537,6 +532,12 @@ class RunState(UserDict):
 
     def _end_at_tick(self, number, frame):
         self._is_ending = True
+
+
+def _division(rows, size, seed):
+    """Return the arguments of `batches`, checked."""
+    seed = None if seed is None else whole_number("seed", seed, 0)
+    return [whole_number("rows", rows, 1), whole_number("size", size, 1), seed]
 
 
 def _reference(value):

@@ -5,8 +5,7 @@
     with reading(path, "weights") as (table, arrays):    each array is read at its first use
         return dict(zip(table["keys"], arrays.values())) errors here are reported as a damaged file
 
-Checkpoints, snapshots of rules, and weights and states of stores are archives. Older files, whose
-tables don't say what they hold, are read as well.
+Checkpoints, snapshots of rules, and weights and states of stores are archives.
 
 An array never takes more memory than its file has bytes, whatever its header says; or a limited
 multiple of that, if another program has compressed the file.
@@ -32,7 +31,7 @@ _MOST_TIMES = 16  # of the bytes of a compressed file
 _ALWAYS_READ = 1 << 26  # bytes of arrays that are read, however small the file is
 _SUFFIX = ".npy"
 _MOST_OF_AN_ERROR = 300
-_TABLE, _OLD_TABLE = "about", "synkhronos"  # the array that holds the table, as JSON
+_TABLE = "about"  # the array that holds the table, as JSON
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -85,11 +84,10 @@ def reading(file, what, name=None):
         table = arrays.pop_table()
         if table["version"] != _VERSION:
             raise ValueError(f"it is of version {table['version']}, this is {_VERSION}")
-        content = table.get("what", what)
-        if content == what:
+        if table["what"] == what:
             yield table, arrays
             return
-    raise ValueError(f"{name} holds {one_line(content)}, not {what}.")
+    raise ValueError(f"{name} holds {one_line(table['what'])}, not {what}.")
 
 
 class _ArrayReader(Mapping):
@@ -115,10 +113,9 @@ class _ArrayReader(Mapping):
 
     def pop_table(self):
         """Remove the table of contents, and return it."""
-        name = _TABLE if _TABLE in self._infos else _OLD_TABLE
-        if name not in self._infos:
+        if _TABLE not in self._infos:
             raise ValueError("it has no table of contents")
-        return json.loads(str(self._array(self._infos.pop(name), "U")))
+        return json.loads(str(self._array(self._infos.pop(_TABLE), "U")))
 
     def __iter__(self):
         return iter(self._infos)

@@ -7,7 +7,6 @@ A file may hold anything. For a random state with a position of 10**9, for examp
 beyond its memory. So all fields are compared with those of a state that NumPy has made.
 """
 
-import json
 import math
 import random
 
@@ -74,8 +73,6 @@ def decode(encoded, arrays):
         return _generator(value[0], decode(value[1], arrays))
     if kind == "random":
         name, *rest = value
-        if len(rest) == 1:  # a Generator in an older checkpoint
-            return _generator(rest[0], json.loads(arrays[name].tobytes()))
         return _random_state(arrays[name], *rest)
     if kind == "python_random":
         return _python_random(arrays[value[0]], *value[1:])

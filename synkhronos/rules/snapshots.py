@@ -176,8 +176,7 @@ class History:
         found = []
         for number, variable in enumerate(self._variables):
             if is_own or not _host.is_random_state(variable):
-                name = f"variable/{number}"  # older files have arrays only
-                value = decode(state.plain.get(name, {"array": name}), state.arrays)
+                value = decode(state.plain[f"variable/{number}"], state.arrays)
                 if not _fits(variable, value):
                     raise ValueError(f"{variable} would get another kind of value")
                 found.append((variable, value))
@@ -214,7 +213,7 @@ class History:
         """Raise ValueError if the parameters have another order than those of a state."""
         own = _names_and_places(self._model.params)
         with damage_told(state.file, _WHAT):
-            kept = state.plain.get("made", own)  # not in older files
+            kept = state.plain["made"]
             is_reordered = kept != own and sorted(map(str, kept)) == sorted(map(str, own))
         if is_reordered:
             raise ValueError(

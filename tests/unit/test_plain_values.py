@@ -84,13 +84,6 @@ def test_a_damaged_random_state_is_refused(kind, path, value, said):
         decode(parts, arrays)
 
 
-def test_a_generator_of_an_older_checkpoint_is_read():
-    generator = np.random.default_rng(3)
-    text = json.dumps(generator.bit_generator.state).encode()
-    again = decode({"random": ["v", "PCG64"]}, {"v": np.frombuffer(text, np.uint8)})
-    assert again.random() == generator.random()
-
-
 def test_no_two_arrays_have_one_name():
     """The second one was read in place of the first."""
     value = {"a/0": np.zeros(1), "a": [np.ones(1)], "1": np.full(1, 2.0), "0": np.full(1, 3.0)}
