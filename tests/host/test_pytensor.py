@@ -1,7 +1,6 @@
 """Facts about PyTensor that the ranks rely on, or refuse."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ import pytensor.tensor as pt
 from numpy.random import MT19937, PCG64, SFC64, Generator, Philox
 
 LAYOUTS = [Layout(1), Layout(3, master=1)]
-OLD = Path(__file__).parents[1] / "support" / "old_files"
 X = np.arange(30.0).reshape(10, 3)
 
 
@@ -109,17 +107,10 @@ def test_random_states_of_other_kinds_are_refused(ranks, tmp_path):
         ({"random": ["key", "MT19937", 624, 0, 0.0]}, "it is a RandomState, and not a Generator"),
         ({"generator": ["BitGenerator", 1]}, "NumPy has no bit generator BitGenerator"),
     ]:
-        about = {"version": 1, "variables": [{**entry, "values": [value]}]}
+        about = {"version": 1, "what": "a checkpoint", "variables": [{**entry, "values": [value]}]}
         np.savez(path, about=json.dumps(about), key=np.zeros(624, np.uint32))
         with pytest.raises(ValueError, match=rf"'state' \(a random state\) in .*{why}"):
             synk.load(path, state)
-
-
-def test_a_checkpoint_of_before_there_was_one_format_is_read(ranks):
-    own, equal = (pytensor.shared(Generator(PCG64(1)), name) for name in ("own", "equal"))
-    synk.load(OLD / "checkpoint_of_pytensor.npz", [own, equal])
-    assert equal.get_value().random() == 0.2793924354469278
-    assert synk.get_value(0, own).random() == 0.8050029237453802
 
 
 def test_the_ranks_have_the_masters_settings(ranks):

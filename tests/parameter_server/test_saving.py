@@ -1,7 +1,5 @@
 """Files of weights and of updaters' states: whole, without pickles, refused where they differ."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,6 @@ from synkhronos.parameter_server.updaters import Updater, rule_updater
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
-OLD = Path(__file__).parents[1] / "support" / "old_files"
 WEIGHTS = {
     "layer 1/W\0ä": np.arange(6, dtype="float32").reshape(2, 3).T,
     "b": np.array(3, "float16"),
@@ -47,20 +44,6 @@ def test_names_of_files_are_checked():
             weight_files.save_states(path, [])
         with pytest.raises(error, match=said):
             weight_files.load_states(path)
-
-
-def test_files_of_before_there_was_one_format_are_read():
-    found = weight_files.load_weights(OLD / "weights.npz")
-    weights = [np.arange(6, dtype="f4").reshape(2, 3).T, np.array(3, "f2"), np.zeros((0, 2))]
-    assert list(found) == ["layer/W\0ä", 7, ""]
-    for one, other in zip(found.values(), weights):
-        assert one.dtype == other.dtype and np.array_equal(one, other)
-    for size, data in zip((3, 5), weight_files.load_states(OLD / "states.npz", 2)):
-        updater = rule_updater(update_rules.momentum, learning_rate=0.5)
-        updater.init_model("w", np.zeros(size))
-        weight_files.restore(updater, data)
-        [velocity] = updater.states()["w"].values()
-        assert np.array_equal(velocity, -0.5 * np.arange(size))
 
 
 def stepped(rule, rounds, size=3, **hyper):

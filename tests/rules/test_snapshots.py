@@ -4,7 +4,6 @@ import contextlib
 import functools
 import json
 import random
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,23 +84,6 @@ def test_a_model_goes_on_as_if_nothing_had_happened(tmp_path):
     for found, expected in zip(state_of(other), state_of(model)):
         np.testing.assert_array_equal(np.array(found, object), np.array(expected, object))
     assert isinstance(other.history[0], tuple)
-
-
-def test_a_file_of_before_there_was_one_format_is_read(tmp_path):
-    old = Path(__file__).parents[1] / "support" / "old_files" / "snapshot.npz"
-    shutil.copy(old, tmp_path / "snapshot_0003_000007.npz")
-    read = snapshots.distribute(SingleGroup(), snapshots.find(True, str(tmp_path)))
-    assert (read.rule, read.epoch, read.batch, read.count) == ("BSP", 3, 7, 20)
-    assert (read.more, read.state_of(1).plain["rule"]) == ({"total": 9}, {"turn": 5})
-    assert read.state_of(1).arrays["variable/0"].tolist() == [2, 2, 2]
-    assert read.state_of(1).arrays["rule/0"] is read.state_of(0).arrays["rule/0"]
-    model = Model()
-    snapshots.History(model).restore(read.state_of(0), Recorder(None, 2, "m", False), {})
-    assert model.w.get_value().tolist() == [1, 1, 1]
-    assert (model.current, model.history[1]) == (3, ("b", 1.5))
-    draws = [model.generator.random(), model.draw.rand(), np.random.rand(), random.random()]
-    expected = [0.2984911434141233, 0.7203244934421581, 0.9670298390136767, 0.23604808973743452]
-    assert draws == expected and abs(model.step() - 1.4057377576828003) < 1e-6
 
 
 def test_an_array_of_the_same_bytes_in_another_shape_has_changed():

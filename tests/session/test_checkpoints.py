@@ -1,8 +1,6 @@
 """Checkpoints: a run that was saved and loaded is the run that was not interrupted."""
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -298,26 +296,3 @@ def test_a_sparse_variable_is_refused(ranks, path):
         TypeError, match=r"save\(\) can't take .*, of type .*works on arrays and rand"
     ):
         synk.save(path, w)
-
-
-OLD = Path(__file__).parents[1] / "support" / "old_files"
-
-
-@pytest.mark.layouts(Layout(2))
-def test_a_file_of_before_there_was_one_format_is_read(ranks, path):
-    shutil.copy(OLD / "checkpoint.npz", path)
-    w, own = theano.shared(np.zeros((1, 1)), "w"), theano.shared(np.zeros(1, "f4"), "own")
-    epoch = theano.shared(np.int64(0), "epoch")
-    streams = MRG_RandomStreams(1), RandomStreams(1)
-    draws = [each.uniform((1, 2)) for each in streams]
-    states = [state for each in streams for state, *_ in each.state_updates]
-    equal = theano.shared(np.random.RandomState(1), "equal")
-    f = function([], [(draw, "gather") for draw in draws])
-    synk.load(path, [w, own, epoch, *states, equal])
-    assert [synk.get_value(rank, w).tolist() for rank in range(2)] == [[[0, 1, 2], [3, 4, 5]]] * 2
-    assert [synk.get_value(rank, own).tolist() for rank in range(2)] == [[0], [1, 1]]
-    assert epoch.get_value() == 7
-    found = [[0.005738568026572466, 0.16766800824552774], [0.7155816652812064, 0.91043616598472]]
-    of_numpy = [[0.902749070000982, 0.1441620060665289], [0.5354340297758179, 0.1720498307017065]]
-    np.testing.assert_allclose(f(), [found, of_numpy], rtol=1e-12)
-    assert equal.get_value().rand() == 0.22199317108973948
