@@ -197,12 +197,11 @@ def _make(check, compile_serially, arguments):
         return ParallelFunction(compile_serially, name, arguments, check)
     except _host.CannotDivide as error:
         reason, instead = str(error), error.instead
-        log.info("%s stays a Theano function: it %s", one_line(name), sentence(reason))
     except raised_here(Exception) as error:
         # If the arguments are wrong, Theano raises its own error below.
         reason, instead = f"could not be divided: {one_line(error)}", ""
-        log.info("%s stays a Theano function: %s", one_line(name), sentence(error))
         log.debug("The error was raised here:", exc_info=error)
+    log.info("%s stays a Theano function: it %s", one_line(name), sentence(reason))
     return compile_serially(_Current.report.function(name, reason, instead).alone)
 
 

@@ -40,8 +40,8 @@ from synkhronos.checkpoints import (
     are_unequal,
     describe,
     refusal,
+    variables_of,
 )
-from synkhronos.checkpoints import variables_of as _variables_of
 from synkhronos.errors import WorkerDied
 from synkhronos.session import restart_count
 
@@ -152,7 +152,7 @@ def resume(
     for each in randoms:
         encode(each, {}, "")  # it raises TypeError if a file can't hold it
     others = [each for each in sources if not isinstance(each, _RANDOMS)]
-    variables = _variables_of("resume", others)
+    variables = variables_of("resume", others)
     interval = seconds("every", every)
     if interval is None:
         raise TypeError("every must be a number of seconds, got None.")
@@ -329,9 +329,8 @@ class RunState(UserDict):
                 "and call it once in each."
             )
         if self._done and division != self._division:
-            names = ["rows", "size", "seed"]
             before, now = (
-                ", ".join(f"{name}={value}" for name, value in zip(names, each))
+                ", ".join(map("{}={}".format, ("rows", "size", "seed"), each))
                 for each in (self._division or [], division)
             )
             raise ValueError(
@@ -364,11 +363,11 @@ class RunState(UserDict):
             self._begin()
             self._finish()
             raise SystemExit(128 + signal.SIGTERM)
-        if time.monotonic() >= self._due:
-            if not self._every or self._writer is None or not self._writer.is_alive():
-                self._finish()
-                self._begin()
-            if not self._every:
+        is_due, waits = time.monotonic() >= self._due, not self._every
+        if is_due and (waits or self._writer is None or not self._writer.is_alive()):
+            self._finish()
+            self._begin()
+            if waits:
                 self._finish()
 
     def _marked(self):
@@ -401,25 +400,19 @@ class RunState(UserDict):
                 if self._unequal == "refuse" and are_unequal(variable, entry):
                     raise refusal("tick() can't save", variable)
                 entries.append(entry._asdict())
-            progress.update(self._progress(arrays))
+            randoms, values = enumerate(self._randoms), enumerate(self.items())
+            progress.update(
+                step=self.step,
+                epoch=self.epoch,
+                done=self._done,
+                division=self._division,
+                random=[encode(each, arrays, f"random/{number}") for number, each in randoms],
+                values=[[key, encode(each, arrays, f"value/{at}")] for at, (key, each) in values],
+            )
         self._due = time.monotonic() + self._every
         self._is_saved = True
-        self._writer = threading.Thread(
-            target=self._write, args=(copy,), name="resume()", daemon=True
-        )
+        self._writer = threading.Thread(None, self._write, "resume()", (copy,), daemon=True)
         self._writer.start()
-
-    def _progress(self, arrays):
-        randoms = enumerate(self._randoms)
-        values = enumerate(self.items())
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "done": self._done,
-            "division": self._division,
-            "random": [encode(each, arrays, f"random/{number}") for number, each in randoms],
-            "values": [[key, encode(each, arrays, f"value/{at}")] for at, (key, each) in values],
-        }
 
     # Few system calls: after each the thread waits for Python's lock, which the host library holds
     # while it computes.
@@ -518,7 +511,7 @@ class RunState(UserDict):
     def _answer_sigterm(self):
         """Let the next tick end the script after a SIGTERM; return the handler that was there."""
         with call("resume()") as session:
-            session.run(commands.Ignore(int(signal.SIGTERM)))
+            session.run(commands.SetSigterm(signal.SIG_IGN))
         return signal.signal(signal.SIGTERM, self._end_at_tick) or signal.SIG_DFL
 
     def _leave_sigterm(self, before):
@@ -528,7 +521,7 @@ class RunState(UserDict):
         is_idle = session and session.state is SessionState.OPEN and not session.gate.is_open
         if is_idle and before is signal.SIG_DFL and not self._is_ending:
             with contextlib.suppress(WorkerDied), call("resume()") as session:
-                session.run(commands.Ignore(int(signal.SIGTERM), False))
+                session.run(commands.SetSigterm(signal.SIG_DFL))
 
     def _end_at_tick(self, number, frame):
         self._is_ending = True

@@ -259,10 +259,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Digests:
-    """Ask each rank for a checksum of the values of shared variables.
-
-    All NaNs count as equal: ranks may compute NaNs of other bits.
-    """
+    """Ask each rank for a checksum of the values of shared variables, all NaNs being equal."""
 
     keys: Tuple[int, ...]
 
@@ -283,12 +280,13 @@ class Hashes:
 
     def run(self, worker):
         """Return the hashes on this rank."""
-        return [self._of(_host.to_host(_host.peek(worker.variables[key]))) for key in self.keys]
-
-    def _of(self, value):
-        digest = hashlib.blake2b(repr(value.shape).encode(), digest_size=16)
-        digest.update(np.ascontiguousarray(value).data)
-        return digest.digest()
+        hashes = []
+        for key in self.keys:
+            value = _host.to_host(_host.peek(worker.variables[key]))
+            digest = hashlib.blake2b(repr(value.shape).encode(), digest_size=16)
+            digest.update(np.ascontiguousarray(value).data)
+            hashes.append(digest.digest())
+        return hashes
 
 
 @dataclass(frozen=True)
@@ -335,16 +333,15 @@ class GetObject:
 
 
 @dataclass(frozen=True)
-class Ignore:
-    """Make workers ignore a signal that the script handles, or end by it again."""
+class SetSigterm:
+    """Make workers ignore a SIGTERM, which the script handles, or end by it again."""
 
-    signum: int
-    is_ignored: bool = True
+    handler: signal.Handlers
 
     def run(self, worker):
-        """Ignore the signal, or not, in all processes but the script's."""
+        """Set the handler in all processes but the script's."""
         if not worker.is_master:
-            signal.signal(self.signum, signal.SIG_IGN if self.is_ignored else signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, self.handler)
 
 
 @dataclass(frozen=True)
@@ -379,23 +376,20 @@ class Quit:
 
 
 class Repeated:
-    """The commands of the last collectives: an equal call needs no checks.
-
-    It has weak references to the variables, so it keeps neither them nor their values alive.
-    """
+    """The commands of the last collectives: an equal call needs no checks."""
 
     def __init__(self, storage):
         self._storage = storage
         # (options, length of the list or False for one variable, id of the first variable) ->
-        # (references to the variables, the storage's version, command)
+        # (weak references to the variables, the storage's version, command)
         self._found = {}
 
     def find(self, options, shared_vars):
         """Return the command of an earlier equal call, or None.
 
-        `options` has the name of the collective and its other arguments: str, int, bool, and
-        references to arrays; or it is None, for arguments that need checks. `shared_vars` is
-        unchecked. A command may be a choice by the size of values: other sizes change the version.
+        `options` has the name of the collective and its other arguments, but `shared_vars`; or it
+        is None, for arguments that need checks. A command may be a choice by the size of values:
+        other sizes change the version.
         """
         is_list = isinstance(shared_vars, (list, tuple))
         variables = shared_vars if is_list else (shared_vars,)
