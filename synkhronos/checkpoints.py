@@ -26,7 +26,6 @@ from synkhronos._machine.files import new_file, npz_path
 from synkhronos._machine.plain_values import decode, encode, names_of
 from synkhronos._session import commands
 from synkhronos._session.current import call
-from synkhronos._session.staging import send_objects
 from synkhronos._wording import advise, count, one_line, sentence, shown
 from synkhronos.comm.arrays import reduce_whole
 from synkhronos.functions import Function
@@ -402,15 +401,7 @@ class LoadPlan:
             (_host.replace if is_array else _host.replace_object)(variable, value)
         keys_of = session.registry.keys_of
         keys_of([*self._everywhere, *self._of_rank[0]])  # sends those that workers lack
-        arrays = {v: new for v, new in self._everywhere.items() if _host.is_array_variable(v)}
-        objects = {v: new for v, new in self._everywhere.items() if v not in arrays}
-        if arrays:
-            keys = keys_of(list(arrays))
-            commands.assign_all(session.worker, keys, arrays.values(), [None] * len(keys))
-            session.run(commands.Broadcast(keys, session.master_rank))
-        if objects:
-            send_objects(session, keys_of(list(objects)), list(objects.values()))
-        session.changes.equal(keys_of(list(self._everywhere)))
+        collective.broadcast(session, list(self._everywhere), list(self._everywhere.values()))
         if self._to_spread:
             session.run(commands.Spread(keys_of(self._to_spread)))
         for rank, new in enumerate(self._of_rank):

@@ -9,17 +9,14 @@ of the 2017 package is accepted everywhere, but matters only if each rank has a 
 
 from __future__ import annotations
 
-import copy
 from typing import List, Union
 
 import numpy as np
 
-from synkhronos import _host
 from synkhronos._calls import collective
 from synkhronos._hints import ArrayLike, Rows, SharedVariables, Values
 from synkhronos._session import commands
 from synkhronos._session.current import Current, call
-from synkhronos._session.staging import send_objects
 from synkhronos._wording import is_bool, truth
 from synkhronos.inputs import Data
 
@@ -73,29 +70,9 @@ def broadcast(
             values = [None] * len(variables)
         else:
             values = collective.check_values("broadcast", shared_vars, variables, values, none=True)
-        nccl = truth("nccl", nccl)
-        objects = [v for v in variables if not _host.is_array_variable(v)]
-        arrays = [v for v in variables if _host.is_array_variable(v)]
-        keys = dict(zip(variables, session.registry.keys_of(variables)))
-        new = {}
-        for variable, value in zip(variables, collective.copy_borrowed(session, values)):
-            if value is None:
-                continue
-            if variable in objects:
-                _host.replace_object(variable, copy.deepcopy(value))
-            else:
-                new[keys[variable]] = value
-        commands.assign_all(session.worker, tuple(new), new.values(), [None] * len(new))
-        if arrays:
-            array_keys = tuple(keys[variable] for variable in arrays)
-            command = commands.Broadcast(array_keys, session.master_rank, nccl)
-            if not objects:
-                session.repeated.keep(options, shared_vars, command)
-            session.run(command)
-        if objects:
-            object_keys = tuple(keys[variable] for variable in objects)
-            send_objects(session, object_keys, [_host.peek(v) for v in objects])
-        session.changes.equal(keys.values())
+        command = collective.broadcast(session, variables, values, truth("nccl", nccl))
+        if len(command.keys) == len(variables):
+            session.repeated.keep(options, shared_vars, command)
 
 
 def scatter(shared_vars: SharedVariables, values: ArrayLike, batch: Rows | None = None) -> None:

@@ -7,6 +7,7 @@ from synkhronos._arithmetic import blocks
 from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.operations import check_kind
 from synkhronos._arithmetic.selection import select_rows
+from synkhronos._calls.signature import describe_value
 from synkhronos._host.choice import advice
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
@@ -119,7 +120,7 @@ def _check_value(name, variable, value, rows_may_differ):
             value = _host.cast_value(variable, value)
         except raised_here(Exception) as error:
             # Theano's checks raise errors of many kinds for values that are no arrays.
-            what = f"the value {_described(value)}: {sentence(error)}"
+            what = f"{describe_value(value)}: {sentence(error)}"
             raise _cannot_give(name, variable, what) from error
     shape = value.shape[1:] if rows_may_differ else value.shape
     lengths = _host.lengths(variable)[variable.ndim - len(shape) :]
@@ -134,18 +135,8 @@ def _cannot_give(name, variable, what):
     return TypeError(f"{name}() can't give {variable}, of type {variable.type}, {what}")
 
 
-def _described(value):
-    if isinstance(value, np.ndarray):
-        return f"of dtype {value.dtype} and shape {value.shape}"
-    return shown(value)
-
-
 def copy_borrowed(session, values):
-    """Return arrays that stay as they are while variables are set: copy those in shared memory.
-
-    Such a value may be a view of one of the variables (``get_value(borrow=True)``). The array of a
-    Data never is.
-    """
+    """Return arrays that stay as they are while variables are set: copy views of variables."""
     holds = session.comm.memory.holds
     values = [v.copy() if isinstance(v, np.ndarray) and holds(v) else v for v in values]
     return [v.array if isinstance(v, Contents) else v for v in values]
@@ -159,6 +150,30 @@ def raise_unequal(name, variables, unequal, where=""):
             f"{name}() needs the same shape on all ranks{where}, but {variables[position]} has, "
             f"in rank order, {shapes}."
         )
+
+
+def broadcast(session, variables, values, nccl=True):
+    """Set variables to values on all ranks; a None stands for the master's value.
+
+    Return the command that broadcasts those with arrays.
+    """
+    keys = session.registry.keys_of(variables)
+    arrays, new, objects = [], {}, {}
+    for key, variable, value in zip(keys, variables, copy_borrowed(session, values)):
+        if not _host.is_array_variable(variable):
+            objects[key] = _host.peek(variable) if value is None else value
+            continue
+        arrays.append(key)
+        if value is not None:
+            new[key] = value
+    commands.assign_all(session.worker, tuple(new), new.values(), [None] * len(new))
+    command = commands.Broadcast(tuple(arrays), session.master_rank, nccl)
+    if arrays:
+        session.run(command)
+    if objects:
+        send_objects(session, tuple(objects), list(objects.values()))
+    session.changes.equal(keys)
+    return command
 
 
 def set_on_rank(session, name, variables, values, batch, rank):
