@@ -256,7 +256,7 @@ class FirstCall(SerialComparison):
         if likeness in self._seen and self._n_compared >= CALLS:
             return None, likeness
         # Equal once is enough: an earlier call may have made the ranks' variables differ.
-        self._was_equal = self._was_equal or serial.is_equal_on_ranks()
+        self._was_equal = self._was_equal or serial.are_equal_on_ranks()
         if not self._was_equal:
             return None
         if num_slices != 1:  # all rows may not fit into memory, but a slice of all ranks does

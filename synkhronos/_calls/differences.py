@@ -10,12 +10,11 @@ _TOLERANCE = 1e-7  # for all other dtypes
 _BLOCK = 1 << 16  # items that are scaled at a time
 
 
-def difference(found, expected, exactly=False, before=None, beside=0):
+def difference(found, expected, before=None, beside=0):
     """Return by how much two arrays differ, in words; None if only by rounding.
 
-    With the value `before` an update, the tolerance is relative to the change: with a small
-    learning rate, even a wrong change is small compared with the value. `beside` is the largest
-    change of all updates of the call, of which the rounding is allowed, too.
+    With the value `before` an update, the tolerance is relative to the change. `beside` is the
+    largest change of all updates of the call, of which the rounding is allowed, too.
     """
     if isinstance(found, list):
         return f"a list of {len(found)} arrays, serially one of shape {expected.shape}"
@@ -30,7 +29,7 @@ def difference(found, expected, exactly=False, before=None, beside=0):
         return None
     scale = np.abs(other[np.isfinite(other)]).max(initial=0)
     coarse = max(_TOLERANCES.get(str(each.dtype), 0) for each in (found, expected))
-    tolerance = 0 if exactly else (coarse or _TOLERANCE) * scale
+    tolerance = (coarse or _TOLERANCE) * scale
     if before is not None and before.shape == other.shape:
         change = change_of(other, before)
         rounding = max(_rounding(each.dtype) for each in (found, expected))
@@ -40,11 +39,6 @@ def difference(found, expected, exactly=False, before=None, beside=0):
     if largest <= tolerance:
         return None
     return f"the largest difference is {largest:.3g}, where the largest value is {scale:.3g}"
-
-
-def any_differ(values):
-    """Return whether one of several arrays differs from the first."""
-    return any(difference(value, values[0], exactly=True) for value in values[1:])
 
 
 def nudged(array, random):

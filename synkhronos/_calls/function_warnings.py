@@ -58,7 +58,7 @@ class FunctionWarnings:
         self.tells_of_idle = False
         pairs = zip(self._inputs.variables, self._inputs.is_scattered)
         scattered = [variable for variable, is_scattered in pairs if is_scattered]
-        scattered += self._recipe.replaced()  # their replacements may depend on rows
+        scattered += dict(self._recipe.givens)  # their replacements may depend on rows
         behind = [
             target
             for target, value in self._recipe.updates

@@ -31,8 +31,7 @@ def take_out_row_numbers(source):
     """Return a `Source` with inputs in place of row numbers, and a list of these inputs.
 
     The expression ``data[rows(index, size)]`` becomes ``data[numbers]``, where `numbers` is a
-    scattered input that the user doesn't see. Set the variables of `source.outputs` in place. The
-    master reads inputs that ranks keep from its own storages.
+    scattered input that the user doesn't see. Set the variables of `source.outputs` in place.
     """
     outputs, updates, givens = source.outputs, source.updates, source.keywords["givens"]
     expressions = [*outputs.variables, *(new for _, new in [*updates, *givens])]
@@ -55,10 +54,8 @@ class Recipe:
     """The variants of a function, and the expressions that they are compiled from.
 
     The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
-    values of the updates after the outputs, and updates random states only, at every slice.
-
-    After the user's inputs come `row_numbers`, inputs that the master computes. Inputs that ranks
-    keep are replaced by their storages.
+    values of the updates after the outputs, and updates random states only, at every slice. After
+    the user's inputs come `row_numbers`, inputs that the master computes.
     """
 
     def __init__(self, source, row_numbers):
@@ -67,9 +64,9 @@ class Recipe:
         # Inputs come from shared memory, so they are variables on the host: the graph transfers
         # those that the user has declared on a device.
         self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
-        self.inputs = [sent.variable for each in self.given for sent in each.sent()]
         self.row_numbers = row_numbers
-        self.inputs += [each.variable for each in row_numbers]
+        sent = [sent for each in self.given for sent in each.sent()]
+        self.inputs = [each.variable for each in [*sent, *row_numbers]]
         moved = [
             (each.variable, new.variable)
             for each, new in zip(inputs, self.given)
@@ -77,7 +74,8 @@ class Recipe:
         ]
         moved += [(each.variable, each.storage) for each in kept]
         moved += [(each.variable, each.whole) for each in inputs if each.parts]
-        self._kwargs = {**source.keywords, "givens": [*source.keywords["givens"], *moved]}
+        self.givens = [*source.keywords["givens"], *moved]
+        self._kwargs = {**source.keywords, "givens": self.givens}
         states = [(each.storage, each.update) for each in kept if each.update is not None]
         self.updates = [*source.updates, *states]
         self.update_modes = [*source.update_modes, *("avg" for _ in states)]
@@ -120,7 +118,7 @@ class Recipe:
             self.inputs,
             self._outputs.variables,
             self.updates,
-            self._kwargs["givens"],
+            self.givens,
             self._kwargs.get("no_default_updates", False),
             draws_all=self.draws_all,
         )
@@ -137,7 +135,7 @@ class Recipe:
             values = [
                 *(value for target, value in updates if target is not variable),
                 *(output for output, mode in outputs if has_rows or mode is None),
-                *(new for _, new in self._kwargs["givens"]),
+                *(new for _, new in self.givens),
             ]
             own_updates = [value for target, value in updates if target is variable]
             self._uses[variable] = any(_host.uses(each, {variable}) for each in values) or not all(
@@ -145,20 +143,14 @@ class Recipe:
             )
         return self._uses[variable]
 
-    def replaced(self):
-        """Return the variables that `givens` replace."""
-        return [variable for variable, _ in self._kwargs["givens"]]
-
     def sliced_by_inputs(self):
-        """Return the shared variables whose rows the function slices by its inputs.
-
-        Leave out those that it updates: it may keep its own results there.
-        """
+        """Return the shared variables whose rows the function slices by its inputs."""
         if self.sliceables:
             return []
-        pairs = [*self.updates, *self._kwargs["givens"]]
+        pairs = [*self.updates, *self.givens]
         expressions = [*self._outputs.variables, *(value for _, value in pairs)]
         sliced = _host.sliced_by_inputs(expressions, self.inputs)
+        # It may keep its own results in those that it updates.
         return [variable for variable in sliced if variable not in self.updated]
 
     def compile_plain(self):

@@ -17,14 +17,7 @@ from synkhronos._arithmetic import partition, reduction
 from synkhronos._arithmetic.operations import OPERATIONS, check_kind
 from synkhronos._arithmetic.selection import select_each
 from synkhronos._calls.arguments import selected
-from synkhronos._calls.differences import (
-    any_differ,
-    change_of,
-    difference,
-    distance,
-    nudged,
-    scale_items,
-)
+from synkhronos._calls.differences import change_of, difference, distance, nudged, scale_items
 from synkhronos._calls.function_warnings import about_idle_ranks
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
@@ -101,7 +94,7 @@ class Serial:
             if variable not in self.apart
             and _host.is_array_variable(variable)
             and not _host.is_random_state(variable)
-            and any_differ(self.values_of_all_ranks(variable))
+            and not self.are_equal_on_ranks([variable])
         ]
 
     def nbytes(self):
@@ -121,10 +114,10 @@ class Serial:
             arrays[i] = partition.take_rows(arrays[i], choose(arrays[i].shape[axis]), axis=axis)
         return arrays
 
-    def is_equal_on_ranks(self):
-        """Return whether all ranks have the same values of all variables."""
-        keys = self._session.registry.keys_of(self._variables)
-        return len({*self._session.ask(commands.Digests(tuple(keys)))}) == 1
+    def are_equal_on_ranks(self, variables=None):
+        """Return whether all ranks have the same values of variables, or of all."""
+        keys = self._session.registry.keys_of(variables or self._variables)
+        return len({*self._session.ask(commands.Digests(keys))}) == 1
 
     def rows(self):
         """Return the number of rows of the call; None if nothing is scattered."""

@@ -27,9 +27,9 @@ class OutputSignature:
                     raise TypeError(f"The keys of a dict of outputs must be str, got {shown(key)}.")
             self.keys = sorted(outputs)
             outputs = [outputs[key] for key in self.keys]
+        outputs = [] if outputs is None else outputs
         self.is_list = isinstance(outputs, list) or _is_tuple_of_outputs(outputs)
-        output_list = outputs if self.is_list else [] if outputs is None else [outputs]
-        self.is_none = outputs is None
+        output_list = outputs if self.is_list else [outputs]
         pairs = [_check_output(position, output) for position, output in enumerate(output_list)]
         self.asked_modes = [reduction.parse_mode(mode) for _, mode in pairs]
         self._sparse = {}  # position -> variable of a sparse output, computed as several arrays
@@ -89,26 +89,22 @@ class OutputSignature:
         """Return the positions of the selected outputs, in ascending order; None for all."""
         if output_subset is None:
             return None
-        keys, n_outputs = self.keys, len(self.asked_modes)
+        outputs, what = self.keys, "keys of the outputs"
         is_list = isinstance(output_subset, (list, tuple))
-        if is_list and keys is None:
-            is_list = all(isinstance(i, (int, np.integer)) for i in output_subset)
-            is_list = is_list and not any(map(is_bool, output_subset))
+        if outputs is None:
+            outputs, what = range(len(self.asked_modes)), "integers"
+            is_list = is_list and all(
+                isinstance(i, (int, np.integer)) and not is_bool(i) for i in output_subset
+            )
         if not is_list:
-            what = "integers" if keys is None else "keys of the outputs"
             raise TypeError(f"output_subset must be a list of {what}, got {output_subset!r}.")
         for each in output_subset:
-            if keys is None and not 0 <= each < n_outputs:
+            if each not in outputs:
                 raise ValueError(
-                    f"output_subset must hold numbers from 0 to {n_outputs - 1}, the outputs of "
-                    f"{function}, got {output_subset!r}."
+                    f"output_subset must hold {what} of {function}, which are "
+                    f"{', '.join(map(repr, outputs))}; got {each!r}."
                 )
-            if keys is not None and each not in keys:
-                raise ValueError(
-                    f"output_subset must hold keys of the outputs of {function}, which are "
-                    f"{', '.join(map(repr, keys))}; got {each!r}."
-                )
-        subset = sorted({int(i) if keys is None else keys.index(i) for i in output_subset})
+        subset = sorted(map(outputs.index, {*output_subset}))
         if self._sparse:
             subset = [i for each in subset for i in range(*self._first[each : each + 2])]
         return tuple(subset)
@@ -117,7 +113,7 @@ class OutputSignature:
         """Return the values of the computed outputs, given results of `pack`."""
         if self.keys is not None:
             results = list(results.values())
-        elif not (self.is_list or self.is_none):
+        elif not self.is_list:
             results = [results]
         if not self._sparse:
             return results
@@ -143,7 +139,7 @@ class OutputSignature:
             ]
         if self._sparse:
             values, subset = self._put_together(values, subset)
-        if self.is_list or self.is_none or not values:
+        if self.is_list or not values:
             if self.keys is not None:
                 keys = self.keys if subset is None else [self.keys[output] for output in subset]
                 return dict(zip(keys, values))

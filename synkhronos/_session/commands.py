@@ -267,7 +267,8 @@ class Digests:
         """Return the checksum of all values on this rank."""
         number = 0
         for key in self.keys:
-            value = with_one_nan(np.ascontiguousarray(_host.peek(worker.variables[key])))
+            value = _host.to_host(_host.peek(worker.variables[key]))
+            value = with_one_nan(np.ascontiguousarray(value))
             number = zlib.crc32(value, zlib.crc32(repr(value.shape).encode(), number))
         return number
 

@@ -66,11 +66,7 @@ class Registry:
         self._session.garbage.add("functions", key)
 
     def distribute(self, only: Optional[int] = None) -> None:
-        """Send the workers all functions that they lack, or one, with the variables they lack.
-
-        One command sends many functions. If it fails, they are sent one by one: so the error names
-        the function that can't be sent, and the workers have those before it.
-        """
+        """Send the workers all functions that they lack, or one, with the variables they lack."""
         self._session.require_open()
         for keys in [[only]] if only is not None else self._groups(list(self.pending)):
             try:
@@ -78,7 +74,7 @@ class Registry:
             except (TypeError, WorkerError):
                 if len(keys) == 1:
                     raise
-                for key in keys:
+                for key in keys:  # so the error names the one that can't be sent
                     self._send([key])
 
     def _groups(self, keys):
@@ -223,11 +219,7 @@ def _alive(references):
 
 
 class Garbage:
-    """References that the user's objects no longer need, by kind.
-
-    The kinds are those of `commands.Forget`, and ``"give_back"``: functions that free a block of
-    memory, which are called when no worker can be reading the block.
-    """
+    """References that the user's objects no longer need."""
 
     def __init__(self):
         # Finalizers add to it at any moment, in any thread. So no method takes a lock: a finalizer
@@ -235,7 +227,10 @@ class Garbage:
         self.released = collections.deque()
 
     def add(self, kind: str, ref) -> None:
-        """Keep a reference until `collect`."""
+        """Keep a reference, of a kind of `commands.Forget`, until `collect`.
+
+        Or, of the kind "give_back", a function that frees memory, until no worker can read it.
+        """
         self.released.append((kind, ref))
 
     def collect(self, gate, run_on_all, worker) -> None:

@@ -124,7 +124,7 @@ for use in (CALL, Use("Function.as_theano", {"*args": "X"}, CALL.holds, "f.as_th
     use.refuses("*args", TypeError, "", "Function 'f' takes 1 input (x), got 0")
     use.refuses("**kwargs", TypeError, "x=X", "takes 1 input (x), got 2")
     use.refuses("output_subset", TypeError, "0", "output_subset must be a list of integers")
-    use.refuses("output_subset", ValueError, "[2]", "output_subset must hold numbers from 0 to 1")
+    use.refuses("output_subset", ValueError, "[2]", "output_subset must hold integers of ")
 BY_NAME = Use("Function.__call__", {"**kwargs": "x=X"}, CALL.holds, "f")
 BY_NAME.refuses("**kwargs", ValueError, "z=X", "Function 'f' has no input 'z'. It takes: x")
 CALL.refuses("batch", TypeError, "1.0", "batch must be an integer, a slice")
