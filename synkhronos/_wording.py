@@ -73,10 +73,7 @@ def truth(name, value):
 
 
 def whole_number(name, value, lowest, highest=None):
-    """Return an argument as an int, from `lowest` to `highest`.
-
-    Raises ``TypeError`` for anything but an integer, ``ValueError`` beyond the limits.
-    """
+    """Return an argument as an int; raise unless it is an integer from `lowest` to `highest`."""
     try:
         if is_bool(value):
             raise TypeError
@@ -90,10 +87,7 @@ def whole_number(name, value, lowest, highest=None):
 
 
 def seconds(name, value):
-    """Return an argument that is a time in seconds, or None.
-
-    Raises ``TypeError`` for anything but a number, ``ValueError`` for a negative one.
-    """
+    """Return an argument that is a time in seconds, or None; raise for anything else."""
     if value is None:
         return None
     if is_bool(value) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -104,10 +98,7 @@ def seconds(name, value):
 
 
 def shape_of(shape):
-    """Return an argument `shape` as a tuple of int.
-
-    Raises ``TypeError`` for anything but a sequence of integers, ``ValueError`` for too many.
-    """
+    """Return an argument `shape` as a tuple of int; raise for anything but a few integers."""
     try:
         # Other types can look like sequences of integers: sets, bytes, variables of a graph.
         if not isinstance(shape, (list, tuple, range, np.ndarray)) or any(map(is_bool, shape)):
@@ -139,14 +130,11 @@ def oversize_of(oversize):
 
 
 def one_line(name) -> str:
-    """Return a name on one line, with unprintable characters escaped and a long name cut.
-
-    The middle is cut out, because the name of a nameless function is a path, and ends with a line
-    number.
-    """
+    """Return a name on one line, with unprintable characters escaped and a long name cut."""
     text = printable(str(name), kept="")
     if len(text) <= MOST_CHARACTERS:
         return text
+    # Cut in the middle: the name of a nameless function is a path, and ends with a line number.
     return f"{text[: MOST_CHARACTERS // 2 - 3]}...{text[-MOST_CHARACTERS // 2 :]}"
 
 
@@ -166,9 +154,6 @@ def line_of_user():
 
 
 def advise(message: str) -> None:
-    """Warn with a PortingWarning that points to the script's line, even if it was shown before.
-
-    The caller warns once for each function or variable, and one line may make several of them.
-    """
+    """Warn with a PortingWarning that points to the script's line, even if it was shown before."""
     file, line, module = line_of_user()
     warnings.warn_explicit(message, PortingWarning, file, line, module)

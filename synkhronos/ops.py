@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import contextlib
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from synkhronos import _host
 from synkhronos._arithmetic import blocks
 from synkhronos._hints import Variable
 from synkhronos._host.choice import advice
-from synkhronos._wording import is_bool, shown
+from synkhronos._wording import shown, whole_number
 
 __all__ = ["all_reduce", "rank_weight"]  # and `rows`, which users find in the package itself
 
@@ -172,26 +172,15 @@ def rows(
 
 
 def _integer(name, value):
+    what = shown(value)
     if isinstance(value, _host.Variable):
-        if (
-            not _host.is_array_variable(value)
-            or value.ndim
-            or np.dtype(value.dtype).kind not in "iu"
-        ):
-            raise TypeError(
-                f"{name} must be an integer, or a variable of integers without axes, got {value} "
-                f"of type {value.type}."
-            )
-        return value
-    try:
-        if is_bool(value):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be an integer, or a variable of integers without axes, got "
-            f"{shown(value)}."
-        ) from None
-    if not 0 <= number < 1 << 63:
-        raise ValueError(f"{name} must be from 0 to {(1 << 63) - 1}, got {shown(number)}.")
-    return number
+        is_number = _host.is_array_variable(value) and not value.ndim
+        if is_number and np.dtype(value.dtype).kind in "iu":
+            return value
+        what = f"{value} of type {value.type}"
+    else:
+        with contextlib.suppress(TypeError):
+            return whole_number(name, value, 0, (1 << 63) - 1)
+    raise TypeError(
+        f"{name} must be an integer, or a variable of integers without axes, got {what}."
+    )

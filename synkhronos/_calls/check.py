@@ -72,9 +72,9 @@ class SerialComparison:
         """Run `call` on all ranks, compare it with serial Theano, and return its results."""
         self.left -= 1
         with self._session.call("check"):
-            serial, problem = Serial(self._session, self._definition, subset), None
+            problem = None
             try:
-                serial.select(values, batch)
+                serial = Serial(self._session, self._definition, subset, values, batch)
                 serial.read_variables(batch_s)
                 serial.whole(0)
             except raised_here(Exception) as error:
@@ -247,8 +247,7 @@ class FirstCall(SerialComparison):
             return None
         if self._key in self._session.registry.pending:
             self._session.registry.distribute(self._key)  # before the time of the call is taken
-        serial = Serial(self._session, self._definition, subset)
-        serial.select(values, batch)
+        serial = Serial(self._session, self._definition, subset, values, batch)
         inputs, used = serial.nbytes()
         if serial.rows() < self._session.n_ranks or used > max(inputs, NBYTES):
             return None

@@ -106,7 +106,6 @@ class Recipe:
         return [target for target, _ in self.updates + self._default_updates]
 
     def rows(self):
-        """Return a dict of each variable of which ranks have different rows to its axis of rows."""
         sent = [part for each in self.given for part in each.sent()]
         numbers = [each.variable for each in self.row_numbers]
         return {**rows_of(sent, self.sliceables), **dict.fromkeys(numbers, 0)}

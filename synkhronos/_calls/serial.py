@@ -53,7 +53,7 @@ class Serial:
     A `place` is a position among `outputs`, the numbers of the outputs that the call computes.
     """
 
-    def __init__(self, session, definition, subset):
+    def __init__(self, session, definition, subset, values, batch):
         self._session, self.subset = session, subset
         self._compiled, self._inputs, outputs, self._recipe, _ = definition
         self.outputs = range(len(outputs.modes)) if subset is None else subset
@@ -65,9 +65,6 @@ class Serial:
         self._results = {}  # of methods
         self._last = None, None  # a case, and its arrays
         self._as_parts = set()  # places for which `are_parts` was true
-
-    def select(self, values, batch):
-        """Select the rows of a call from the value of each input."""
         axes = self._inputs.axes_of_rows
         self._scattered = list(axes)
         self._arrays = selected(self._inputs, values, batch, axes)
@@ -103,7 +100,6 @@ class Serial:
         return sum(each.nbytes for each in self._arrays), sum(each.nbytes for each in values)
 
     def take_first(self, n_rows):
-        """Keep only the first `n_rows` rows of the call."""
         self._arrays = self._with_rows(lambda length: range(min(n_rows, length)))
 
     def _with_rows(self, choose):
@@ -223,7 +219,6 @@ class Serial:
         )
 
     def cause_in_random_numbers(self):
-        """Return a sentence if the function draws random numbers, else None."""
         if not any(map(_host.is_random_state, self._variables)):
             return None
         return "It draws random numbers: each rank draws from a stream of its own."
@@ -263,7 +258,6 @@ class Serial:
         return None
 
     def cause_in_parts(self):
-        """Return the sentence for an output that no mode gives from the ranks' parts."""
         if _host.communicates(self._compiled):
             return ABOUT_OPS
         names = [self._inputs.name_of(i) for i in self._scattered]

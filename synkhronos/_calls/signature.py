@@ -66,7 +66,6 @@ class OutputSignature:
 
     @property
     def on_device(self):
-        """Whether each output is computed on the device."""
         return [_host.lives_on_device(variable) for variable in self.variables]
 
     @property
@@ -335,7 +334,6 @@ def check_axes(axes, inputs, outputs, sliceables):
 
 
 def check_lengths(inputs):
-    """Raise ValueError for scattered inputs whose type fixes the number of rows."""
     for each in inputs:
         if each.is_scattered:
             _refuse_length(f"The input {each.variable} is scattered", each.variable, each.axis)

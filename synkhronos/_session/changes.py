@@ -341,7 +341,6 @@ class ArraySnapshot:
         return array[part].tobytes() != before
 
     def has_equal_part(self, array):
-        """Return whether a part of an array has the same bytes."""
         return any(array[part].tobytes() == before for part, before in self._parts)
 
 
@@ -376,7 +375,6 @@ class Unreduced(dict):
                 self[key] = weakref.ref(variable), owner
 
     def forget(self, keys):
-        """Forget variables."""
         for key in keys:
             self.pop(key, None)
 

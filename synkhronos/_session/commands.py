@@ -30,7 +30,6 @@ class Ready:
     """Open the devices: a rank that reaches the finish barrier has started."""
 
     def run(self, worker):
-        """Bind this rank to its device; return the id of its process."""
         return worker.bind()
 
 
@@ -41,7 +40,6 @@ class Join:
     introduction: bytes
 
     def run(self, worker):
-        """Join the other devices."""
         worker.comm.devices.join(self.introduction)
 
 
@@ -50,7 +48,6 @@ class Leave:
     """Leave the devices unconnected, because one could not join."""
 
     def run(self, worker):
-        """Use the memory of the host from now on."""
         worker.comm.devices.leave()
 
 
@@ -62,8 +59,7 @@ class LoadFunctions:
     portable: Optional[Reference] = None  # for ranks on another kind of device than the master's
 
     def run(self, worker):
-        """Unpickle the functions; the master has them already."""
-        if worker.is_master:
+        if worker.is_master:  # it has them already
             return
         data = worker.fetch(self.pickled if worker.is_like_master else self.portable).tobytes()
         # `data` is a copy: the master frees the memory after this command.
@@ -78,12 +74,11 @@ class LoadFunctions:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Ask each rank for the lengths of a function's sliceable shared variables."""
+    """Ask each rank for the lengths, on axis 0, of a function's sliceable shared variables."""
 
     function: int
 
     def run(self, worker):
-        """Return their lengths along axis 0."""
         sliceables = worker.replicas[self.function].description.sliceables
         return [len(_host.peek(variable)) for variable in sliceables]
 
@@ -194,7 +189,6 @@ class Assign:
     ends_on_master = False
 
     def run(self, worker):
-        """Copy this rank's rows."""
         if self.rank not in (None, worker.rank):
             return
         rows_of_values = [self._rows(worker, *each) for each in zip(self.values, self.selections)]
@@ -253,7 +247,6 @@ class Shapes:
     keys: Tuple[int, ...]
 
     def run(self, worker):
-        """Return their shapes on this rank."""
         return [_host.peek(worker.variables[key]).shape for key in self.keys]
 
 
@@ -264,7 +257,6 @@ class Digests:
     keys: Tuple[int, ...]
 
     def run(self, worker):
-        """Return the checksum of all values on this rank."""
         number = 0
         for key in self.keys:
             value = _host.to_host(_host.peek(worker.variables[key]))
@@ -280,7 +272,6 @@ class Hashes:
     keys: Tuple[int, ...]
 
     def run(self, worker):
-        """Return the hashes on this rank."""
         hashes = []
         for key in self.keys:
             value = _host.to_host(_host.peek(worker.variables[key]))
@@ -292,14 +283,13 @@ class Hashes:
 
 @dataclass(frozen=True)
 class SetObject:
-    """Set shared variables that hold objects other than arrays, such as random states."""
+    """Set shared variables that hold no arrays, on each rank to objects of its own."""
 
     keys: Tuple[int, ...]
     pickled: Reference
     rank: Optional[int]  # None for all
 
     def run(self, worker):
-        """Unpickle the values: each rank gets objects of its own."""
         data = worker.fetch(self.pickled).tobytes()
         if self.rank in (None, worker.rank):
             for key, value in zip(self.keys, pickle.loads(data)):
@@ -314,20 +304,18 @@ class Spread:
     keys: Tuple[int, ...]
 
     def run(self, worker):
-        """Move this rank's states."""
         for key in self.keys:
             _host.spread_random_state(worker.variables[key], worker.rank)
 
 
 @dataclass(frozen=True)
 class GetObject:
-    """Ask one rank or all for the value of a shared variable that holds no array."""
+    """Ask one rank or all for the pickled value of a shared variable that holds no array."""
 
     key: int
     rank: Optional[int] = None
 
     def run(self, worker):
-        """Return the value, pickled."""
         if self.rank in (None, worker.rank):
             return pickle.dumps(_host.peek(worker.variables[self.key]))
         return None
@@ -340,7 +328,6 @@ class SetSigterm:
     handler: signal.Handlers
 
     def run(self, worker):
-        """Set the handler in all processes but the script's."""
         if not worker.is_master:
             signal.signal(signal.SIGTERM, self.handler)
 
@@ -354,7 +341,6 @@ class Forget:
     variables: Tuple[int, ...]
 
     def run(self, worker):
-        """Drop them, with all memory and views that belong to them."""
         for key in self.functions:
             worker.replicas.pop(key, None)
         for replica in worker.replicas.values():
@@ -372,7 +358,6 @@ class Quit:
     """End the workers, because the session is closing."""
 
     def run(self, worker):
-        """Make this the last command."""
         worker.running = False
 
 
@@ -409,7 +394,6 @@ class Repeated:
         return command
 
     def keep(self, options, shared_vars, command):
-        """Keep the command of a call whose arguments were checked."""
         if options is None:
             return
         if len(self._found) >= _COMMANDS:

@@ -45,7 +45,6 @@ class Worker:
 
     @property
     def device(self) -> str:
-        """The name of this rank's device."""
         return self.devices[self.rank]
 
     @property
@@ -150,7 +149,6 @@ def start_workers(processes, gate, ranks, devices, threads, profile):
 
 
 def _be_worker(rank, gate, devices, threads, profile):
-    """Run the life of one worker, in its own process."""
     # The collector doesn't touch the master's objects, so their pages stay shared with the master,
     # and the collections of `Forget` are short.
     gc.freeze()

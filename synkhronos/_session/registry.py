@@ -54,7 +54,6 @@ class Registry:
         return key
 
     def add_variant(self, key, variant, compiled) -> None:
-        """Register another compiled form of a function."""
         self._session.worker.replicas[key].variants[variant] = compiled
         self.pending.setdefault(key, []).append(variant)
 
@@ -123,7 +122,6 @@ class Registry:
         return tuple([keys[variable] for variable in variables])
 
     def is_sent(self, variable) -> bool:
-        """Return whether the workers have this shared variable."""
         return variable in self._variable_keys
 
     def _ship(self, compiled, variables, what, recipe=None):
@@ -173,23 +171,18 @@ class Registry:
         return any(variable in recipe.updated for recipe in list(self._recipes.values()))
 
     def functions(self) -> list:
-        """Return all functions."""
         return _alive(self._functions.valuerefs())
 
     def add_data(self, data) -> None:
-        """Remember a Data."""
         self._data[next(self._keys)] = data
 
     def data(self) -> list:
-        """Return all Data that exist."""
         return _alive(self._data.valuerefs())
 
     def has_data(self) -> bool:
-        """Return whether there are Data that have memory."""
         return any(each.alloc_size for each in self.data())
 
     def variables(self) -> list:
-        """Return all shared variables that the workers have."""
         return _alive(self._variable_keys.keyrefs())
 
     def unwatch(self) -> None:
