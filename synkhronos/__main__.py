@@ -34,10 +34,13 @@ try:
     from synkhronos.tools import launch, run, top
 
     _COMMANDS = {
-        name: (text, importlib.import_module(module))
-        for system in _systems.there()
-        for name, (text, module) in system.commands.items()
+        "run": ("run a script in a session; with --parallel on all ranks", run),
+        "launch": ("run a script on several machines", launch),
+        "top": ("watch sessions that run", top),
     }
+    for system in _systems.there():
+        for name, (text, module) in system.commands.items():
+            _COMMANDS[name] = text, importlib.import_module(module)
 except ModuleNotFoundError as error:  # all need NumPy, which comes with the host library
     if error.name != "numpy":
         raise
@@ -95,32 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_mpirun_arguments(info)
     info.set_defaults(run=_info)
 
-    runner = commands.add_parser(
-        "run",
-        help="run a script in a session; with --parallel on all ranks",
-        description=run.__doc__,
-        allow_abbrev=False,
-    )
-    run.add_arguments(runner)
-    runner.set_defaults(run=functools.partial(run.main, tell=_tell))
-
-    launcher = commands.add_parser(
-        "launch",
-        help="run a script on several machines",
-        description=launch.__doc__,
-        allow_abbrev=False,
-    )
-    launch.add_arguments(launcher)
-    launcher.set_defaults(run=_launch)
-
-    topped = commands.add_parser(
-        "top",
-        help="watch sessions that run",
-        description=top.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    top.add_arguments(topped)
+    for name, (text, module) in _COMMANDS.items():
+        added = commands.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
+        module.add_arguments(added)
+    commands.choices["run"].set_defaults(run=functools.partial(run.main, tell=_tell))
+    commands.choices["launch"].set_defaults(run=_launch)
+    commands.choices["top"].formatter_class = argparse.RawDescriptionHelpFormatter
 
     theanorc = commands.add_parser(
         "theanorc",
@@ -137,10 +120,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     theanorc.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     theanorc.set_defaults(run=_theanorc)
-
-    for name, (text, module) in _COMMANDS.items():
-        added = commands.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
-        module.add_arguments(added)
     return parser
 
 

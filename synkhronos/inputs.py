@@ -41,13 +41,6 @@ class Data(Operators):
     and ``d == 1`` are arrays, and ``d += 1`` writes to the shared memory. The memory is freed when
     the Data and the last view of it are gone.
 
-    Attributes
-    ----------
-    name : str or None
-        Used in error messages. By default the name of the variable that the Data was made for.
-    minibatch : bool
-        Whether the Data holds just a batch: its first row is the first row of the selection.
-
     Examples
     --------
     >>> import synkhronos as synk
@@ -126,12 +119,12 @@ class Data(Operators):
 
     @property
     def name(self) -> str | None:
-        """The name, or None."""
+        """The name for error messages; by default that of the variable it was made for, or None."""
         return self._name
 
     @property
     def minibatch(self) -> bool:
-        """Whether the Data holds just a batch."""
+        """Whether the Data holds just a batch: its first row is the first of the selection."""
         return self._minibatch
 
     def __len__(self):

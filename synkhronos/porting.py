@@ -118,18 +118,17 @@ def parallel(
     if n_parallel is not None:
         n_parallel = whole_number("n_parallel", n_parallel, 1)
     session = _Current.session
-    if session is not None and n_parallel not in (None, session.n_ranks):
-        raise ValueError(
-            f"n_parallel={n_parallel}, but there is a session of "
-            f"{count(session.n_ranks, 'rank')} already. Leave it out, or close() the session "
-            "before."
-        )
-    for name, value in (("devices", devices), ("threads_per_rank", threads_per_rank)):
-        if session is not None and value is not None:
-            raise ValueError(
-                f"{name} was given, but there is a session already. Leave it out, or close() the "
-                "session before."
-            )
+    if session is not None:
+        asked = {"devices": devices, "threads_per_rank": threads_per_rank}
+        if n_parallel != session.n_ranks:
+            asked["n_parallel"] = n_parallel
+        for name, value in asked.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} was given, but there is a session of "
+                    f"{count(session.n_ranks, 'rank')} already. Leave it out, or close() the "
+                    "session before."
+                )
     return _block(n_parallel, devices, threads_per_rank, check)
 
 

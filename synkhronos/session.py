@@ -212,7 +212,7 @@ def begin(plan, n_here, *options):
             if plan is not None:
                 _Current.link.tell(None, ("plan", plan))
                 gate = make_gate_of_machines(plan, _Current.link)
-            _Current.session = Session(*options, gate=gate)
+            _Current.session = Session(*options, gate=gate)  # type: ignore[misc]
         _Current.session.on_loss = _Current.on_loss
         _Current.session.begin()
     except BaseException as error:

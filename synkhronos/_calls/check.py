@@ -217,7 +217,7 @@ class FirstCall(SerialComparison):
         variables = _host.shared_variables(self._compiled)
         return bool(
             self._proof is None
-            or self._proof.is_complete
+            or not self._proof.open
             or session.recording is not None
             or set(session.devices) != {"cpu"}
             or recipe.sliceables

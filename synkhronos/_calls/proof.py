@@ -65,18 +65,13 @@ class Proof:
             self._reasons.append((relation.cause, relation.reason))
 
     @property
-    def is_complete(self):
-        """Whether there is a rule for everything."""
-        return not self.open
-
-    @property
     def open(self):
         """Outputs, by number, and updates without a rule."""
         return [*self.open_outputs, *self.open_updates]
 
     def tell_of_mode(self):
         """Warn if an output or update has no rule and can't be compared in this mode."""
-        if not self.is_complete and _host.is_watched(self._compiled):
+        if self.open and _host.is_watched(self._compiled):
             variable, reason = self._reasons[0]
             reason = f": it {reason}" if reason else ""
             advise(

@@ -43,7 +43,7 @@ def told_once(make, *args):
     """Return the one message that comes when a function is made, or in its first call."""
     f, making, (first, *others) = told(make, *args)
     assert others == [[], []] and len([*making, *first]) == 1
-    assert making or not f._proof.is_complete
+    assert making or f._proof.open
     return (*making, *first)[0]
 
 

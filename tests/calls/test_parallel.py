@@ -930,7 +930,7 @@ def test_a_borrowed_array_that_another_thread_replaces_is_not_put_back(ranks, mo
         variables[1].set_value(np.zeros(3))
         return is_updated(variable)
 
-    monkeypatch.setattr(ranks.session.registry, "is_updated", set_meanwhile)
+    monkeypatch.setattr(ranks.session.changes, "_is_updated", set_meanwhile)
     ranks.session.changes.put_back()
     monkeypatch.undo()
     assert f(np.ones((6, 3))) == 36
