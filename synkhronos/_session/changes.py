@@ -164,9 +164,8 @@ class Changes:
     def broadcast_or_warn(self, function=None, compiled=None) -> None:
         """Broadcast the pending changes, or warn of those that a call would compute with.
 
-        `function` is the Recipe of the function, `compiled` its compiled form, of which PyTensor
-        allows no weak reference. Both are None before a collective: no warning then, because it may
-        set the variable on all ranks.
+        `function` is the Recipe of a function, `compiled` its compiled form. Both are None before a
+        collective: no warning then, because it may set the variable on all ranks.
         """
         if self.follow:
             self._broadcast()
@@ -191,7 +190,7 @@ class Changes:
             for key in changes:
                 if key not in self.borrowed:
                     self._note_borrowed(key)
-            self._send_and_keep(changed)
+            self._send(changed)
             for key in changes:
                 if key in self.borrowed or key in self._taken:
                     self.pending.setdefault(key, False)
@@ -199,27 +198,33 @@ class Changes:
             self.pending.update(dict.fromkeys(changes, True))
             raise
 
-    def _send_and_keep(self, keys):
+    def _send(self, keys):
         """Send values to all ranks; afterwards restore the arrays that the script shares."""
+        session = self._session
         # These references keep the variables while they are sent: the collector may run any time.
-        variables = {key: self._session.worker.variables.get(key) for key in keys}
+        variables = {key: session.worker.variables.get(key) for key in keys}
         variables = {key: each for key, each in variables.items() if each is not None}
         values = {
             key: _host.peek(each)
             for key, each in variables.items()
             if key in self.borrowed or key in self._taken
         }
-        self._send(variables)
+        states = tuple(key for key, each in variables.items() if _host.is_random_state(each))
+        arrays = tuple(key for key, each in variables.items() if _host.is_array_variable(each))
+        objects = tuple(key for key in variables if key not in arrays)
+        if arrays:
+            session.run(commands.Broadcast(arrays, session.master_rank))
+        if objects:
+            send_objects(session, objects, [_host.peek(variables[key]) for key in objects])
+        if states:
+            session.run(commands.Spread(states))
         for key, value in values.items():
             _host.put(variables[key], value)
             if key in self.borrowed:
                 self.borrowed[key] = value, self._snapshot(variables[key], value)
 
     def undone(self, keys) -> None:
-        """Note that all ranks have the old values again of variables that a call has updated.
-
-        Variables borrow the arrays that they did before, as after a serial function that raises.
-        """
+        """Note that all ranks have the values, and borrow the arrays, of before a call again."""
         arrays = {key: self.borrowed.get(key, _NOTHING)[0] for key in keys}
         self.equal(keys)
         for key, array in arrays.items():
@@ -246,19 +251,6 @@ class Changes:
         variable = self._session.worker.variables.get(key)
         is_there = variable is not None and read is not None
         return is_there and not _is_equal(_host.peek(variable), read)
-
-    def _send(self, variables):
-        """Set variables on all ranks to the master's values; move random states to own streams."""
-        session = self._session
-        states = tuple(key for key, each in variables.items() if _host.is_random_state(each))
-        arrays = tuple(key for key, each in variables.items() if _host.is_array_variable(each))
-        objects = tuple(key for key in variables if key not in arrays)
-        if arrays:
-            session.run(commands.Broadcast(arrays, session.master_rank))
-        if objects:
-            send_objects(session, objects, [_host.peek(variables[key]) for key in objects])
-        if states:
-            session.run(commands.Spread(states))
 
     def _warn(self, function, compiled):
         # Add it first, because a variable that another thread sets meanwhile removes it again.
@@ -374,20 +366,19 @@ class Unreduced(dict):
             if key not in self._told:
                 self[key] = weakref.ref(variable), owner
 
-    def forget(self, keys):
-        for key in keys:
-            self.pop(key, None)
-
     def is_set(self, variables):
         """Note that a collective has set variables."""
         cells = {id(_host.cell(each)) for each in variables}
-        noted = [(key, variable()) for key, (variable, _) in list(self.items())]
-        self.forget([key for key, v in noted if v is None or id(_host.cell(v)) in cells])
+        for key, (reference, _) in list(self.items()):
+            variable = reference()
+            if variable is None or id(_host.cell(variable)) in cells:
+                self.pop(key, None)
 
     def is_told(self, keys):
         """Note that a warning was about variables already."""
         self._told.update(keys)
-        self.forget(keys)
+        for key in keys:
+            self.pop(key, None)
 
     def tell(self, recipe, compiled, owner):
         """Warn of the variables with which the function that is about to run computes."""
