@@ -110,20 +110,18 @@ def refuse_destroyed(compiled, inputs):
 def _read(place, given, allow_downcast, scattered):
     read = _host.read_input(given)
     if read is None and isinstance(given, (list, tuple)):
-        forms, hint = "variable or an In", ""
-        if _host.tuple_forms:
-            forms = f"variable, an In, or a tuple {_host.tuple_forms}"
-        else:
-            hint = isinstance(given, tuple) * (
+        forms, hint = f"variable, an In, or a tuple {_host.tuple_forms}", ""
+        if not _host.tuple_forms:
+            forms = "variable or an In"
+            hint = (
                 f" {_host.title} takes no tuples: give the value in each call, or write "
                 "In(variable, value=shared)."
             )
         raise TypeError(f"{place} must be a {_host.title} {forms}, got {shown(given)}.{hint}")
     variable, options = read or (given, {})
-    is_sparse = isinstance(variable, _host.Variable) and _host.sparse_format(variable)
-    if not isinstance(variable, _host.Variable) or not (
-        _host.is_array_variable(variable) or is_sparse
-    ):
+    is_variable = isinstance(variable, _host.Variable)
+    is_sparse = is_variable and _host.sparse_format(variable)
+    if not is_variable or not (is_sparse or _host.is_array_variable(variable)):
         raise TypeError(
             f"{place} must be a {_host.title} tensor variable, got {variable!r}."
             f"{advice(variable, _host.title)}"
@@ -154,23 +152,24 @@ def _read(place, given, allow_downcast, scattered):
     value, update = options.get("value"), options.get("update")
     if value is None:  # `update` would have no effect: each call gives a new value
         return checked
-    if _host.is_kept(value):
-        try:
-            return checked._replace(storage=_host.storage(variable, value), update=update)
-        except TypeError as error:
-            raise _cannot_have(place, variable, value, error) from None
     if update is None and isinstance(value, Data) and not parts:
         return checked._replace(default=value)
+    default = storage = None
     try:
-        if isinstance(value, _host.Variable):
+        if _host.is_kept(value):
+            storage = _host.storage(variable, value)
+        elif isinstance(value, _host.Variable):
             raise TypeError("a variable has no value")
-        value = checked.caster()(value)
+        else:
+            default = checked.caster()(value)
+            storage = None if update is None else _host.storage(variable, default)
     except raised_here(Exception) as error:
         # Theano's checks raise errors of many kinds for values that are no arrays.
-        raise _cannot_have(place, variable, value, error) from error
-    if update is None:
-        return checked._replace(default=value)
-    return checked._replace(default=value, storage=_host.storage(variable, value), update=update)
+        raise TypeError(
+            f"{place} of type {variable.type} can't have the value {shown(value)}: "
+            f"{sentence(error)}"
+        ) from error
+    return checked._replace(default=default, storage=storage, update=update)
 
 
 def _check_sparse(place, variable, options, scattered):
@@ -184,9 +183,3 @@ def _check_sparse(place, variable, options, scattered):
         raise TypeError(
             f"{place} is a sparse matrix: ranks can't keep its value. Use a shared variable."
         )
-
-
-def _cannot_have(place, variable, value, error):
-    return TypeError(
-        f"{place} of type {variable.type} can't have the value {shown(value)}: {sentence(error)}"
-    )
