@@ -94,7 +94,7 @@ class Registry:
             yield group
 
     def _send(self, keys):
-        compiled, used, names, sent = {}, [], [], []
+        compiled, used, names = {}, [], {}
         for key in keys:
             variants, replica = self.pending.get(key), self._session.worker.replicas.get(key)
             if not (variants and replica):
@@ -103,16 +103,15 @@ class Registry:
                 function = replica.variants[variant]
                 compiled[key, variant] = function, replica.description
                 used += _host.shared_variables(function)
-            names.append(replica.variants[variants[0]].name)
-            sent.append(key)
-        if not compiled:
+            names[key] = str(replica.variants[variants[0]].name)
+        if not names:
             return
-        recipe = self._recipes.get(sent[0]) if self._is_mixed else None  # then `sent` has one key
-        what = f"Function {names[0]!r}" if len(sent) == 1 else f"{len(sent)} functions"
-        nbytes = self._ship(compiled, used, what, recipe)
-        for key in sent:
+        listed = ", ".join(names.values())
+        what = f"Function {listed!r}" if len(names) == 1 else f"{len(names)} functions"
+        nbytes = self._ship(compiled, used, what)
+        for key in names:
             self.n_distributed += PLAIN in self.pending.pop(key, ())
-        log.info("distributed %s, %d bytes", ", ".join(map(str, names)), nbytes)
+        log.info("distributed %s, %d bytes", listed, nbytes)
 
     def keys_of(self, variables) -> tuple:
         """Return the keys of shared variables; first send the workers those that they lack."""
@@ -124,15 +123,15 @@ class Registry:
     def is_sent(self, variable) -> bool:
         return variable in self._variable_keys
 
-    def _ship(self, compiled, variables, what, recipe=None):
+    def _ship(self, compiled, variables, what):
         """Send compiled functions, and the variables that are new; return the number of bytes."""
         recording = self._session.recording
         if recording is None:
-            return self._send_pickled(compiled, variables, what, recipe)
+            return self._send_pickled(compiled, variables, what)
         with self._session.lock, recording.call("distribute()"):
-            return self._send_pickled(compiled, variables, what, recipe)
+            return self._send_pickled(compiled, variables, what)
 
-    def _send_pickled(self, compiled, variables, what, recipe):
+    def _send_pickled(self, compiled, variables, what):
         known = {key: variable for variable, key in self._variable_keys.items()}
         lacking = {id(each): each for each in variables if each not in self._variable_keys}
         new = {next(self._keys): variable for variable in lacking.values()}
@@ -141,7 +140,7 @@ class Registry:
             portable = None
             if self._is_mixed:
                 expressions = {
-                    (key, variant): (recipe.expression(variant, function), description)
+                    (key, variant): (self._recipes[key].expression(variant, function), description)
                     for (key, variant), (function, description) in compiled.items()
                 }
                 portable = _host.dump(expressions, known, new, portable=True)
