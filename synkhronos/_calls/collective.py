@@ -7,8 +7,7 @@ from synkhronos._arithmetic import blocks
 from synkhronos._arithmetic.conversion import as_array
 from synkhronos._arithmetic.operations import check_kind
 from synkhronos._arithmetic.selection import select_rows
-from synkhronos._calls.signature import describe_value
-from synkhronos._host.choice import advice
+from synkhronos._calls.signature import describe_value, require
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
 from synkhronos._session.staging import Contents, send_objects
@@ -23,12 +22,9 @@ def check_variables(name, shared_vars, objects=False):
     variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     if not variables:
         raise ValueError(f"{name}() got an empty list of shared variables.")
+    what = f"{name}() takes a {_host.title} shared variable or a list of them"
     for variable in variables:
-        if not isinstance(variable, _host.SharedVariable):
-            raise TypeError(
-                f"{name}() takes a {_host.title} shared variable or a list of them, got "
-                f"{variable!r}.{advice(variable, _host.title)}"
-            )
+        require(what, variable, _host.SharedVariable)
         if not _host.is_array_variable(variable) and not (
             objects and (_host.is_random_state(variable) or _host.sparse_format(variable))
         ):
@@ -94,10 +90,8 @@ def check_values(name, shared_vars, variables, values, none=False, rows_may_diff
 def _check_value(name, variable, value, rows_may_differ):
     is_array = _host.is_array_variable(variable)
     if not is_array and not _host.sparse_format(variable):
-        if not isinstance(value, _host.RandomState):
-            raise TypeError(
-                f"{name}() takes a {_host.RandomState.__name__} for {variable}, got {shown(value)}."
-            )
+        kind = _host.RandomState
+        require(f"{name}() takes a {kind.__name__} for {variable}", value, kind)
         return value
     if is_array and isinstance(value, Data):
         value._session.require_open()

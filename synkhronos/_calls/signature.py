@@ -13,6 +13,12 @@ from synkhronos._host.choice import advice
 from synkhronos._wording import MAX_DIMENSIONS, count, is_bool, line_of_user, shown, whole_number
 
 
+def require(what, value, kinds):
+    """Raise TypeError, with `what` is required and the value, unless it is of one of the kinds."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{what}, got {shown(value)}.{advice(value, _host.title)}")
+
+
 class OutputSignature:
     """The outputs of a function: variables, their modes, and the form in which they were given.
 
@@ -23,8 +29,7 @@ class OutputSignature:
         self.keys = None
         if isinstance(outputs, dict):
             for key in outputs:
-                if not isinstance(key, str):
-                    raise TypeError(f"The keys of a dict of outputs must be str, got {shown(key)}.")
+                require("The keys of a dict of outputs must be str", key, str)
             self.keys = sorted(outputs)
             outputs = [outputs[key] for key in self.keys]
         outputs = [] if outputs is None else outputs
@@ -229,18 +234,13 @@ def check_pairs(name, updates, have_modes=False):
     if have_modes:
         form, lengths = f"{form} or triples (shared variable, expression, mode)", (2, 3)
     updates = list(updates.items()) if hasattr(updates, "items") else updates
-    if not isinstance(updates, (list, tuple)):
-        raise TypeError(f"{name} must be {form} in a list, got {updates!r}.")
+    require(f"{name} must be {form} in a list", updates, (list, tuple))
     seen = set()
     for update in updates:
         if not isinstance(update, (tuple, list)) or len(update) not in lengths:
             raise TypeError(f"{name} must be {form}, got {update!r} among them.")
         target, value = update[:2]
-        if not isinstance(target, _host.SharedVariable):
-            raise TypeError(
-                f"{name} must update shared variables, got {target!r} among them."
-                f"{advice(target, _host.title)}"
-            )
+        require(f"{name} must update shared variables", target, _host.SharedVariable)
         is_constant = _host.is_array_variable(target) and not isinstance(value, _host.Variable)
         if is_constant and np.asarray(value).dtype.kind not in "biufc":
             raise TypeError(
@@ -255,36 +255,23 @@ def check_pairs(name, updates, have_modes=False):
 
 def check_givens(givens):
     """Return the givens as a list of pairs (variable, replacement)."""
-    if givens is not None and not isinstance(givens, (dict, list, tuple)):
-        raise TypeError(
-            f"givens must be a dict or a list of pairs (variable, replacement), got {givens!r}."
-        )
-    pairs = givens.items() if isinstance(givens, dict) else givens or ()
+    givens = [] if givens is None else givens
+    form = "pairs (variable, replacement)"
+    require(f"givens must be a dict or a list of {form}", givens, (dict, list, tuple))
+    pairs = givens.items() if isinstance(givens, dict) else givens
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise TypeError(
-                f"givens must be pairs (variable, replacement), got {shown(pair)} among them."
-            )
-        if not isinstance(pair[0], _host.Variable):
-            raise TypeError(
-                f"givens must replace variables, got {shown(pair[0])} among them."
-                f"{advice(pair[0], _host.title)}"
-            )
+            raise TypeError(f"givens must be {form}, got {shown(pair)} among them.")
+        require("givens must replace variables", pair[0], _host.Variable)
     return list(map(tuple, pairs))
 
 
 def check_mode(mode):
     """Raise TypeError or ValueError for a mode that ``theano.function`` does not take."""
-    if mode is not None and not isinstance(mode, (str, _host.Mode)):
-        raise TypeError(
-            f"mode must be a {_host.title} mode or the name of one, got {shown(mode)}."
-            f"{advice(mode, _host.title)}"
-        )
+    what = f"mode must be a {_host.title} mode or the name of one"
+    require(what, mode, (str, _host.Mode, type(None)))
     if isinstance(mode, str) and not _host.is_mode(mode):
-        raise ValueError(
-            f"mode must be a {_host.title} mode or the name of one, such as 'FAST_RUN', got "
-            f"{mode!r}."
-        )
+        raise ValueError(f"{what}, such as 'FAST_RUN', got {mode!r}.")
 
 
 def describe_value(value):
@@ -300,11 +287,7 @@ def check_axes(axes, inputs, outputs, sliceables):
     """Return the inputs, a list of `Input`, with their axes of rows; set those of `outputs`."""
     if axes is None:
         return inputs
-    if not isinstance(axes, dict):
-        raise TypeError(
-            "axes must be a dict of variables with their axis of rows, such as {x: 1}, got "
-            f"{shown(axes)}."
-        )
+    require("axes must be a dict of variables and their axes of rows, as {x: 1}", axes, dict)
     axis_of = {}
     for variable, axis in axes.items():
         if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
@@ -354,13 +337,9 @@ def check_sliceables(sliceables, used, updated):
     """Return the sliceable shared variables, each once, as a list."""
     if not isinstance(sliceables, _host.Variable) and not sliceables:
         return []
-    if not isinstance(sliceables, list):
-        raise TypeError(
-            f"sliceable_shareds must be a list of shared variables, got {sliceables!r}."
-        )
+    require("sliceable_shareds must be a list of shared variables", sliceables, list)
     for variable in sliceables:
-        if not isinstance(variable, _host.SharedVariable):
-            raise TypeError(f"sliceable_shareds must hold shared variables, got {variable!r}.")
+        require("sliceable_shareds must hold shared variables", variable, _host.SharedVariable)
         if not any(variable is other for other in used):
             raise ValueError(f"sliceable_shareds has {variable}, which the function does not use.")
         if variable.ndim == 0:
@@ -376,12 +355,11 @@ def check_sliceables(sliceables, used, updated):
 
 def check_swap(swap, used):
     """Return a dict of shared variables of a function to others of their types, checked."""
-    if swap is not None and not isinstance(swap, dict):
-        raise TypeError(f"swap must be a dict of shared variables, got {shown(swap)}.")
-    for old, new in (swap or {}).items():
+    swap = {} if swap is None else swap
+    require("swap must be a dict of shared variables", swap, dict)
+    for old, new in swap.items():
         for variable in (old, new):
-            if not isinstance(variable, _host.SharedVariable):
-                raise TypeError(f"swap must hold shared variables, got {shown(variable)}.")
+            require("swap must hold shared variables", variable, _host.SharedVariable)
         if not any(old is variable for variable in used):
             raise ValueError(f"swap has {old}, which the function does not use.")
         if old.type != new.type:
@@ -389,7 +367,7 @@ def check_swap(swap, used):
                 f"swap must hold variables of one type, got {old}, of type {old.type}, and {new}, "
                 f"of type {new.type}."
             )
-    return swap or {}
+    return swap
 
 
 def swap_variables(source, swap, defaults):
