@@ -544,7 +544,7 @@ def test_functions_that_are_not_compared(monkeypatch):
 
 def test_a_failure_of_the_check_is_none_of_the_call(monkeypatch, caplog):
     x = T.dmatrix("x")
-    for method in ("select", "whole", "is_of_division"):
+    for method in ("nbytes", "whole", "is_of_division"):
         with monkeypatch.context() as patch:
             patch.setattr(module.Serial, method, lambda *_, **__: 1 / 0)
             assert float(made([x], x[::2].sum())(np.ones((6, 2)))) > 0
