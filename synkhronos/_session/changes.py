@@ -342,7 +342,9 @@ def _has_streams(variable):
 
 
 def _is_equal(value, other):
-    return value.shape == other.shape and bool(((value == other) | (value != value)).all())
+    if value.shape != other.shape:
+        return False
+    return bool(((value == other) | ((value != value) & (other != other))).all())
 
 
 class Unreduced(dict):

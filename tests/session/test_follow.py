@@ -70,6 +70,16 @@ def test_other_ranks_follow(n, master, way):
             check(n, w, f, value)
 
 
+def test_a_value_that_becomes_nan_is_followed():
+    """All values were taken for equal to NaN, so only the master had it."""
+    w = theano.shared(np.ones(2), "w")
+    with forked(Layout(2), follow=True):
+        f = function([], (w, "gather"))
+        f()
+        w.get_value(borrow=True)[0] = np.nan
+        np.testing.assert_array_equal(f(), [np.nan, 1, np.nan, 1])
+
+
 @LAYOUTS
 def test_a_collective_sees_what_was_set_before_it(n, master):
     with forked(Layout(n, master), follow=True):
