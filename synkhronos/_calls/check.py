@@ -16,8 +16,7 @@ import numpy as np
 
 from synkhronos import _host, _systems
 from synkhronos._arithmetic.operations import OPERATIONS
-from synkhronos._calls.differences import difference
-from synkhronos._calls.serial import ABOUT_OPS, Serial
+from synkhronos._calls.serial import ABOUT_OPS, Serial, difference
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._wording import advise, is_bool, sentence, shown, whole_number

@@ -103,8 +103,6 @@ def _check_value(name, variable, value, rows_may_differ):
         try:
             if not is_array:
                 return _host.caster(variable, False, None)(value)
-            if value is None:
-                raise TypeError("None is no array")
             if not isinstance(value, np.ndarray):
                 value = as_array(value, variable.dtype, False, str(variable))
             elif np.ma.is_masked(value):
