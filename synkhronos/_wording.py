@@ -11,10 +11,6 @@ import numpy as np
 from synkhronos.errors import PortingWarning
 
 _COMMANDS = {"Cc", "Cs", "Zl", "Zp"}  # control characters, surrogates, line separators
-_TURNING = {
-    chr(number)
-    for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
 MAX_DIMENSIONS = 32  # NumPy's limit
 MOST_CHARACTERS = 80  # longer names are cut in tables and pictures
 
@@ -37,12 +33,9 @@ def sentence(error):
 
 
 def printable(text, kept="\n\t"):
-    r"""Return a text with escapes in place of characters that a terminal takes for commands.
+    """Return a text with escapes in place of characters that a terminal takes for commands.
 
     For messages that quote a file, or what another process has written.
-
-    >>> printable("\033[2J is no number")
-    '\\x1b[2J is no number'
     """
     if text.isprintable():
         return text
@@ -54,7 +47,9 @@ def printable(text, kept="\n\t"):
 
 def _is_command(letter):
     """Return whether a terminal obeys a character, or writes the text after it from the right."""
-    return unicodedata.category(letter) in _COMMANDS or letter in _TURNING
+    kind = unicodedata.category(letter)
+    turns = kind == "Cf" and unicodedata.bidirectional(letter) not in ("AN", "BN")
+    return turns or kind in _COMMANDS
 
 
 def is_bool(value):

@@ -159,11 +159,9 @@ def fork(
             check_sharing()
         if set(names) != {"cpu"}:
             _host.import_device_backend()
-        threads = (
-            default_threads(len(names))
-            if threads_per_rank is None
-            else whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
-        )
+        threads = default_threads(n_here)
+        if threads_per_rank is not None:
+            threads = whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
         profile_workers = truth("profile_workers", profile_workers)
         follow = truth("follow", follow)
         overlap = truth("overlap", overlap)
