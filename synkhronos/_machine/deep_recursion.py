@@ -42,18 +42,12 @@ class _ThreadFacts(threading.local):
 
 def _bytes_of_stack():
     """Return the size of the stack of the calling thread; 0 if the C library does not say."""
-    libc = ctypes.CDLL(None)
-    try:
-        find, read = libc.pthread_getattr_np, libc.pthread_attr_getstack
-        drop = libc.pthread_attr_destroy
-    except AttributeError:
-        return 0
+    libc, begin, size = ctypes.CDLL(None), ctypes.c_void_p(), ctypes.c_size_t()
     attributes = ctypes.create_string_buffer(256)  # larger than pthread_attr_t on any processor
-    begin, size = ctypes.c_void_p(), ctypes.c_size_t()
-    if find(ctypes.c_ulong(threading.get_ident()), attributes):
+    if libc.pthread_getattr_np(ctypes.c_ulong(threading.get_ident()), attributes):
         return 0
-    read(attributes, ctypes.byref(begin), ctypes.byref(size))
-    drop(attributes)
+    libc.pthread_attr_getstack(attributes, ctypes.byref(begin), ctypes.byref(size))
+    libc.pthread_attr_destroy(attributes)
     return size.value
 
 

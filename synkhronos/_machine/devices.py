@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from synkhronos import _wording
 from synkhronos._machine.interrupts import raised_here
@@ -60,8 +60,7 @@ def usable_cores() -> int:
     The job's cores are limited by affinity, CPU quota and Slurm's allocation (not every Slurm binds
     its jobs to cores). A process that is bound to cores of its own uses these.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores, n_processes = cores or 1, processes_here()
+    cores, n_processes = len(os.sched_getaffinity(0)), processes_here()
     limits = [_cpu_quota(), float(cores * n_processes if _is_bound() else cores)]
     allocated = os.environ.get("SLURM_CPUS_ON_NODE", "")
     limits += [float(allocated)] if allocated.isdigit() else []
@@ -72,7 +71,7 @@ def _is_bound():
     """Return whether this process is bound to fewer cores than its parent may use."""
     try:
         return os.sched_getaffinity(0) < os.sched_getaffinity(os.getppid())
-    except (AttributeError, OSError):
+    except OSError:
         return False
 
 
@@ -99,15 +98,13 @@ def undo_binding() -> None:
 
     By default mpirun binds each process to one core, and this process is to use many.
     """
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ or not hasattr(os, "sched_getaffinity"):
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
         return
-    try:
+    with contextlib.suppress(OSError):  # the daemon is another user's, or has ended
         cores, allowed = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
         if cores < allowed:
             os.sched_setaffinity(0, allowed)
             log.info("mpirun has bound this process to %s; it uses all %d", cores, len(allowed))
-    except OSError:  # the daemon is another user's, or has ended
-        pass
 
 
 def _cpu_quota(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
@@ -153,19 +150,23 @@ def module_command(module: str, *arguments: str, unbuffered: bool = False) -> li
     return [sys.executable, *["-u"] * unbuffered, "-c", code, module, *arguments]
 
 
+def run_captured(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command without input to its end, and return what it has printed."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, **more)
+
+
+def why_failed(child: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of a failed command's standard error, or else its exit status."""
+    return (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+
+
 def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
     """Return the number of devices of `kind` ("cuda", "opencl") that pygpu finds, and any error."""
-    command = python_command(COUNT_DEVICES, kind)
     try:
-        child = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
-        )
+        child = run_captured(python_command(COUNT_DEVICES, kind), timeout=timeout)
     except subprocess.TimeoutExpired:
         return 0, f"no answer within {timeout:g} s"
-    if child.returncode:
-        lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
-        return 0, lines[-1]
-    return int(child.stdout.split()[-1]), ""
+    return (0, why_failed(child)) if child.returncode else (int(child.stdout.split()[-1]), "")
 
 
 def get_n_gpu() -> int:

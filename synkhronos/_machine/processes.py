@@ -43,12 +43,20 @@ def life_of(pid: int) -> str:
 
     The word is "unknown" if this process can't read it, for lack of descriptors for example.
     """
-    if not proc_has_our_numbers():
-        return "unknown"
-    fields = stat_of(pid, gone="")
-    if not fields:
-        return "unknown" if fields is None else "gone"
-    return _LIVES.get(fields[1], "ended")
+    return life_and_memory_of(pid)[0]
+
+
+def life_and_memory_of(pid: int, parent: int | None = None) -> tuple[str, int | None]:
+    """Return the state of a process as `life_of` does, and the bytes of memory that it uses.
+
+    It is "gone" as well if its number is that of a process of another `parent` now.
+    """
+    fields = stat_of(pid, gone="") if proc_has_our_numbers() else None
+    if fields is None:
+        return "unknown", None
+    if not fields or parent not in (None, pid, int(fields[2])):
+        return "gone", 0
+    return _LIVES.get(fields[1], "ended"), int(fields[22]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds_of(pid: int) -> float | None:
@@ -168,10 +176,8 @@ def is_closed_to_others() -> bool:
 
     Linux refuses it after a change of the user (setuid), and for programs with capabilities.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is None or prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1:
-        return False
-    return not _mask_in_status("CapEff") >> _CAP_SYS_PTRACE & 1
+    is_dumpable = ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
+    return not is_dumpable and not _mask_in_status("CapEff") >> _CAP_SYS_PTRACE & 1
 
 
 def this_machine() -> str:
@@ -387,8 +393,6 @@ def _renew_streams():
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     """Let the system send this process, between fork and exec, a signal when its parent ends."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # the parent has ended before
-            os._exit(1)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:  # the parent has ended before
+        os._exit(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from synkhronos._host import pythons
-from synkhronos._machine.devices import python_command
+from synkhronos._machine.devices import python_command, run_captured, why_failed
 from synkhronos.comm.mpi import folders
 from synkhronos.launch import CannotLaunch, guard, leftovers
 from synkhronos.launch.where import Host, is_here
@@ -100,10 +100,9 @@ def check() -> None:
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     with ThreadPoolExecutor(2) as pool:
-        installed, loaded = pool.map(_run, ([path, "--version"], python_command(code)))
+        installed, loaded = pool.map(run_captured, ([path, "--version"], python_command(code)))
     if loaded.returncode:
-        lines = loaded.stderr.strip().splitlines() or [f"exit status {loaded.returncode}"]
-        raise CannotLaunch(f"mpi4py can't be imported ({lines[-1]}): {_INSTALL}.")
+        raise CannotLaunch(f"mpi4py can't be imported ({why_failed(loaded)}): {_INSTALL}.")
     own, wanted = _kind(installed.stdout + installed.stderr), _kind(loaded.stdout)
     if own != wanted:
         raise CannotLaunch(
@@ -134,11 +133,7 @@ def _kind(text) -> str:
 def ask(line: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command line of mpirun to its end, or raise TimeoutExpired."""
     with folders.of_mpirun(os.environ) as environment:
-        return _run(line, env=environment, timeout=seconds, start_new_session=True)
-
-
-def _run(line, **more):
-    return subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, **more)
+        return run_captured(line, env=environment, timeout=seconds, start_new_session=True)
 
 
 def answer(line: Sequence[str], host: Host, agent: str | None) -> Any:
@@ -226,12 +221,11 @@ def _probe(name, agent, command):
     """Return why a command fails on a machine, or an empty string."""
     line = ["sh", "-c", command] if is_here(name) else _line_on(name, agent, command)
     try:
-        done = _run(line, timeout=2 * _PROBE_SECONDS)
+        done = run_captured(line, timeout=2 * _PROBE_SECONDS)
     except FileNotFoundError as error:
         return f"there is no {error.filename}"
     except OSError as error:
         return str(error)
     except subprocess.TimeoutExpired:
         return f"no answer within {2 * _PROBE_SECONDS} s"
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return lines[-1] if done.returncode else ""
+    return why_failed(done) if done.returncode else ""

@@ -3,12 +3,10 @@
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Dict, Hashable, Literal, Optional, Tuple, Union, overload
 
 from synkhronos import _host, _systems
-from synkhronos._machine.interrupts import raised_here
-from synkhronos._machine.processes import life_of, proc_has_our_numbers
+from synkhronos._machine.processes import life_and_memory_of
 from synkhronos._session.current import Current, current
 from synkhronos._session.session import SessionState
 from synkhronos._wording import one_line, truth
@@ -255,29 +253,11 @@ def _rank(session, rank, segments):
     host = session.host_of(rank)
     if host is not None:
         return RankStatus(rank, device, pid, False, "unknown", None, None, host)
-    process, resident = _process(pid)
+    process, resident = life_and_memory_of(pid, os.getpid())
     own = {} if process in ("ended", "gone") else session.comm.memory.mapped_by(pid)
     segments.update(own or {})
     shared, is_master = None if own is None else sum(own.values()), rank == session.master_rank
     return RankStatus(rank, device, pid, is_master, process, resident, shared)
-
-
-def _process(pid):
-    """Return the state of a process, in a word, and the bytes of memory that it has in use."""
-    if not proc_has_our_numbers():
-        return "unknown", None
-    try:
-        # State and parent follow the name, in brackets, which may have any character: proc(5).
-        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-        life = life_of(pid)
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return "gone", 0
-    except raised_here(OSError):  # such as no descriptors left
-        return "unknown", None
-    if os.getpid() not in (pid, int(parent)):
-        return "gone", 0  # another process has got this number
-    return life, pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _function(session, function):

@@ -7,7 +7,7 @@ import pytest
 from support.running import python, python_path
 
 from synkhronos._host import choice, pythons
-from synkhronos.tools.info import pytensor as info
+from synkhronos.tools import info
 
 OLD, NEW = (3, 11), (3, 12)
 MODULE = SimpleNamespace()

@@ -519,7 +519,7 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     cuda_libraries.probe()
     devices.probe("cuda")
     info.check_pygpu()
-    assert info.probe_theano()[0]["theano"] == theano.__version__
+    assert info.probe("theano")[0]["theano"] == theano.__version__
     assert not (tmp_path / "ran").exists()
 
 

@@ -18,10 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
+from synkhronos import _systems
 from synkhronos._host import choice, pythons
 from synkhronos._host.theano import cudnn, import_support
 from synkhronos._machine import devices as _devices
-from synkhronos.tools.info import cuda_libraries, pytensor
+from synkhronos.tools.info import cuda_libraries
 from synkhronos.tools.info.cuda_libraries import Opened
 from synkhronos.tools.info.report import (
     BROKEN,
@@ -32,6 +33,7 @@ from synkhronos.tools.info.report import (
     check_cache,
     check_versions,
     facts_of,
+    installed_version,
     last_line,
     not_imported,
     table,
@@ -41,6 +43,10 @@ __all__ = ["as_json", "checks", "table"]
 
 MIB = 2**20
 SMALL_SHM = 256 * MIB
+
+# PyTensor's default mode has the name "Mode", whatever it compiles with.
+MODES = {"NumbaLinker": "NUMBA", "VMLinker": "CVM"}
+REFUSED = {"JAXLinker": "JAX", "PytorchLinker": "PYTORCH", "MLXLinker": "MLX"}
 
 INSTALL_PYGPU = (
     "only GPUs need it. Debian 12 has it for Python 3.11. In a checkout: make opencl. "
@@ -57,9 +63,19 @@ def checks() -> list[Check]:
             "Host library", BROKEN, error, f"unset {choice.VARIABLE}", essential=True
         )
         return [check_python(), host_library, check_cores(), check_shm()]
+    facts, error = probe(host)
     if host == "pytensor":
-        return [check_python(), *pytensor.checks(), check_cores(), check_shm()]
-    facts, error = probe_theano()
+        return [
+            check_python(),
+            check_pytensor(facts, error),
+            *check_versions(facts),
+            check_numba(facts),
+            check_optional_compiler(facts),
+            check_cache("PyTensor", facts),
+            *(check_package(system) for system in _systems.there() if system.package),
+            check_cores(),
+            check_shm(),
+        ]
     return [
         check_python(),
         check_theano(facts, error),
@@ -84,10 +100,10 @@ def host_of_checks() -> tuple[str, str]:
         return asked or ("theano" if pythons.is_for_theano() else "pytensor"), ""
 
 
-def probe_theano(timeout: float = 300.0) -> tuple[dict, str]:
-    """Return the facts that a child process reports about Theano, and the error that ended it."""
-    script = Path(import_support.__file__).with_name("probe.py").read_text()
-    command = _devices.python_command(script, import_support.__file__)
+def probe(host: str, timeout: float = 300.0) -> tuple[dict, str]:
+    """Return the facts that a child process reports about a host library, and any error."""
+    script = Path(pythons.__file__).with_name(host) / "probe.py"
+    command = _devices.python_command(script.read_text(), import_support.__file__)
     return facts_of(command, timeout)
 
 
@@ -112,6 +128,59 @@ def check_theano(facts: dict, error: str) -> Check:
         return Check("Theano", BROKEN, found, "pip install Theano==1.0.5", essential=True)
     flags = f", floatX={facts['floatX']}, device={facts['device']}"
     return Check("Theano", OK, found + flags, essential=True)
+
+
+def check_pytensor(facts: dict, error: str) -> Check:
+    """Check that PyTensor imports, and is one of the versions that Synkhronos knows."""
+    if "pytensor" not in facts:
+        return not_imported("PyTensor", f"pip install '{pythons.REQUIREMENT}'", error)
+    found = f"{facts['pytensor']} ({facts['path']})"
+    advice = pythons.advice_of_release(facts["pytensor"])
+    if advice:
+        return Check("PyTensor", BROKEN, found, advice, essential=True)
+    linker, mode = facts["linker"], facts["mode"]
+    if mode == "Mode" or linker in REFUSED:
+        mode = {**MODES, **REFUSED}.get(linker, mode)
+    found += f", mode={mode}, floatX={facts['floatX']}"
+    if linker in REFUSED:
+        advice = "ranks can't run functions of this mode: PYTENSOR_FLAGS=mode=NUMBA"
+        return Check("PyTensor", BROKEN, found, advice, essential=True)
+    return Check("PyTensor", OK, found, essential=True)
+
+
+def check_numba(facts: dict) -> Check:
+    """Check that numba is there, which compiles in PyTensor's default mode."""
+    version = facts.get("numba") or installed_version("numba")
+    if version:
+        return Check("numba", OK, version, essential=True)
+    advice = "PyTensor's default mode compiles with it: pip install numba"
+    return Check("numba", MISSING, "not installed", advice, essential=True)
+
+
+def check_optional_compiler(facts: dict) -> Check:
+    """Name the compiler of PyTensor's C mode, which few functions need."""
+    name = facts.get("cxx", "g++")
+    path = shutil.which(name) if name else None
+    if path is None:
+        advice = "only functions in the mode CVM need one: apt-get install g++ (Debian, Ubuntu)"
+        return Check("C++ compiler", MISSING, "no g++ on the PATH", advice)
+    if not facts.get("ldflags"):
+        advice = (
+            "matrix products are slow in the mode CVM, not in the default one: name a BLAS with "
+            "PYTENSOR_FLAGS=blas__ldflags=..."
+        )
+        return Check("C++ compiler", OK, f"{path}, with no BLAS", advice)
+    return Check("C++ compiler", OK, f"{path}, with {facts['ldflags']}")
+
+
+def check_package(system: _systems.SystemRow) -> Check:
+    """Name the version of a package that only one system needs."""
+    title, name = system.package or ("", "")
+    version = installed_version(name)
+    if version:
+        return Check(title, OK, version)
+    advice = f"only {system.module} needs it: {pythons.install(name)}"
+    return Check(title, MISSING, "not installed", advice)
 
 
 def check_compiler(facts: dict) -> Check:

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Callable, Sequence
 
 from synkhronos._host import pythons
+from synkhronos._machine.devices import run_captured
 from synkhronos._wording import printable
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
@@ -77,9 +78,7 @@ def as_json(results: list[Check]) -> str:
 def facts_of(command: Sequence[str], timeout: float) -> tuple[dict, str]:
     """Return the facts that a child process prints about a library, and the error that ended it."""
     try:
-        child = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
-        )
+        child = run_captured(command, timeout=timeout)
         stdout, error = child.stdout, last_line(child.stderr) if child.returncode else ""
         if child.returncode and not error:
             error = f"the process ended with exit status {child.returncode}"

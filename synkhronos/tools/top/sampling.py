@@ -22,7 +22,7 @@ from collections import Counter
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 from synkhronos import _systems
-from synkhronos._machine.processes import cpu_seconds_of, life_of, stat_of
+from synkhronos._machine.processes import cpu_seconds_of, life_and_memory_of, stat_of
 from synkhronos._machine.shared_memory import mapped_by
 from synkhronos.comm.shared.gate_memory import (
     ASLEEP,
@@ -187,46 +187,38 @@ class Sampler:
 
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
-        self._gates: dict[tuple[int, int], ObservedGate] = {}
         self._cpu: dict[int, tuple[float, float | None]] = {}  # of `_cpu`, at the last sample
-        self._find()
-
-    def _find(self):
-        found = {gate.file: gate for gate in find(None if self._pid is None else [self._pid])}
-        self._gates = {file: self._gates.get(file, gate) for file, gate in found.items()}
-        for file, gate in self._gates.items():
-            gate.holders, gate.owner = found[file].holders, found[file].owner
-            gate.is_wrong = False
 
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
         """Watch for some seconds, and return what was seen, as ``--json`` prints it.
 
         `pause` sleeps, and returns a true value to end the watch.
         """
-        self._find()
+        looks: list[tuple[ObservedGate, list[Seen]]] = [
+            (gate, []) for gate in find(None if self._pid is None else [self._pid])
+        ]
         begin = time.monotonic()
-        looks: dict[tuple[int, int], list[Seen]] = {file: [] for file in self._gates}
-        for gate in self._gates.values():
+        for gate, _ in looks:
             gate.look(with_labels=True)
             for label in gate.labels:
                 self._cpu.setdefault(label["pid"], _cpu(label["pid"]))
         while True:
-            for file, gate in self._gates.items():
-                seen = gate.look()
-                if seen is not None:
-                    looks[file].append(seen)
+            for gate, seen in looks:
+                if look := gate.look():
+                    seen.append(look)
             left = begin + seconds - time.monotonic()
             if left <= 0 or pause(min(left, LOOK_SECONDS)):
                 break
         took = time.monotonic() - begin
-        sessions = []
-        for file, gate in self._gates.items():
-            if looks[file] and gate.look(with_labels=True) and gate.labels:
-                sessions.append(self._session(gate, looks[file], took))
+        sessions = [
+            self._session(gate, seen, took)
+            for gate, seen in looks
+            if seen and gate.look(with_labels=True) and gate.labels
+        ]
         pids = {rank["pid"] for session in sessions for rank in session["ranks"]}
         self._cpu = {pid: _cpu(pid) for pid in pids}
         answer = {"host": socket.gethostname(), "seconds": round(took, 3), "sessions": sessions}
-        wrong = {min(gate.holders) for gate in self._gates.values() if gate.is_wrong}
+        wrong = {min(gate.holders) for gate, _ in looks if gate.is_wrong}
         if wrong:
             said = "The table of process {} can't be read: no Synkhronos of this version made it."
             answer["problems"] = {f"process {pid}": said.format(pid) for pid in sorted(wrong)}
@@ -241,27 +233,24 @@ class Sampler:
         ranks = []
         for label, does in zip(labels, counted):
             pid = label["pid"]
+            life, resident = life_and_memory_of(pid)
             mapped = mapped_by(pid) or {}
             segments.update(mapped)
+            rank = {
+                "rank": label["rank"],
+                "device": label["device"],
+                "pid": pid,
+                "is_master": label.get("role") == "master",
+                "process": life,
+                "cpu": self._cores(pid),
+                "resident": resident,
+                "shared": sum(mapped.values()),
+            }
             # The cells don't show waits of ranks that only exchange messages.
             is_told = is_session or meetings
-            shares = {
-                name: round(does[name] / len(looks), 4) if is_told else None
-                for name in (COMPUTES, WAITS, NO_CALL)
-            }
-            ranks.append(
-                {
-                    "rank": label["rank"],
-                    "device": label["device"],
-                    "pid": pid,
-                    "is_master": label.get("role") == "master",
-                    "process": life_of(pid),
-                    "cpu": self._cores(pid),
-                    "resident": _resident(pid),
-                    "shared": sum(mapped.values()),
-                    **shares,
-                }
-            )
+            for state in (COMPUTES, WAITS, NO_CALL):
+                rank[state] = round(does[state] / len(looks), 4) if is_told else None
+            ranks.append(rank)
         first = next((rank for rank in ranks if rank["is_master"]), ranks[0])
         calls = looks[-1].call - looks[0].call if is_session else meetings
         return {
@@ -286,11 +275,6 @@ class Sampler:
 
 def _cpu(pid):
     return time.monotonic(), cpu_seconds_of(pid)
-
-
-def _resident(pid):
-    fields = stat_of(pid)
-    return int(fields[22]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
 def _strings(pid, name):
