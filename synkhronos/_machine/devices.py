@@ -57,8 +57,8 @@ def kind(device: str) -> str:
 def usable_cores() -> int:
     """Return the number of cores that this process may use: its share of its job's on this machine.
 
-    The job's cores are limited by affinity, CPU quota and Slurm's allocation (not every Slurm binds
-    its jobs to cores). A process that is bound to cores of its own uses these.
+    Affinity, CPU quota and Slurm's allocation limit the job. A process with cores of its own uses
+    these.
     """
     cores, n_processes = len(os.sched_getaffinity(0)), processes_here()
     limits = [_cpu_quota(), float(cores * n_processes if _is_bound() else cores)]
@@ -132,10 +132,9 @@ def default_threads(n_ranks: int) -> int:
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs code in another interpreter.
+    """Return the command that runs code in another interpreter, without the working folder.
 
-    The interpreter imports nothing from the working folder, which ``-c`` puts first on the path: a
-    ``json.py`` there would run in place of Python's.
+    With ``-c`` that is first on the path: a ``json.py`` there would run in place of Python's.
     """
     return [sys.executable, "-c", f"{_LEAVE_OUT}\n{code}", *arguments]
 
@@ -380,8 +379,7 @@ def limit_threads(threads: int) -> Callable[[], None]:
 def _controlled_by_no_thread(controller):
     """Let any thread set the limits of OpenBLAS; threadpoolctl allows it to the first thread alone.
 
-    threadpoolctl does not notice the end of a thread that Python has not started, such as one of
-    nutpie, and raises RuntimeError in a process that is forked after that.
+    Of that thread it misses the end if Python has not started it, as nutpie's, and raises in forks.
     """
 
     def clear():
@@ -389,18 +387,15 @@ def _controlled_by_no_thread(controller):
             if hasattr(library, "clear_controlling_thread"):  # in newer releases
                 library.clear_controlling_thread(force=True)
 
+    clear()
     try:
-        clear()
         yield
     finally:
         clear()
 
 
 class _LastingThreads:
-    """The OpenMP libraries that could not end their threads before a fork, and the forking process.
-
-    A child would wait for these threads, which the fork has not copied.
-    """
+    """The OpenMP libraries that can't end their threads before a fork, and the forking process."""
 
     process, paths = None, ()
 
@@ -408,10 +403,9 @@ class _LastingThreads:
 def end_openmp_threads(threads: int) -> None:
     """Let processes that this thread forks compute with OpenMP, with `threads` threads each.
 
-    GNU's OpenMP keeps its threads for the next computation. A fork copies the calling thread alone,
-    so a child would wait for the others for ever. So they are ended here, and OpenMP starts new
-    ones at the next computation. LLVM's and Intel's OpenMP, and OpenBLAS, start new threads after a
-    fork by themselves. A library that can't end its threads computes with one thread in children.
+    GNU's OpenMP keeps its threads, which a fork does not copy, so a child would wait for them for
+    ever. They are ended here, and start again at the next computation. Other OpenMPs, and OpenBLAS,
+    do that by themselves. A library that can't end its threads has one thread in children.
     """
     from threadpoolctl import threadpool_info
 

@@ -12,7 +12,6 @@ from typing import Dict, NamedTuple, Tuple
 from synkhronos._machine.processes import number_in_proc, stat_of
 
 BUSY_CORES = 0.1  # if others keep more cores busy, measured times are not reliable
-LOOK_SECONDS = 6
 _NAMED, _LEAST = 3, 0.01  # the most processes that are named, and the fewest cores of one
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the flags of a process
 
@@ -66,17 +65,6 @@ class LoadWatch:
         ]
         cores = max(0, now - ticks - max(0, own) - kernel) / per_core
         return Load(cores, tuple(sorted(users, reverse=True)[:_NAMED]), max(0, own) / per_core)
-
-
-def look(seconds: int = LOOK_SECONDS) -> Load:
-    """Return the load of the first quiet second, or of the last of `seconds` if none is quiet."""
-    for _ in range(seconds):
-        watch = LoadWatch()
-        time.sleep(1)
-        load = watch.others()
-        if not load.is_high:
-            break
-    return load
 
 
 class _ProcessLoad(NamedTuple):

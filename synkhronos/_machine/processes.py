@@ -163,19 +163,12 @@ def _read(path, gone=None):
 
 
 def number_in_proc() -> int:
-    """Return the number of this process in /proc; raise OSError if it is not there.
-
-    It differs from ``os.getpid()`` in a PID namespace with the /proc of another one, as after
-    ``unshare --pid --fork`` without ``--mount-proc``.
-    """
+    """Return this process's number in /proc, maybe of another PID namespace, or raise OSError."""
     return int(os.readlink("/proc/self"))
 
 
 def is_closed_to_others() -> bool:
-    """Return whether other processes of this user may not open this process's /proc/<pid>/fd.
-
-    Linux refuses it after a change of the user (setuid), and for programs with capabilities.
-    """
+    """Return whether this user can't open this process's /proc/<pid>/fd, as after setuid."""
     is_dumpable = ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
     return not is_dumpable and not _mask_in_status("CapEff") >> _CAP_SYS_PTRACE & 1
 
@@ -195,10 +188,7 @@ def proc_has_our_numbers() -> bool:
 
 
 def take_standard_streams() -> None:
-    """Open /dev/null for each standard stream that is closed.
-
-    Otherwise another file would get the descriptor 1 or 2, and C code would print into it.
-    """
+    """Open /dev/null for each closed standard stream, lest C code print into another file there."""
     while True:
         fd = os.open(os.devnull, os.O_RDWR)
         if fd > 2:
@@ -207,11 +197,7 @@ def take_standard_streams() -> None:
 
 
 def make_pipe():
-    """Return the two ends of a pipe, with descriptors above 2.
-
-    In a process without standard streams 0, 1 and 2 are free, but belong to code that uses or
-    replaces these streams by number.
-    """
+    """Return the two ends of a pipe, above 2, as code takes lower numbers for standard streams."""
     ends = os.pipe()
     if min(ends) > 2:
         return ends
@@ -226,8 +212,8 @@ def make_pipe():
 def _logging_held(seconds=1.0):
     """Hold the locks of the log's handlers during a fork.
 
-    So no other thread writes to the log meanwhile. If one did, the child would inherit the locked
-    buffer of the log's file, and wait for it for ever: logging renews only its own locks.
+    If another thread wrote meanwhile, the child would inherit the locked buffer of the log's file,
+    and wait for it for ever: logging renews only its own locks.
     """
     logger, held, parent = logging.getLogger("synkhronos"), [], os.getpid()
     try:
@@ -307,14 +293,12 @@ class ForkedProcess:
 def leave_signals_to_parent() -> None:
     """Ignore, in a child, the signals that the script has a handler for, or may set one for.
 
-    Batch systems send a signal such as SIGUSR1 to all processes of a job: "write a checkpoint now".
-    Only the parent's handler is to answer. A handler in the child would write a second checkpoint,
-    and an exception that it raises would be taken for an error of a call.
+    Batch systems send signals to all processes of a job: "write a checkpoint now". If a child's
+    handler answered, too, it would write a second one, or raise what looks like a call's error.
     """
-    ours, mask = handled(), _mask_in_status("SigCgt")
+    ours, caught = handled(), _mask_in_status("SigCgt")
     # A handler of C code, such as faulthandler's, stays.
-    unused = {signum for signum in _OF_BATCH_SYSTEMS if not mask >> (signum - 1) & 1}
-    for signum in ours | unused:
+    for signum in ours | {each for each in _OF_BATCH_SYSTEMS if not caught >> (each - 1) & 1}:
         # With SIGCHLD ignored, Popen.wait() would not get the exit status of a child.
         kept = signum in (signal.SIGCHLD, signal.SIGIO)
         signal.signal(signum, signal.SIG_DFL if kept else signal.SIG_IGN)
@@ -385,10 +369,8 @@ def _renew_streams():
         if type(stream) is not io.TextIOWrapper:
             continue  # the script has replaced it, as notebooks do
         with contextlib.suppress(OSError, ValueError):  # a closed stream
-            buffering = 1 if stream.line_buffering else -1
-            format_ = buffering, stream.encoding, stream.errors
-            renewed = open(stream.fileno(), "w", *format_, closefd=False)  # noqa: SIM115
-            setattr(sys, name, renewed)
+            format_ = 1 if stream.line_buffering else -1, stream.encoding, stream.errors
+            setattr(sys, name, open(stream.fileno(), "w", *format_, closefd=False))  # noqa: SIM115
 
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:

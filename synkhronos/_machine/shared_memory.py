@@ -181,9 +181,8 @@ class Segments:
     """The segments of one rank: those that it has created, and those that it has attached.
 
     When the last view of a created segment is gone, a finalizer calls ``on_release(ref, free)``, at
-    any moment and in any thread; by default the memory is freed at once. `on_lost` is called if the
-    segment of another rank can't be opened; it may raise the cause. `has_data` returns whether the
-    script has Data whose memory it can free, which errors then advise.
+    any moment and in any thread; by default it frees the memory. `on_lost` is called if another
+    rank's segment can't be opened. If `has_data` returns true, errors advise to free Data.
     """
 
     def __init__(self, on_release=None, on_lost=None):
@@ -195,13 +194,7 @@ class Segments:
         self.has_data = lambda: False
 
     def create(self, nbytes: int) -> Segment:
-        """Make a zero-filled segment, with its memory reserved.
-
-        Raises
-        ------
-        SharedMemoryFull
-            When the machine has no room for it, or this process no descriptor or address.
-        """
+        """Make a zero-filled segment, with its memory reserved, or raise SharedMemoryFull."""
         nbytes = max(nbytes, 1)
         with _lack_of_descriptors_or_addresses_explained(), interrupts_held():
             # Else a Ctrl-C before the finalizer exists would leak the descriptor and the memory.
@@ -226,18 +219,6 @@ class Segments:
         if segment is None:
             segment = self._attached[ref] = self.open(ref)
         return segment
-
-    def adopt(self, ref: SegmentRef, descriptor: int) -> Segment:
-        """Map the segment whose descriptor came with a message; keep it until `forget`."""
-        try:
-            segment = self._attached.get(ref) or self._created.get(ref)
-            if segment is None:
-                with _lack_of_descriptors_or_addresses_explained():
-                    memory = mmap.mmap(descriptor, ref.nbytes)
-                segment = self._attached[ref] = Segment(ref, memory)
-            return segment
-        finally:
-            os.close(descriptor)
 
     def open(self, ref: SegmentRef) -> Segment:
         """Map the segment of another rank. Not cached: the caller keeps it alive."""
@@ -277,10 +258,7 @@ _MAPPED = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
 
 
 def mapped_by(pid: int) -> Optional[Dict[int, int]]:
-    """Return {inode: bytes} of the segments that a process has mapped, by its open files.
-
-    A map keeps its file open. Return None if the system does not show these files.
-    """
+    """Return {inode: bytes} of the segments that a process has mapped; None if it can't be seen."""
     sizes: Dict[int, int] = {}
     if not proc_has_our_numbers():
         return None
@@ -300,11 +278,7 @@ def mapped_by(pid: int) -> Optional[Dict[int, int]]:
 
 
 def _open(make) -> int:
-    """Return a descriptor above 2, which `make` opens; a map's duplicate of it is above 2, too.
-
-    In a process without standard streams 1 and 2 are free, but C code prints to these descriptors,
-    even if they are a segment.
-    """
+    """Return a descriptor above 2 that `make` opens: C code prints to 1 and 2, even to a segment."""
     fd = make()
     if fd > 2:
         return fd
@@ -319,8 +293,6 @@ def _open_unnamed() -> int:
         # On Linux the file never has a name, so even a SIGKILL here leaves nothing behind.
         flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         return os.open(SHARED_MEMORY, flags, 0o600)
-    except AttributeError:
-        pass
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL):
             raise

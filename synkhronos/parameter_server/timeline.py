@@ -11,14 +11,18 @@ which the processes of a machine share. Without a profile `engine.recording` is 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from typing import Any, ClassVar, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Iterator
 
 from synkhronos._wording import count, one_line
 from synkhronos.parameter_server.errors import OutOfTurn
-from synkhronos.profiling.spans import Span, covered, gaps, own_times
+from synkhronos.profiling.spans import Span, own_times
 from synkhronos.profiling.views import Bar, View, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TRACKS = {"send": "sending", "receive": "receiving"}
 
@@ -206,6 +210,29 @@ class StoreProfile(View):
             lines.append((one_line(track), *(f"{1e3 * took[name]:.2f}" for name in names)))
         return "\n".join([f"{seconds:.3f} s of {worker}, {count(len(keys), 'key')}", *table(lines)])
 
+    def plot(self, file: str | os.PathLike | None = None) -> Figure:
+        """Draw all spans along an axis of time: a row for each thread, process and key.
+
+        Parameters
+        ----------
+        file : str or path, optional
+            The file to write, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            Without Matplotlib.
+        TypeError, ValueError
+            When `file` is not a path, or its format is unknown to Matplotlib.
+        OSError
+            When the file can't be written.
+        """
+        return self._draw(file, self._bars())
+
     def _process(self):
         return 1 + self._store.rank, f"worker {self._store.rank}", {}
 
@@ -221,3 +248,27 @@ def _bar(span):
     label = span.name if span.key is None else f"{span.name} {span.key}"
     begin, end = round(1e9 * span.begin), round(1e9 * span.end)
     return Bar(span.name, begin, end, label, span.name, {"key": span.key, "bytes": span.nbytes})
+
+
+def gaps(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
+    """Return the times between spans, from `begin` to the end of the last span.
+
+    >>> gaps([Span("a", "push", 0, 2, 4), Span("a", "wait", 0, 5, 6)], 1)
+    [(1, 2), (4, 5)]
+    """
+    result, at = [], begin
+    for span in sorted(spans, key=lambda span: span.begin):
+        if span.begin > at:
+            result.append((at, span.begin))
+        at = max(at, span.end)
+    return result
+
+
+def covered(spans: list[Span]) -> float:
+    """Return how long there was at least one span.
+
+    >>> covered([Span("a", "", 0, 1, 3), Span("a", "", 1, 2, 4), Span("a", "", 0, 7, 8)])
+    4
+    """
+    begin = min(span.begin for span in spans)
+    return max(span.end for span in spans) - begin - sum(b - a for a, b in gaps(spans, begin))

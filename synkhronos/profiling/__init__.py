@@ -303,9 +303,7 @@ class Profile(View):
         >>> axes.get_xlabel()
         'ms'
         """
-        return self._draw(file, whole_number("last", last, 1))
-
-    def _chosen(self, last):
+        last = whole_number("last", last, 1)
         calls = self._read().outer_calls(self.master_rank)[-last:]
         begin = min((call.begin for call in calls), default=0)
         end = max((call.end for call in calls), default=0)
@@ -318,7 +316,7 @@ class Profile(View):
             rank: [bar for bar in bars if begin <= bar.begin < end]
             for rank, bars in self._bars().items()
         }
-        return drawn, marked
+        return self._draw(file, drawn, marked)
 
     def __repr__(self):
         calls = len({*self.calls["call"].tolist()})

@@ -69,28 +69,3 @@ def own_times(names: Iterable[Any], spans: Iterable[Span]) -> dict[Any, float]:
     for each in nested(spans):
         took[each.span.name] += each.own
     return took
-
-
-def gaps(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
-    """Return the times between spans, from `begin` to the end of the last span.
-
-    >>> gaps([Span("a", "push", 0, 2, 4), Span("a", "wait", 0, 5, 6)], 1)
-    [(1, 2), (4, 5)]
-    """
-    result, at = [], begin
-    for span in sorted(spans, key=lambda span: span.begin):
-        if span.begin > at:
-            result.append((at, span.begin))
-        at = max(at, span.end)
-    return result
-
-
-def covered(spans: Iterable[Span]) -> float:
-    """Return how long there was at least one span.
-
-    >>> covered([Span("a", "", 0, 1, 3), Span("a", "", 1, 2, 4), Span("a", "", 0, 7, 8)])
-    4
-    """
-    spans = list(spans)
-    begin = min(span.begin for span in spans)
-    return max(span.end for span in spans) - begin - sum(b - a for a, b in gaps(spans, begin))

@@ -77,34 +77,8 @@ class View:
         with new_file(path) as out:
             out.write(text.encode())
 
-    def plot(self, file: str | os.PathLike | None = None) -> Figure:
-        """Draw all spans along an axis of time: a row for each thread, process and key.
-
-        Parameters
-        ----------
-        file : str or path, optional
-            The file to write, in any format that Matplotlib knows: ``.png``, ``.svg``, ...
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-
-        Raises
-        ------
-        ImportError
-            Without Matplotlib.
-        TypeError, ValueError
-            When `file` is not a path, or its format is unknown to Matplotlib.
-        OSError
-            When the file can't be written.
-        """
-        return self._draw(file)
-
-    def _chosen(self, choice):
-        """Return the bars to draw, and those to mark at their begin, with their label."""
-        return self._bars(), []
-
-    def _draw(self, file: Any, choice: Any = None) -> Figure:
+    def _draw(self, file: Any, tracks: dict[str, list[Bar]], marked: Sequence[Bar] = ()) -> Figure:
+        """Draw the bars of tracks, and mark some at their begin, with their label."""
         try:
             from matplotlib.figure import Figure
             from matplotlib.patches import Patch
@@ -115,7 +89,6 @@ class View:
         if file is not None:
             suffixes = [f".{name}" for name in figure.canvas.get_supported_filetypes()]
             file = check_file("file", file, suffixes, f"one of {', '.join(sorted(suffixes))}")
-        tracks, marked = self._chosen(choice)
         begin = min((bar.begin for bars in tracks.values() for bar in bars), default=0)
         figure.set_size_inches(10, 1.8 + self._inches * len(tracks))
         axes = figure.subplots()
@@ -133,9 +106,8 @@ class View:
         handles = [Patch(color=colour, label=name) for name, colour in self._colours.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=9, fontsize="small")
         if file is not None:
-            path = Path(file)
-            with new_file(path) as out:
-                figure.savefig(out, format=path.suffix[1:], dpi=110)
+            with new_file(file) as out:
+                figure.savefig(out, format=file.suffix[1:], dpi=110)
         return figure
 
 

@@ -33,18 +33,6 @@ def progress(what, steps):
             yield step
 
 
-@contextlib.contextmanager
-def session(n_ranks, **options):
-    """Yield `synkhronos` with a session."""
-    import synkhronos as synk
-
-    synk.fork(n_ranks, **options)
-    try:
-        yield synk
-    finally:
-        synk.close()
-
-
 def seconds_of(call, *args):
     """Return the seconds that a call takes."""
     begin = clock()

@@ -57,7 +57,7 @@ IN_PYTHON = "cxx=,device=cpu,mode=FAST_COMPILE"
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """Find a quiet machine, in this process; let mpirun run as root."""
-    monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.05))
+    monkeypatch.setattr(frame, "load_of_quiet_second", lambda seconds: load.Load(0.05))
     monkeypatch.setattr(load.LoadWatch, "others", lambda self: load.Load(0.02))
     allow_root(monkeypatch)
 
@@ -446,7 +446,7 @@ def test_figures_so_far_are_written_before_a_failure(nap, tmp_path, capsys):
 
 def test_a_busy_machine_is_refused_or_told_of(nap, tmp_path, capsys, monkeypatch):
     busy = load.Load(0.5, ((0.4, "make", 7),))
-    monkeypatch.setattr(load, "look", lambda seconds: busy)
+    monkeypatch.setattr(frame, "load_of_quiet_second", lambda seconds: busy)
     assert nap("--json", str(tmp_path / "nap.json")) == 2
     out, err = capsys.readouterr()
     assert out == "" and not (tmp_path / "nap.json").exists()
@@ -455,7 +455,7 @@ def test_a_busy_machine_is_refused_or_told_of(nap, tmp_path, capsys, monkeypatch
     assert nap("--busy-ok") == 0
     assert capsys.readouterr().err.endswith(": make (pid 7) 0.40. Times tell little.\n")
     # What others do later is told of at the end.
-    monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.0))
+    monkeypatch.setattr(frame, "load_of_quiet_second", lambda seconds: load.Load(0.0))
     monkeypatch.setattr(load.LoadWatch, "others", lambda self: busy)
     assert nap("--json") == 0
     out, err = capsys.readouterr()

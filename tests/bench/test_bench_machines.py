@@ -38,7 +38,7 @@ def options(*given):
 def test_without_machines_it_says_what_it_needs(monkeypatch, capsys):
     for name in ("SLURM_JOB_NODELIST", "PBS_NODEFILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.0))
+    monkeypatch.setattr(frame, "load_of_quiet_second", lambda seconds: load.Load(0.0))
     assert main(["bench", "machines"]) == 2
     error = capsys.readouterr().err
     assert "can't measure machines: there is no allocation of Slurm or PBS" in error
@@ -243,7 +243,7 @@ def test_each_layout_is_measured_printed_and_written(fakes, monkeypatch, tmp_pat
         return {**found, "counts": [host.ranks for host in layout]}
 
     monkeypatch.setattr(machines, "measure_layout", measured)
-    monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.0))
+    monkeypatch.setattr(frame, "load_of_quiet_second", lambda seconds: load.Load(0.0))
     monkeypatch.setattr(mpirun, "check", lambda: None)
     file = tmp_path / "figures.json"
     assert main(["bench", "machines", *ARGUMENTS, "--json", str(file)]) == 0

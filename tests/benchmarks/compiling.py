@@ -126,7 +126,7 @@ def _measure_distribute(n_ranks):
     """
     from synkhronos.extensions import update_rules
 
-    with turns.session(n_ranks) as synk:
+    with frame.session(n_ranks) as synk:
         for _ in turns.progress("functions, compiled and distributed", range(2)):
             network = networks.Mlp()
             updates = update_rules.sgd(network.loss, network.params, np.float32(0.1))

@@ -15,7 +15,7 @@ import numpy as np
 
 from synkhronos._machine.processes import cpu_seconds_of
 from synkhronos.tools import turns
-from synkhronos.tools.bench import options
+from synkhronos.tools.bench import frame, options
 
 _IN_A_ROUND = 100  # calls of each kind
 _LONG_CALL_SECONDS = 1e-3  # of a call with a profile and without
@@ -47,7 +47,7 @@ def measure_call(n_ranks, n_calls):
     from synkhronos._host import tensor as T
 
     rows = 2 * n_ranks
-    with turns.session(n_ranks) as synk, Echo() as echo:
+    with frame.session(n_ranks) as synk, Echo() as echo:
         x = T.matrix("x", "float32")
         f = synk.function([x], x.sum())
         data, longer = (synk.data(np.ones((n, 4), "float32")) for n in (rows, 100 * rows))
@@ -103,7 +103,7 @@ def measure_profile(n_ranks, n_calls):
     """Time calls with a profile and without: short ones, and ones that take a millisecond."""
     from synkhronos._host import tensor as T
 
-    with turns.session(n_ranks) as synk:
+    with frame.session(n_ranks) as synk:
         x = T.matrix("x", "float32")
         f = synk.function([x], T.tanh(x).sum())
         short = long = synk.data(np.ones((n_ranks, 1), "float32"))
@@ -136,7 +136,7 @@ def measure_profile(n_ranks, n_calls):
 
 def measure_idle(n_ranks, seconds):
     """Measure the CPU time of an idle session's processes, as a share of one core."""
-    with turns.session(n_ranks):
+    with frame.session(n_ranks):
         pids = _all_pids()
         time.sleep(0.2)
         before = sum(map(cpu_seconds_of, pids))
@@ -150,7 +150,7 @@ def measure_memory(n_ranks, megabytes):
     """Measure the growth of the PSS of all ranks together when all use one large Data."""
     from synkhronos._host import tensor as T
 
-    with turns.session(n_ranks) as synk:
+    with frame.session(n_ranks) as synk:
         x = T.matrix("x", "float32")
         total = synk.function([x], x.sum(), bcast_inputs=[])
         every = synk.function([], bcast_inputs=[x], outputs=(x.sum(), "max"))

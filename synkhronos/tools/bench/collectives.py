@@ -40,7 +40,7 @@ def measure_beside(peers, args, report):
     """Measure Synkhronos, a copy, and other systems with the methods of these two in between."""
     cells = report.results["cells"] = []
     report.results["ranks"] = args.ranks
-    with turns.session(args.ranks):
+    with frame.session(args.ranks):
         systems = [_Synk(args.ranks), *peers, _Copy(args.ranks)]
         for collective in args.collectives:
             for system in systems:

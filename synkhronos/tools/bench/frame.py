@@ -20,12 +20,15 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from synkhronos._machine import load
 from synkhronos._wording import printable
 from synkhronos.errors import SessionError, SharedMemoryFull
 from synkhronos.tools import turns
+
+_LOOK_SECONDS = 6
 
 
 class Refused(Exception):
@@ -149,7 +152,7 @@ class Report:
             If they keep the cores busy, unless `busy_ok`.
         """
         with turns.shown("waiting for a quiet moment"):
-            before = load.look(1 if busy_ok else load.LOOK_SECONDS)
+            before = load_of_quiet_second(1 if busy_ok else _LOOK_SECONDS)
         text = f"Other programs keep {before}."
         if before.is_high and not busy_ok:
             raise Refused(f"{text} Times would tell little. End them, or measure with --busy-ok.")
@@ -211,3 +214,26 @@ class Table:
         return "".join(
             f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in shown
         ).rstrip()
+
+
+@contextlib.contextmanager
+def session(n_ranks, **options):
+    """Yield `synkhronos` with a session."""
+    import synkhronos as synk
+
+    synk.fork(n_ranks, **options)
+    try:
+        yield synk
+    finally:
+        synk.close()
+
+
+def load_of_quiet_second(seconds):
+    """Return the load of the first quiet second, or of the last of `seconds` if none is quiet."""
+    for _ in range(seconds):
+        watch = load.LoadWatch()
+        time.sleep(1)
+        found = watch.others()
+        if not found.is_high:
+            break
+    return found

@@ -43,7 +43,7 @@ def measure_pass(args):
     from synkhronos._machine import devices
     from synkhronos.tools.bench import networks
 
-    with turns.session(args.ranks) as synk:
+    with frame.session(args.ranks) as synk:
         network = networks.Mlp(_UNITS)
         hits = T.eq(T.argmax(network.scores, axis=1), network.y).mean()
         f = synk.function([network.x, network.y], [network.loss, hits])
@@ -90,7 +90,7 @@ def measure_picks(args):
     row_bytes = 4 * int(np.prod(_IMAGE))
     rows = max(1, args.megabytes * 1_000_000 // row_bytes)
     random = np.random.RandomState(0)
-    with turns.session(args.ranks) as synk:
+    with frame.session(args.ranks) as synk:
         x = T.tensor4("x", "float32")
         f = synk.function([x], (x[:, 0, 0, 0].sum(), "sum"))
         data = synk.data(var=x)
