@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        from synkhronos.tools.info.report import installed_version
+        from synkhronos.tools.info import installed_version
 
         version = installed_version("synkhronos")
         print("synkhronos", version or "(a source tree that is not installed)")

@@ -6,7 +6,9 @@ that may crash, or open a device, run in a child process.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 import os
 import platform
 import shlex
@@ -15,32 +17,21 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from importlib import metadata
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Sequence
 
 from synkhronos import _systems
 from synkhronos._host import choice, pythons
 from synkhronos._host.theano import cudnn, import_support
 from synkhronos._machine import devices as _devices
+from synkhronos._wording import printable
 from synkhronos.tools.info import cuda_libraries
 from synkhronos.tools.info.cuda_libraries import Opened
-from synkhronos.tools.info.report import (
-    BROKEN,
-    MISSING,
-    OK,
-    Check,
-    as_json,
-    check_cache,
-    check_versions,
-    facts_of,
-    installed_version,
-    last_line,
-    not_imported,
-    table,
-)
 
-__all__ = ["as_json", "checks", "table"]
-
+OK, MISSING, BROKEN = "ok", "missing", "broken"
+COLOURS = {OK: "\033[32m", MISSING: "\033[33m", BROKEN: "\033[31m"}
+REINSTALL = "reinstall it in this environment: pip install --force-reinstall synkhronos"
 MIB = 2**20
 SMALL_SHM = 256 * MIB
 
@@ -55,14 +46,28 @@ INSTALL_PYGPU = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the table; the exit status is 1 if an essential check failed."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+    essential: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether Synkhronos cannot work because of this check."""
+        return self.essential and self.status != OK
+
+
 def checks() -> list[Check]:
     """Run all checks, which takes some seconds, and return them in the order of the table."""
     host, error = host_of_checks()
     if error:
-        host_library = Check(
-            "Host library", BROKEN, error, f"unset {choice.VARIABLE}", essential=True
-        )
-        return [check_python(), host_library, check_cores(), check_shm()]
+        check = Check("Host library", BROKEN, error, f"unset {choice.VARIABLE}", essential=True)
+        return [check_python(), check, check_cores(), check_shm()]
     facts, error = probe(host)
     if host == "pytensor":
         return [
@@ -101,10 +106,47 @@ def host_of_checks() -> tuple[str, str]:
 
 
 def probe(host: str, timeout: float = 300.0) -> tuple[dict, str]:
-    """Return the facts that a child process reports about a host library, and any error."""
+    """Return the facts that a child process prints about a host library, and what ended it."""
     script = Path(pythons.__file__).with_name(host) / "probe.py"
     command = _devices.python_command(script.read_text(), import_support.__file__)
-    return facts_of(command, timeout)
+    try:
+        child = _devices.run_captured(command, timeout=timeout)
+        stdout, error = child.stdout, last_line(child.stderr) if child.returncode else ""
+        if child.returncode and not error:
+            error = f"the process ended with exit status {child.returncode}"
+    except subprocess.TimeoutExpired as expired:
+        stdout, error = expired.stdout or "", f"no answer within {timeout:g} s"
+    facts: dict = {}
+    for line in (stdout.decode() if isinstance(stdout, bytes) else stdout).splitlines():
+        # Only lines with facts are JSON: Theano and g++ print on stdout if a compilation fails.
+        if line.startswith("{"):
+            facts.update(json.loads(line))
+    return facts, error
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a traceback that names the error, shortened."""
+    lines = [line for line in text.splitlines() if line and not line[0].isspace()]
+    # Theano adds lines such as "Apply node that caused the error" after some errors.
+    errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
+    line = (errors or lines or [""])[-1]
+    return line if len(line) <= 300 else line[:300] + " ..."
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of a package of this environment, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def not_imported(host: str, install: str, error: str) -> Check:
+    """Return the check of a host library that can't be imported."""
+    if f"No module named {host.lower()!r}" in error:
+        return Check(host, MISSING, error, pythons.advice(host, install), essential=True)
+    advice = f"if {host.upper()}_FLAGS or .{host.lower()}rc are not the cause, {REINSTALL}"
+    return Check(host, BROKEN, error, advice, essential=True)
 
 
 def check_python() -> Check:
@@ -194,18 +236,41 @@ def check_compiler(facts: dict) -> Check:
         return Check("C++ compiler", MISSING, found, advice, essential=True)
     version = subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True).stdout
     found = f"{name} {version.strip()}"
-    include = "-I" + sysconfig.get_path("include")
-    child = subprocess.run(
-        [path, include, "-x", "c++", "-fsyntax-only", "-"],
-        input="#include <Python.h>\n",
-        capture_output=True,
-        text=True,
-    )
+    line = [path, "-I" + sysconfig.get_path("include"), "-x", "c++", "-fsyntax-only", "-"]
+    child = subprocess.run(line, input="#include <Python.h>\n", capture_output=True, text=True)
     if child.returncode:
         error = next((line for line in child.stderr.splitlines() if "error" in line), "it failed")
         advice = "install Python's headers: apt-get install python3-dev (Debian, Ubuntu)"
         return Check("C++ compiler", BROKEN, f"{found}: {error}", advice, essential=True)
     return Check("C++ compiler", OK, found, essential=True)
+
+
+def check_versions(facts: dict, too_new: Callable[[str, str], str] | None = None) -> list[Check]:
+    """Name the NumPy and SciPy that the host imports; without it, those that are installed.
+
+    `too_new(name, version)` returns what to install in place of a version that is too new, or "".
+    """
+    results = []
+    for name, label in (("numpy", "NumPy"), ("scipy", "SciPy")):
+        version = facts.get(name) or installed_version(name)
+        advice = too_new(name, version) if too_new and version else ""
+        if advice:
+            results.append(Check(label, BROKEN, version, advice, essential=name == "numpy"))
+        elif version:
+            results.append(Check(label, OK, version, essential=True))
+        else:
+            results.append(Check(label, MISSING, "not installed", REINSTALL, essential=True))
+    return results
+
+
+def check_cache(host: str, facts: dict) -> Check:
+    """Check that a host library can write to its compile cache."""
+    if "cache" not in facts:
+        return Check("Compile cache", BROKEN, f"not known without {host}", f"see {host}")
+    if not facts["cache_writable"]:
+        advice = f"name a folder that can be written: {host.upper()}_FLAGS=base_compiledir=..."
+        return Check("Compile cache", BROKEN, facts["cache"], advice, essential=True)
+    return Check("Compile cache", OK, facts["cache"], essential=True)
 
 
 def check_blas(facts: dict, error: str) -> Check:
@@ -280,21 +345,16 @@ def check_gpus() -> list[Check]:
     pygpu = check_pygpu()
     libraries = check_libraries("CUDA libraries", cuda_libraries.NEEDED, opened, found)
     nccl = check_libraries("NCCL", ["libnccl"], opened, found)
-    if pygpu.status == OK:
-        cuda_advice = "see CUDA libraries" if libraries.advice else "no NVIDIA GPU is visible here"
-        opencl_advice = (
-            "in a checkout: make opencl. By hand: apt-get install pocl-opencl-icd "
-            "ocl-icd-opencl-dev libclblast-dev (Debian)"
-        )
-        devices = [
-            check_devices("CUDA devices", "cuda", cuda_advice),
-            check_devices("OpenCL devices", "opencl", opencl_advice),
-        ]
-    else:
-        devices = [
-            Check(name, MISSING, "not known without pygpu", "see pygpu")
-            for name in ("CUDA devices", "OpenCL devices")
-        ]
+    cuda_advice = "see CUDA libraries" if libraries.advice else "no NVIDIA GPU is visible here"
+    opencl_advice = (
+        "in a checkout: make opencl. By hand: apt-get install pocl-opencl-icd "
+        "ocl-icd-opencl-dev libclblast-dev (Debian)"
+    )
+    is_there = pygpu.status == OK
+    devices = [
+        check_devices("CUDA devices", "cuda", cuda_advice, is_there),
+        check_devices("OpenCL devices", "opencl", opencl_advice, is_there),
+    ]
     return [pygpu, libraries, *devices, nccl, check_cudnn(opened, found)]
 
 
@@ -305,8 +365,7 @@ def check_pygpu() -> Check:
         return Check("pygpu", MISSING, "not installed", install)
     # Theano imports the second one for GPUs.
     code = "import pygpu, pkg_resources; print(pygpu.__version__, pygpu.__file__)"
-    command = _devices.python_command(code)
-    child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    child = _devices.run_captured(_devices.python_command(code))
     if child.returncode == 0:
         version, path = child.stdout.strip().split(maxsplit=1)
         return Check("pygpu", OK, f"{version} ({Path(path).parent})")
@@ -318,8 +377,10 @@ def check_pygpu() -> Check:
     return Check("pygpu", BROKEN, problem, f"reinstall it: {install}")
 
 
-def check_devices(name: str, kind: str, advice: str) -> Check:
+def check_devices(name: str, kind: str, advice: str, has_pygpu: bool = True) -> Check:
     """Count the devices of one kind that pygpu sees."""
+    if not has_pygpu:
+        return Check(name, MISSING, "not known without pygpu", "see pygpu")
     number, problem = _devices.probe(kind)
     if number:
         return Check(name, OK, str(number))
@@ -341,12 +402,9 @@ def check_libraries(
     if newer and "libnvrtc" not in install:
         install.append("libnvrtc")
     folder = cuda_libraries.default_folder()
-    steps = [cuda_libraries.how_to_install(install, opened["libcuda"].version)] if install else []
-    steps += [
-        f"synkhronos info --link-cuda {shlex.quote(str(folder))}",
-        cuda_libraries.export_command(folder),
-    ]
-    advice = ", then ".join(steps)
+    steps = [cuda_libraries.how_to_install(install, opened["libcuda"].version)] * bool(install)
+    link = f"synkhronos info --link-cuda {shlex.quote(str(folder))}"
+    advice = ", then ".join([*steps, link, cuda_libraries.export_command(folder)])
     if "libcuda" in install:
         advice = f"only NVIDIA GPUs need them: {advice}"
     elif "libcudnn" in install:
@@ -379,3 +437,27 @@ def _library_state(library: Opened, found: dict[str, Path]) -> str:
     if not library.absent:
         return f"{name} does not work: {library.error}"
     return f"no {name}, but {found[library.name]}" if library.name in found else f"no {name}"
+
+
+def table(results: list[Check], colour: bool) -> str:
+    """Return the checks as text, with the advice of a check indented below it.
+
+    >>> print(table([Check("pygpu", MISSING, "not installed", "install it")], colour=False))
+    pygpu           missing  not installed
+                             -> install it
+    """
+    lines = []
+    for check in results:
+        status = f"{check.status:7}"
+        if colour:
+            status = f"{COLOURS[check.status]}{status}\033[0m"
+        lines.append(f"{check.name:15} {status}  {printable(check.found)}")
+        if check.advice:
+            lines.append(f"{'':24} -> {printable(check.advice)}")
+    return "\n".join(lines)
+
+
+def as_json(results: list[Check]) -> str:
+    """Return the checks as a JSON object."""
+    ok = not any(check.failed for check in results)
+    return json.dumps({"ok": ok, "checks": [dataclasses.asdict(c) for c in results]}, indent=2)

@@ -54,10 +54,7 @@ KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """The result of opening ``<name>.so``: an error or a file, and the version if known.
-
-    It is a version of CUDA; for cuDNN it is one number, such as (92800,).
-    """
+    """The result of opening ``<name>.so``: a file or an error, and CUDA's or cuDNN's version."""
 
     name: str
     path: str = ""
@@ -76,17 +73,12 @@ def probe(environment: Mapping[str, str] | None = None, timeout: float = 60.0) -
 
 
 def _probe_one(name: str, environment: Mapping[str, str] | None, timeout: float) -> Opened:
+    from synkhronos._machine.devices import run_captured  # not above: the child runs this file
+
     # -I isolates: otherwise a json.py in the working folder would run in place of Python's.
     command = [sys.executable, "-I", "-c", Path(__file__).read_text(encoding="utf-8"), name]
     try:
-        child = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        child = run_captured(command, env=environment, timeout=timeout)
     except subprocess.TimeoutExpired:
         return Opened(name, error=f"no answer within {timeout:g} s")
     # A library may print as it is opened; the answer comes last.
@@ -131,14 +123,14 @@ def _ask_nvrtc(library: ctypes.CDLL) -> dict:
     """Return NVRTC's version, or an error if it can't compile, which needs libnvrtc-builtins."""
     major, minor, program = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    version = (major.value, minor.value)
+    facts = {"version": (major.value, minor.value)}
     status = library.nvrtcCreateProgram(ctypes.byref(program), KERNEL, b"add.cu", 0, None, None)
     status = status or library.nvrtcCompileProgram(program, 0, None)
-    if not status:
-        return {"version": version}
-    library.nvrtcGetErrorString.restype = ctypes.c_char_p
-    problem = library.nvrtcGetErrorString(status).decode()
-    return {"version": version, "error": f"cannot compile a kernel: {problem}"}
+    if status:
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        problem = library.nvrtcGetErrorString(status).decode()
+        facts["error"] = f"cannot compile a kernel: {problem}"
+    return facts
 
 
 def _ask_cudnn(library: ctypes.CDLL) -> dict:
@@ -190,14 +182,13 @@ def _cached_folders() -> list[Path]:
 def _files(folder: Path, pattern: str) -> list[Path]:
     """Return the files of libraries in a folder, the best one to link first."""
     try:
-        paths = [folder / file for file in os.listdir(folder)]
+        matches = filter(None, map(NAME.fullmatch, os.listdir(folder)))
     except OSError:
         return []
-    matches = [(NAME.fullmatch(path.name), path) for path in paths]
     ranked = [
-        (_rank(match.group(2)), path)
-        for match, path in matches
-        if match and re.fullmatch(pattern, match.group(1)) and _is_library(path)
+        (_rank(match[2]), folder / match[0])
+        for match in matches
+        if re.fullmatch(pattern, match[1]) and _is_library(folder / match[0])
     ]
     return [path for _, path in sorted(ranked, reverse=True)]
 
@@ -258,9 +249,7 @@ def link(folder: Path, found: Mapping[str, Path]) -> dict[str, Path]:
 
 def _refuse_folder_of_others(folder: Path) -> None:
     """Raise if another user can write to a folder, or put another one in its place."""
-    for each in [folder, *folder.parents]:
-        if not each.exists():
-            continue
+    for each in filter(Path.exists, [folder, *folder.parents]):
         status = each.stat()
         # In a folder such as /tmp others can't rename what is not theirs.
         is_sticky = each != folder and status.st_mode & stat.S_ISVTX
@@ -289,7 +278,7 @@ def _is_own_link(path: Path) -> bool:
         return False
     target = os.readlink(path)
     names = NAME.fullmatch(path.name), NAME.fullmatch(os.path.basename(target))
-    return os.path.isabs(target) and all(names) and names[0].group(1) == names[1].group(1)
+    return os.path.isabs(target) and all(names) and names[0][1] == names[1][1]
 
 
 def how_to_install(names: Sequence[str], driver: tuple[int, ...] | None = None) -> str:
