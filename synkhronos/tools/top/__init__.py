@@ -84,17 +84,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _watch(sampler, options, is_once, show, pause):
-    has_seen = is_over = False
-
-    def sleep(seconds):
-        nonlocal is_over
-        is_over = is_over or bool(pause(seconds))
-        return is_over
-
+    has_seen = False
     while True:
-        sample = sampler.sample(options.interval or 1.0, sleep)
-        if is_over:
-            return 0, []
+        sample = sampler.sample(options.interval or 1.0, pause)
         if sample["sessions"] or (options.wait and not is_once):
             show(sample)
         if sample["sessions"]:
@@ -129,10 +121,10 @@ def _on_screen() -> Iterator[Callable[[dict[str, Any]], None]]:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that sleeps, and returns whether the user has pressed q."""
+def _keys() -> Iterator[Callable[[float], None]]:
+    """Yield a function that sleeps, and raises KeyboardInterrupt if the user presses q."""
     if not sys.stdin.isatty():
-        yield lambda seconds: bool(time.sleep(seconds))
+        yield time.sleep
         return
     import termios
     import tty
@@ -140,12 +132,13 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
 
-    def pressed_q(seconds):
-        is_ready = bool(select.select([terminal], [], [], seconds)[0])
-        return is_ready and os.read(terminal, 64).lower() in (b"q", b"")
+    def sleep(seconds):
+        is_ready = select.select([terminal], [], [], seconds)[0]
+        if is_ready and os.read(terminal, 64).lower() in (b"q", b""):
+            raise KeyboardInterrupt
 
     try:
         tty.setcbreak(terminal)
-        yield pressed_q
+        yield sleep
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -64,7 +64,8 @@ class Hosts:
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
         """Wait for some seconds, and return the last answers of all machines."""
         end = time.monotonic() + seconds
-        while not pause(0.02):
+        while True:
+            pause(0.02)
             for key, _ in self._selector.select(0):
                 self._take(key)
             have_answered = len(self._last) + len(self.problems) == len(self._hosts)

@@ -80,11 +80,7 @@ def read_cells(cells: list[int], has_master: bool = True) -> Seen:
 
 
 class ObservedGate:
-    """The memory of a gate, as processes that share it show it in /proc.
-
-    `file` is its device and inode, `holders` has the descriptor of each process, and `owner` is the
-    user whose memory it is.
-    """
+    """The memory of a gate: its device and inode, the descriptor of each process, and its user."""
 
     def __init__(self, file: tuple[int, int], holders: dict[int, int], owner: int) -> None:
         self.file, self.holders, self.owner = file, holders, owner
@@ -154,10 +150,9 @@ def _are_labels(labels):
 
 
 def find(pids: Iterable[int] | None = None) -> list[ObservedGate]:
-    """Return the gates of processes: of all that this user has, by default.
+    """Return the gates of processes, of all of this user by default; a gate belongs to their user.
 
-    The memory must belong to the user of the process: a set-uid program keeps descriptors that
-    another user has opened.
+    A set-uid program keeps descriptors that another user has opened.
     """
     holders_of: dict[tuple[int, int, int], dict[int, int]] = {}  # by device, inode and owner
     for pid in _own_processes() if pids is None else pids:
@@ -190,10 +185,7 @@ class Sampler:
         self._cpu: dict[int, tuple[float, float | None]] = {}  # of `_cpu`, at the last sample
 
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
-        """Watch for some seconds, and return what was seen, as ``--json`` prints it.
-
-        `pause` sleeps, and returns a true value to end the watch.
-        """
+        """Watch for some seconds, and return what was seen, as ``--json`` prints it."""
         looks: list[tuple[ObservedGate, list[Seen]]] = [
             (gate, []) for gate in find(None if self._pid is None else [self._pid])
         ]
@@ -207,8 +199,9 @@ class Sampler:
                 if look := gate.look():
                     seen.append(look)
             left = begin + seconds - time.monotonic()
-            if left <= 0 or pause(min(left, LOOK_SECONDS)):
+            if left <= 0:
                 break
+            pause(min(left, LOOK_SECONDS))
         took = time.monotonic() - begin
         sessions = [
             self._session(gate, seen, took)
