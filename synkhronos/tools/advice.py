@@ -250,21 +250,20 @@ def advise(
 def _measure(stack, step, arguments, seconds):
     cores, n_ranks = devices.usable_cores(), step._session.n_ranks
     devices.end_openmp_threads(cores)
-    measured, watch = turns.Turns(seconds, _ROUNDS, _MOST_CALLS), None
-    ways, rows = [Way(0, 1)], 0
+    measured, ways = turns.Turns(seconds, _ROUNDS, _MOST_CALLS), [Way(0, 1)]
     for way in ways:  # grows when the first process has told the number of rows
-        call = functools.partial(_on_ranks if way.ranks else _serially, step, *arguments, way)
+        process = _MeasuringProcess(way)
+        stack.push(process)
         with turns.shown(f"advise: {way} start{'' if way.ranks > 1 else 's'}"):
-            process = stack.enter_context(_MeasuringProcess(way))
-            known = process.start(call)
+            known = process.start(step, arguments)
         if len(ways) == 1:
-            if known is None:
+            rows = known
+            if rows is None:
                 raise ValueError(f"{step} divides no inputs: every rank would do all of the work.")
-            if not known:
+            if not rows:
                 raise ValueError(
                     "args must have rows to divide over the ranks, got inputs without rows."
                 )
-            rows = known
             ways += layouts(cores, rows, n_ranks)
         measured.add(way, process.times)
     watch = LoadWatch()
@@ -311,23 +310,21 @@ def choose(seconds: Mapping[tuple[int, int], float]) -> Way:
 
 
 class _MeasuringProcess:
-    """A forked process that calls the function when it is asked, from `__enter__` to `__exit__`."""
+    """A forked process that calls the function when it is asked, from `start` to `__exit__`."""
 
     def __init__(self, way):
         self._way, self._process = way, None
 
-    def __enter__(self):
-        return self
-
-    def start(self, begin):
-        """Start the process; return its first answer."""
+    def start(self, step, arguments):
+        """Start the process; return the number of rows that ranks would divide, if it is serial."""
         with interrupts_held():  # a Ctrl-C before the last line would leave it running
             ends: list[int] = []
             try:
                 ends += make_pipe()
                 ends += make_pipe()
                 asked, asks, answered, answers = ends
-                life = functools.partial(_serve, os.getpid(), begin, asked, answers)
+                of_call = step, arguments, self._way
+                life = functools.partial(_serve, os.getpid(), *of_call, asked, answers)
                 process = ForkedProcess(life, (asked, answers))
             except OSError as error:
                 for end in ends:
@@ -336,47 +333,44 @@ class _MeasuringProcess:
             os.close(asked)
             os.close(answers)
             self._asks, self._lines, self._process = asks, os.fdopen(answered), process
-        return self.hear()
+        return self._hear()
 
     def __exit__(self, kind, error, trace):
-        self._end(kind is not None)
-
-    def __del__(self):
-        self._end(True)  # a Ctrl-C between two exits leaves out the others
-
-    def _end(self, at_once):
         with interrupts_raised_later():
             process, self._process = self._process, None
             if process is None:
                 return
             os.close(self._asks)  # then the process ends
-            if at_once or not process.join(_END_SECONDS):
+            if kind is not None or not process.join(_END_SECONDS):
                 kill_all([process], _END_SECONDS)
             self._lines.close()
             process.close()
 
+    def __del__(self):
+        self.__exit__(SystemExit, None, None)  # a Ctrl-C between two exits leaves out the others
+
     def times(self, number):
         """Return the seconds of so many calls."""
-        with contextlib.suppress(BrokenPipeError):  # `hear` raises, as no answer comes
+        with contextlib.suppress(BrokenPipeError):  # `_hear` raises, as no answer comes
             os.write(self._asks, b"%d\n" % number)
-        return self.hear()
+        return self._hear()
 
-    def hear(self):
+    def _hear(self):
         """Return the next answer; raise an error that the process reports."""
         line = self._lines.readline()
         if not line:
             raise SessionError(f"advise(), {self._way}: the process has ended.")
-        answer = json.loads(line)
-        if not isinstance(answer, dict):
+        answer, error = json.loads(line)
+        if error is None:
             return answer
-        kind, text = answer["kind"], answer["text"]
+        kind, text = error
         kinds = {"TypeError": TypeError, "ValueError": ValueError}
         if kind in kinds and self._way.ranks < 2:  # undivided rows: the arguments are wrong
             raise kinds[kind](text)
         raise SessionError(f"advise(), {self._way}: {kind}: {text}")
 
 
-def _serve(parent, begin, asked, answers):
+def _serve(parent, step, arguments, way, asked, answers):
     """Answer the requests of the parent, in a measuring process."""
     end_with_parent(parent, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles it, and ends this process
@@ -387,31 +381,27 @@ def _serve(parent, begin, asked, answers):
     os.environ.pop("SYNKHRONOS_PROFILE", None)
     with os.fdopen(asked) as lines, os.fdopen(answers, "w") as out:
 
-        def tell(answer):
-            print(json.dumps(answer), file=out, flush=True)
+        def tell(answer, error=None):
+            print(json.dumps([answer, error]), file=out, flush=True)
 
         try:
-            with begin() as (call, rows):
+            for variable in step.get_shared():
+                value = _host.peek(variable)
+                if isinstance(value, np.ndarray):
+                    _host.replace(variable, np.array(value))  # the caller may share its memory
+            begin = _on_ranks if way.ranks else _serially
+            with begin(step, *arguments, way) as (call, rows):
                 tell(rows)
                 for line in lines:
                     tell([turns.seconds_of(call) for _ in range(int(line))])
         except BaseException as error:
-            tell({"kind": type(error).__name__, "text": sentence(error)})
-
-
-def _copy_values(step):
-    """Copy the values of a function's variables: the caller may share their memory."""
-    for variable in step.get_shared():
-        value = _host.peek(variable)
-        if isinstance(value, np.ndarray):
-            _host.replace(variable, np.array(value))
+            tell(None, [type(error).__name__, sentence(error)])
 
 
 @contextlib.contextmanager
 def _serially(step, args, kwargs, way):
     """Yield a call of the host's own function, and the number of rows that ranks would divide."""
     devices.limit_threads(way.threads)
-    _copy_values(step)
     named = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
     inputs, compiled = step._inputs, step._compiled
     axes = inputs.axes_of_rows
@@ -435,7 +425,6 @@ def _serially(step, args, kwargs, way):
 @contextlib.contextmanager
 def _on_ranks(step, args, kwargs, way):
     """Yield a call on the ranks of a new session."""
-    _copy_values(step)
     session.fork(
         devices=["cpu"] * way.ranks, threads_per_rank=way.threads, restart=True, check=False
     )
