@@ -16,10 +16,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHO
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep freed memory for its next arrays; return whether it will.
-
-    It will not if the environment has settings of the allocator (``MALLOC_TRIM_THRESHOLD_``).
-    """
+    """Let this process keep freed memory, unless the environment has settings; return whether."""
     if any(name in os.environ for name in _SETTINGS):
         return False
     try:

@@ -64,18 +64,14 @@ def writing(file, what, **table):
     with zipfile.ZipFile(file, "w") as archive:
         arrays = _ArrayWriter(archive)
         yield arrays
-        text = json.dumps({"version": _VERSION, "what": what, **table})
-        arrays[_TABLE] = np.array(text)
+        arrays[_TABLE] = np.array(json.dumps({"version": _VERSION, "what": what, **table}))
 
 
 @contextlib.contextmanager
 def reading(file, what, name=None):
-    """Give the table of an archive and its arrays by name, in the order of the file.
+    """Give the table of an archive, a path or an open file, and its arrays in the file's order.
 
-    `file` is a path, or an open file with its `name` for messages.
-
-    Raises ``OSError`` if the file can't be read; ``ValueError`` if it is damaged or holds something
-    else, and in place of an exception of the block.
+    ValueError replaces an exception of the block, and tells of a damaged file or another content.
     """
     name = repr(os.fspath(file)) if name is None else name
     opened = contextlib.nullcontext(file) if hasattr(file, "read") else open_file(file)
@@ -94,8 +90,7 @@ class _ArrayReader(Mapping):
     """The arrays of an archive by name, in its order. Each is read once, at its first use."""
 
     def __init__(self, archive, n_bytes):
-        self._archive, self._read = archive, {}
-        infos = archive.infolist()
+        self._archive, self._read, infos = archive, {}, archive.infolist()
         self._infos = {info.filename[: -len(_SUFFIX)]: info for info in infos}
         for info in infos:
             if not info.filename.endswith(_SUFFIX):

@@ -20,9 +20,8 @@ _MOST_NUMBERS = 65_536
 def leave_to_parent(kept: Iterable[int]) -> None:
     """Replace the script's pipes, connections and locked files by /dev/null, in a child.
 
-    If they stayed open in the child after the script has closed them, readers of a pipe and peers
-    of a connection would not see its end, and locks (``flock``) would stay. The descriptors stay
-    in use, so that objects of the script that close them here close no other file.
+    Otherwise readers and peers would not see the end when the script closes them, and locks would
+    stay. Their numbers stay in use, so that objects of the script that close them close no other.
 
     The `kept` descriptors, the standard streams, their copies and the logs' files are not replaced.
     """
@@ -67,8 +66,7 @@ def tcp_sockets(numbers: Optional[Iterable[int]] = None) -> Dict[int, TcpSocket]
                         info = of_fd.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
                         # Linux before 4.1 does not count bytes: take a large number, not zero.
                         state, idle, n_received = _INFO.unpack(info.ljust(_INFO.size, b"\1"))
-                        port, is_listening = of_fd.getsockname()[1], state == _LISTEN
-                        facts = port, is_listening, n_received, idle / 1000
+                        facts = of_fd.getsockname()[1], state == _LISTEN, n_received, idle / 1000
                         sockets[fd] = TcpSocket(file.st_ino, *facts)
     return sockets
 

@@ -94,10 +94,7 @@ def processes_here(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def undo_binding() -> None:
-    """Let this process use the cores that Open MPI's daemon may use, if mpirun has started it.
-
-    By default mpirun binds each process to one core, and this process is to use many.
-    """
+    """Let this process use all cores of mpirun's daemon, which binds each process to one."""
     if "OMPI_COMM_WORLD_SIZE" not in os.environ:
         return
     with contextlib.suppress(OSError):  # the daemon is another user's, or has ended

@@ -28,9 +28,8 @@ class PlantedLink(PermissionError):
 def new_file(path, follow=True):
     """Give a file to write to, which gets the name `path` at the end of the block.
 
-    After an exception in the block the file is removed, and an older one at `path` stays. If `path`
-    is a link, the file that it points to is replaced; without `follow`, the link. PermissionError
-    refuses a link of another user in a folder such as /tmp.
+    After an exception in the block an older file at `path` stays. If `path` is a link, the file
+    that it points to is replaced; without `follow`, the link. Links of others raise PlantedLink.
 
     The file has no name until it is complete, so a kill leaves nothing. File systems without
     nameless files get ``.name.1f2e3d4c``, which `remove_left` removes.
@@ -40,7 +39,7 @@ def new_file(path, follow=True):
     else:
         folder, name = os.path.split(path)
         folder = followed(folder)
-    with _kept(folder) as folder:
+    with _kept(folder) as (folder, directory):
         path = os.path.join(folder, name)
         remove_left(folder, re.escape(name))
         written = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
@@ -54,7 +53,12 @@ def new_file(path, follow=True):
                         os.fchmod(file.fileno(), old.st_mode & 0o777)
                 file.flush()
                 os.fsync(file.fileno())
-                _give_name(folder, link, written, path)  # in the block: the file is locked
+                if link is not None:
+                    # Only with dst_dir_fd does Python call linkat, which follows the link in /proc.
+                    os.link(link, os.path.basename(written), dst_dir_fd=directory)
+                os.replace(written, path)  # in the block: the file is locked
+                with suppress(OSError):  # some network file systems can't
+                    os.fsync(directory)  # so that a crash of the machine can't undo the renaming
         except OSError as error:
             if error.errno in _NO_ROOM and error.filename is None:
                 error.filename = path
@@ -66,7 +70,7 @@ def new_file(path, follow=True):
 
 @contextlib.contextmanager
 def _kept(folder):
-    """Give a path of a folder that stays right if another folder gets its name meanwhile."""
+    """Give a path that stays right if another folder gets the name, and the folder's descriptor."""
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     kept = f"/proc/self/fd/{directory}"
     try:
@@ -74,7 +78,7 @@ def _kept(folder):
             kept = folder
         elif os.readlink(kept).casefold() != folder.casefold():  # some file systems ignore case
             raise PermissionError(errno.EACCES, "another program has replaced this folder", folder)
-        yield kept
+        yield kept, directory
     except OSError as error:
         for attribute in ("filename", "filename2"):
             name = getattr(error, attribute)
@@ -125,25 +129,11 @@ def _open(folder, written):
     return file, link
 
 
-def _give_name(folder, link, written, path):
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        if link is not None:
-            # Only with dst_dir_fd does Python call linkat, which follows the link in /proc.
-            os.link(link, os.path.basename(written), dst_dir_fd=directory)
-        os.replace(written, path)
-        with suppress(OSError):  # some network file systems can't
-            os.fsync(directory)  # so that a crash of the machine can't undo the renaming
-    finally:
-        os.close(directory)
-
-
 def followed(path):
     """Return a path without links, as os.path.realpath does; raise PlantedLink for others' links.
 
     In a folder to which all users may write, and in other users' folders in it, a link must belong
-    to this user, to root, or to the owner of the folder. Linux itself checks this in folders like
-    /tmp only, and only with ``fs.protected_symlinks``.
+    to this user, to root, or to the owner of the folder.
     """
     resolved, left, n_links = "/", os.path.join(os.getcwd(), path).split("/")[::-1], 0
     while left:
@@ -181,10 +171,9 @@ def _is_trusted(user, folder):
 
 
 def remove_left(folder, names):
-    """Remove the unfinished files that killed processes have left in a folder.
+    """Remove what killed processes have left of files whose names match `names`.
 
-    `names` is the regular expression of the files' final names. Files that a process is still
-    writing have a lock, and stay.
+    Files that a process is still writing have a lock, and stay.
     """
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     for left in os.listdir(folder):
@@ -218,11 +207,9 @@ def shift(path, older):
 
 @contextlib.contextmanager
 def held(path, seconds):
-    """Lock a path for a with block, by a lock on ``.name.lock`` beside it.
+    """Lock ``.name.lock`` beside a path in a with block; BlockingIOError if it takes `seconds`.
 
-    Raises ``BlockingIOError`` if another process still has the lock after `seconds`. The system
-    unlocks when a process is killed, even if its children live on. On file systems without locks
-    nothing is locked.
+    A kill unlocks it, even if children live on. On file systems without locks nothing is locked.
     """
     folder, name = os.path.split(path)
     name, end = os.path.join(folder, f".{name}.lock"), time.monotonic() + seconds
@@ -279,10 +266,7 @@ def _is_locked(lock, name):
 
 
 def npz_path(path):
-    """Return an argument `path`, the name of a file that ends with ``.npz``, as a str.
-
-    Raises ``TypeError`` for anything but a path, ``ValueError`` for another name or a folder.
-    """
+    """Return an argument `path`, which must be the name of a file that ends with .npz, as a str."""
     try:
         text = os.fspath(path)
         if not isinstance(text, str):

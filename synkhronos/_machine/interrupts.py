@@ -64,13 +64,12 @@ _handled = _HandledSignals()
 class interrupts_held:
     """Delays signal handlers until the block ends; gives a dict with an item for each signal due.
 
-    The handler of a signal that came in the block is called once when the block ends, also if the
-    block ends with an exception. A wait in the block must be short: it can't be interrupted.
+    The handler of a signal that came in the block is called once, also after an exception. A wait
+    in the block must be short: it can't be interrupted.
 
-    In the block each handler is replaced by one that records the signal. A signal mask would not
-    do: it holds for one thread, and the system would give the signal to another one. In other
-    threads than the main one the block does nothing, as Python runs handlers in the main thread
-    only. Signals without a handler in Python are not delayed.
+    In the block another handler records the signals. A signal mask holds for one thread, and the
+    system would give the signal to another one. Only the main thread, in which Python runs
+    handlers, delays them. Signals without a handler in Python are not delayed.
     """
 
     __slots__ = ("_held", "_previous")
@@ -164,8 +163,6 @@ def _raise(error):
 def raised_here(*kinds: Type[BaseException]) -> Tuple[Type[BaseException], ...]:
     """Return exception classes for an except clause; none if a signal handler has raised.
 
-    Examples
-    --------
     >>> try:
     ...     raise TimeoutError
     ... except raised_here(OSError):
@@ -183,8 +180,7 @@ def is_of_handler(error: BaseException) -> bool:
 def raised_by_handler(error: BaseException) -> Optional[BaseException]:
     """Return the signal handler's exception that this one is or was raised in handling, or None.
 
-    Code that catches a handler's exception may raise another one: by mistake, or with a longer
-    message, as host libraries do. Exceptions that are raised ``from`` it don't count.
+    Host libraries catch it and raise another one. Exceptions raised ``from`` it don't count.
     """
     raised = handler = None
     while True:

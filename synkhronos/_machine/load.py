@@ -51,20 +51,17 @@ class LoadWatch:
         per_core = os.sysconf("SC_CLK_TCK") * max(end - begin, 1e-9)
         ours = _tree(after)
         # `whole` includes processes that have ended, and that their parents have waited for.
-        own = _whole(after, ours) - _whole(before, _tree(before))
-        spent = {
-            key: process.own - (before[key].own if key in before else 0)
-            for key, process in after.items()
-            if key not in ours
-        }
-        kernel = sum(ticks for key, ticks in spent.items() if after[key].is_kernel)
-        users = [
-            (ticks / per_core, after[key].name, key[0])
-            for key, ticks in spent.items()
-            if not after[key].is_kernel and ticks / per_core > _LEAST
-        ]
-        cores = max(0, now - ticks - max(0, own) - kernel) / per_core
-        return Load(cores, tuple(sorted(users, reverse=True)[:_NAMED]), max(0, own) / per_core)
+        own = max(0, _whole(after, ours) - _whole(before, _tree(before)))
+        kernel, users = 0, []
+        for key in after.keys() - ours:
+            process = after[key]
+            spent = process.own - (before[key].own if key in before else 0)
+            if process.is_kernel:
+                kernel += spent
+            elif spent / per_core > _LEAST:
+                users.append((spent / per_core, process.name, key[0]))
+        cores = max(0, now - ticks - own - kernel) / per_core
+        return Load(cores, tuple(sorted(users, reverse=True)[:_NAMED]), own / per_core)
 
 
 class _ProcessLoad(NamedTuple):

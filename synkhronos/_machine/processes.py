@@ -39,18 +39,12 @@ _LIVES = {  # letters of /proc/<pid>/stat
 
 
 def life_of(pid: int) -> str:
-    """Return the state of a process as a word: "running", "stopped", ..., "ended" or "gone".
-
-    The word is "unknown" if this process can't read it, for lack of descriptors for example.
-    """
+    """Return the state of a process: "running", "stopped", ..., "ended", "gone", or "unknown"."""
     return life_and_memory_of(pid)[0]
 
 
 def life_and_memory_of(pid: int, parent: int | None = None) -> tuple[str, int | None]:
-    """Return the state of a process as `life_of` does, and the bytes of memory that it uses.
-
-    It is "gone" as well if its number is that of a process of another `parent` now.
-    """
+    """Return `life_of` a process, and the bytes that it uses; "gone" if it has another `parent`."""
     fields = stat_of(pid, gone="") if proc_has_our_numbers() else None
     if fields is None:
         return "unknown", None
@@ -120,8 +114,7 @@ def status_of(pid: int, reaps: bool = True) -> int | None:
 class StopWatch:
     """Measures how long processes have been stopped by SIGSTOP; stops by debuggers don't count.
 
-    Call `seconds` about once a second. After a longer pause the measurement begins anew: then this
-    process was stopped, too, for example by a Ctrl-Z to the whole job.
+    Call `seconds` about once a second. A longer pause begins anew: this process was stopped, too.
     """
 
     _LONGEST_PAUSE = 3.0
@@ -232,9 +225,8 @@ def _logging_held(seconds=1.0):
 class ForkedProcess:
     """A child process that runs `target` and then ends, without this process's atexit handlers.
 
-    `kept` are the descriptors that `target` uses; see `leave_to_parent`. The descriptor `sentinel`
-    becomes readable when the process has ended. `exitcode` is its exit status, below 0 for a
-    signal; None while it runs, or if other code has waited for it.
+    `target` uses the `kept` descriptors. The descriptor `sentinel` becomes readable at the end.
+    `exitcode` is as in `status_of`; None as well if other code has waited for the process.
     """
 
     def __init__(self, target, kept=()):

@@ -278,7 +278,7 @@ def mapped_by(pid: int) -> Optional[Dict[int, int]]:
 
 
 def _open(make) -> int:
-    """Return a descriptor above 2 that `make` opens: C code prints to 1 and 2, even to a segment."""
+    """Return a descriptor above 2, which `make` opens: C code prints to 1 and 2 in any case."""
     fd = make()
     if fd > 2:
         return fd

@@ -11,6 +11,7 @@ that fails by itself would fail again, so the run ends with it.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import shlex
@@ -66,10 +67,7 @@ class Attempts:
     _away: dict[str, str] = field(default_factory=dict)  # hosts without an answer -> why
 
     def run(self) -> tuple[int, Watch | None]:
-        """Run attempts up to the last; return its exit status, and the attempt.
-
-        If too few hosts have answered, the status is 1, and the attempt None.
-        """
+        """Return the last attempt's status, and the attempt; 1 and None if too few hosts answer."""
         lost, loss, n_attempts = "", None, self.limits.restarts + 1
         for number in range(n_attempts):
             hosts = self._wait_for_hosts()
@@ -143,13 +141,12 @@ def discover(command: str) -> str:
         raise CannotLaunch(f"--discover {command!r} is no command: {error}") from error
     if not words:
         raise CannotLaunch(f"--discover must name a program, got {command!r}.")
-    parent = os.getpid()
     try:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            preexec_fn=lambda: end_with_parent(parent),
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),
         )
         with process:
             try:

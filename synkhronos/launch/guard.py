@@ -34,10 +34,10 @@ _MOST = 500  # characters about a loss: a short mark is written in one piece
 
 
 def begin() -> Callable[[str, str], None]:
-    """Fork the script's process, if a launcher has started this job by mpirun.
+    """Fork the script's process, if a launcher has started this job; the parent becomes its guard.
 
     In the child return a function that tells the launcher of a loss (``"lost"``), or that the
-    script ends by itself (``"own"``). The parent becomes the guard: it exits after the child.
+    script ends by itself (``"own"``).
     """
     token = os.environ.pop(VARIABLE, None)
     if token is None:
@@ -109,10 +109,7 @@ class _Guard:
         return status
 
     def wait_for_others(self):
-        """Wait for mpirun to end this process, if the process of another machine was killed.
-
-        If this process ended now, mpirun would end the script, which may still save a checkpoint.
-        """
+        """Wait for mpirun's SIGTERM if another machine's was killed: the script may still save."""
         while self._is_killed and not self._tells and os.getppid() == self._daemon:
             if signal.sigtimedwait(_HEARD - {signal.SIGCHLD}, _SECONDS):
                 break

@@ -61,10 +61,7 @@ class Lines:
         self._tail = bytearray()
 
     def take(self, data: bytes, is_end: bool = False) -> list[bytes]:
-        """Return the lines that are complete now, and pieces of a very long one.
-
-        At the end of the stream a newline completes the last line.
-        """
+        """Return the lines that are complete now; pieces of a long one, and the last at the end."""
         tail = self._tail
         tail += data
         if is_end and tail and not tail.endswith(b"\n"):

@@ -143,11 +143,7 @@ def screen(alternate: bool = False) -> Any:
 
 
 class LiveStatus:
-    """The context of ``with synk.status(live=True):``.
-
-    It ends with the block, with the session, and with this process. It shows `first` until `top`
-    has seen the session, which must have several ranks.
-    """
+    """The context of ``with synk.status(live=True):``; shows `first` until `top` has an answer."""
 
     def __init__(self, first: Tables) -> None:
         self.last = first  # the tables that were shown last

@@ -123,10 +123,7 @@ def _answer(function):
 
 
 class FunctionCalls:
-    """Counts the calls of the functions of one name.
-
-    `reason` says why they are not divided, without a subject ("has no rows"), or is None.
-    """
+    """Counts the calls of functions of one name; `reason` is None if they are divided."""
 
     def __init__(self, name, reason=None, instead=""):
         self._name, self._reason, self._instead = name, reason, instead
@@ -195,10 +192,7 @@ class CallsOfOne:
 
 
 class BlockCounter:
-    """Counts calls and CPU time in the blocks of `parallel` of one session.
-
-    `pids` has None for ranks on other machines.
-    """
+    """Counts calls and CPU time in blocks of `parallel`; `pids` has None for other machines."""
 
     def __init__(self, session, pids):
         self._session = weakref.ref(session)  # it may be closed, and collected

@@ -30,10 +30,9 @@ _CALL, _RAISED = int(Part.CALL), int(Part.RAISED)
 class Recording:
     """The spans of all ranks of a session, `room` of each, recorded from `begin` until `end`.
 
-    It owns the shared memory that the ranks write to. It drops that memory when no rank writes any
-    more: at the end, or, if a Ctrl-C came while it waited for the ranks, when the next recording
-    begins or the session is closed. Until then it stays the session's `recording`. `at_close` is
-    called when the session has been closed.
+    It owns the memory that ranks write to, and drops it when none writes any more: at the end, or,
+    if a Ctrl-C came while it waited for the ranks, when the next recording begins or the session is
+    closed. Until then it stays the session's `recording`.
     """
 
     def __init__(self, session, room, at_close=None):
@@ -82,8 +81,7 @@ class Recording:
     def _compare_clocks(self):
         """Return by how many nanoseconds each rank's clock is ahead of the master's.
 
-        The ranks of a machine have one clock. Of a few calls that ask others for their time, the
-        shortest counts: the answer is the time in its middle.
+        Of a few calls that ask for the time, the shortest counts: the answer is that of its middle.
         """
         session = self.session
         if not any(self._elsewhere):
@@ -110,10 +108,9 @@ class Recording:
         self._keep_and_free()
 
     def call(self, name, key=None) -> "_RecordedCall":
-        """Return a context that is recorded as a call of a function or collective.
+        """Return a context that is recorded as a call; functions of one name differ in their `key`.
 
-        The caller enters it with the session's lock held: so the wait for another thread's call is
-        not recorded as a part of this one. Functions of the same name differ in their `key`.
+        The caller holds the session's lock, so that its wait for another thread is no part of it.
         """
         return _RecordedCall(self._write, name, name if key is None else key)
 

@@ -30,8 +30,8 @@ clock = time.monotonic_ns
 class SpanRecorder:
     """Writes the spans of one rank; `span(part)` returns a context for a part of a call.
 
-    `memory` has this rank's rows, shape (1 + spans of a rank, 5), int64, all zero. The first row
-    counts the spans that were dropped. A span's command is the gate's `sequence` at its end.
+    `memory` has this rank's rows, shape (1 + spans, 5), int64, all zero; the first counts what was
+    dropped. A span's command is the gate's `sequence` at its end.
     """
 
     def __init__(self, gate, memory):

@@ -50,8 +50,7 @@ class _CallSpan(NamedTuple):
 class Timeline:
     """The calls and their parts on all ranks; `bars` has those of each rank, by their begin.
 
-    `recorded` are the spans of each rank, arrays of dtype SPAN in rank order, and `names` those of
-    functions and collectives, by number.
+    `recorded` has an array of dtype SPAN for each rank, and `names` those of functions, by number.
     """
 
     def __init__(self, recorded, names, master_rank):
@@ -100,10 +99,7 @@ class Timeline:
         return kept, calls
 
     def _add(self, rank, parts, calls):
-        """Add a rank's parts of calls; return each with the number of its call.
-
-        `calls` has the begin and end of each call on this rank, by its number.
-        """
+        """Add a rank's parts of `calls`, {number: (begin, end)}; return each with its number."""
         numbered = []
         spans = [Span(rank, Part.CALL, number, *when) for number, when in calls.items()]
         spans += [Span(rank, part, key, *when, value) for part, *when, value, key in parts]

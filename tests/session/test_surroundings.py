@@ -15,9 +15,8 @@ from support.helpers import function
 from support.running import python_path
 
 import synkhronos as synk
-from synkhronos._machine import shared_memory
+from synkhronos._machine import processes, shared_memory
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.profiling import status
 
 # Where it can, it leaves its error in a file, because there may be no standard error.
 TRY = """
@@ -192,7 +191,7 @@ def test_the_memory_of_systems_without_nameless_files_is_refused_in_words(monkey
         def SharedMemory(*_, **__):
             raise Nowhere.Error("no such place")
 
-    monkeypatch.delattr(os, "O_TMPFILE")
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # as an older Linux takes it
     monkeypatch.setattr(shared_memory, "posix_ipc", Nowhere)
     with pytest.raises(synk.SessionError, match="again: /dev/shm: no such place"):
         synk.fork(2)
@@ -437,7 +436,7 @@ def test_another_file_is_not_mapped(tmp_path):
 def test_the_status_tells_nothing_of_other_processes(no_session, monkeypatch):
     synk.fork(2)
     with monkeypatch.context() as context:
-        for module in (shared_memory, status):
+        for module in (shared_memory, processes):
             context.setattr(module, "proc_has_our_numbers", lambda: False)
         found = synk.status()
     assert {(rank.process, rank.resident) for rank in found.ranks} == {("unknown", None)}
