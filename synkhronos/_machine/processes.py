@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import io
 import logging
 import os
@@ -191,14 +190,8 @@ def take_standard_streams() -> None:
 
 def make_pipe():
     """Return the two ends of a pipe, above 2, as code takes lower numbers for standard streams."""
-    ends = os.pipe()
-    if min(ends) > 2:
-        return ends
-    try:
-        return tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
-    finally:
-        for end in ends:
-            os.close(end)
+    take_standard_streams()
+    return os.pipe()
 
 
 @contextlib.contextmanager

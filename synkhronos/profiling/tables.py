@@ -18,12 +18,11 @@ class Tables:
     """
 
     def _printable(self):
+        def cells(line):
+            return [printable(cell, kept="") for cell in line]
+
         tables = [
-            (
-                printable(title, kept=""),
-                [printable(column, kept="") for column in columns],
-                [[printable(cell, kept="") for cell in row] for row in rows],
-            )
+            (printable(title, kept=""), cells(columns), list(map(cells, rows)))
             for title, columns, rows in self._tables()
             if rows
         ]

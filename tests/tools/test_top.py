@@ -364,7 +364,8 @@ def test_a_machine_that_never_answers_is_waited_for_once(monkeypatch):
     monkeypatch.setattr(hosts.mpirun, "check", lambda: None)
     monkeypatch.setattr(hosts.mpirun, "line", lambda *_: ["sleep", "60"])
     monkeypatch.setattr(hosts, "_FIRST_SECONDS", 1.0)
-    with hosts.Hosts(options(hosts="node0")) as watched:
+    with contextlib.ExitStack() as stack:
+        watched = hosts.Hosts(options(hosts="node0"), stack)
         begin = time.monotonic()
         assert watched.sample(0.1)["sessions"] == []
         assert time.monotonic() - begin >= 1

@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
             if options.hosts is None and options.hostfile is None:
                 sampler: Any = Sampler(options.pid)
             else:
-                sampler = stack.enter_context(_hosts.Hosts(options))
+                sampler = _hosts.Hosts(options, stack)
             show, pause = functools.partial(_print, options.json), time.sleep
             if is_terminal:
                 show = stack.enter_context(_on_screen())

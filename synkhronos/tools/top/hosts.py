@@ -22,9 +22,9 @@ _END_SECONDS = 10.0
 
 
 class Hosts:
-    """Watches the sessions of all machines; as a context, from its begin to its end."""
+    """Watches the sessions of all machines, until the end of `stack`."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, stack: contextlib.ExitStack) -> None:
         self._options = options
         self._hosts = where.find_hosts(options.hosts, options.hostfile)
         mpirun.check()
@@ -32,34 +32,23 @@ class Hosts:
         self._said: dict[str, list[bytes]] = {}  # by host: what mpirun has printed by itself
         self._last: dict[str, dict[str, Any]] = {}  # by host: the last answer
         self.problems: dict[str, str] = {}
-
-    def __enter__(self) -> Hosts:
-        with contextlib.ExitStack() as stack:
-            environment = stack.enter_context(folders.of_mpirun(os.environ))
-            self._selector = stack.enter_context(selectors.DefaultSelector())
-            interval = str(self._options.interval or 1.0)
-            command = module_command(
-                "synkhronos", "top", "--json", "--wait", "--interval", interval
+        environment = stack.enter_context(folders.of_mpirun(os.environ))
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        interval = str(options.interval or 1.0)
+        command = module_command("synkhronos", "top", "--json", "--wait", "--interval", interval)
+        for host in self._hosts:
+            child = subprocess.Popen(
+                mpirun.line([host], options, command, {}),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C is for this process
             )
-            for host in self._hosts:
-                line = mpirun.line([host], self._options, command, {})
-                child = subprocess.Popen(
-                    line,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C is for this process
-                )
-                stack.callback(_end, child)
-                self._begun[host.name], self._said[host.name] = b"", []
-                self._selector.register(child.stdout, selectors.EVENT_READ, host)
-            self._stack = stack.pop_all()
+            stack.callback(_end, child)
+            self._begun[host.name], self._said[host.name] = b"", []
+            self._selector.register(child.stdout, selectors.EVENT_READ, host)
         self._first_end = time.monotonic() + _FIRST_SECONDS
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._stack.close()
 
     def sample(self, seconds: float, pause: Callable[[float], Any] = time.sleep) -> dict[str, Any]:
         """Wait for some seconds, and return the last answers of all machines."""
