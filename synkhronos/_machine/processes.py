@@ -55,10 +55,7 @@ def life_and_memory_of(pid: int, parent: int | None = None) -> tuple[str, int | 
 def cpu_seconds_of(pid: int) -> float | None:
     """Return the CPU time that a process has used; None if it is gone or unknown."""
     fields = proc_has_our_numbers() and stat_of(pid)
-    if not fields:
-        return None
-    user, system = fields[12:14]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[12:14])) / os.sysconf("SC_CLK_TCK") if fields else None
 
 
 def stat_of(pid, gone=None):

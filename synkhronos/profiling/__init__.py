@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, ContextManager, Optional, Union
+from typing import TYPE_CHECKING, ClassVar, ContextManager, Optional, Union
 
 import numpy as np
 
@@ -80,11 +80,8 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
 class _Recorded:
     """The context manager of a profile: begin to record, and end."""
 
-    _recording: Any = None
-
     def __init__(self, recording):
-        self._recording = recording
-        self._was_entered = False
+        self._recording, self._was_entered = recording, False
 
     def __enter__(self):
         if self._was_entered:
@@ -107,8 +104,7 @@ class _Recorded:
             self._recording.end()
 
     def __del__(self):
-        if self._recording is not None:
-            self._recording.end()  # if a Ctrl-C came before the first line of `__exit__`
+        self._recording.end()  # if a Ctrl-C came before the first line of `__exit__`
 
 
 def file_of_environment() -> Optional[Path]:

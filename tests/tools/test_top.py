@@ -20,7 +20,7 @@ import synkhronos as synk
 from synkhronos.comm.shared import gate_memory
 from synkhronos.profiling import live
 from synkhronos.tools import top
-from synkhronos.tools.top import hosts, sampling
+from synkhronos.tools.top import sampling
 
 TOP = [sys.executable, "-m", "synkhronos", "top"]
 # It makes as many calls as each line of its input says. Rank 1 sleeps in a call, rank 0 does not.
@@ -361,11 +361,11 @@ def test_machines_of_one_session_are_merged():
 
 
 def test_a_machine_that_never_answers_is_waited_for_once(monkeypatch):
-    monkeypatch.setattr(hosts.mpirun, "check", lambda: None)
-    monkeypatch.setattr(hosts.mpirun, "line", lambda *_: ["sleep", "60"])
-    monkeypatch.setattr(hosts, "_FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(top.mpirun, "check", lambda: None)
+    monkeypatch.setattr(top.mpirun, "line", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(top, "_FIRST_SECONDS", 1.0)
     with contextlib.ExitStack() as stack:
-        watched = hosts.Hosts(options(hosts="node0"), stack)
+        watched = top._Hosts(options(hosts="node0"), stack)
         begin = time.monotonic()
         assert watched.sample(0.1)["sessions"] == []
         assert time.monotonic() - begin >= 1
