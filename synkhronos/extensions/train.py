@@ -124,11 +124,12 @@ def make_train_step(
         With a `store`: the number of rows that all devices together have in each step. Without
         it each call pushes its number of rows along, so that devices may have unequally many.
     per_rank : {None, "loss", "normalization"}
-        Which values each rank computes from its own rows. ``"loss"``: the ranks average the
-        gradients of their own losses, in one round, as PyTorch's ``DistributedDataParallel`` does.
-        ``"normalization"``: batch normalizations use the statistics of each rank's rows, which
-        saves four rounds for each, and the rest of the loss must be a mean over rows. Running
-        statistics are averaged then, so that they are equal on all ranks.
+        Without a `store`: which values each rank computes from its own rows. ``"loss"``: the ranks
+        average the gradients of their own losses, in one round, as PyTorch's
+        ``DistributedDataParallel`` does. ``"normalization"``: batch normalizations use the
+        statistics of each rank's rows, which saves four rounds for each, and the rest of the loss
+        must be a mean over rows. Running statistics are averaged then, so that they are equal on
+        all ranks.
 
     Returns
     -------
@@ -196,7 +197,7 @@ def make_train_step(
     1.0 [0.1 0.1]
     """
     if not isinstance(options, (dict, type(None))):
-        raise TypeError(f"options must be a dict of keywords for function(), got {options!r}.")
+        raise TypeError(f"options must be a dict of keywords for function(), got {shown(options)}.")
     taken = {"inputs", "outputs", "updates"} & set(options or ())
     if taken:
         raise TypeError(
@@ -205,12 +206,20 @@ def make_train_step(
         )
     if not isinstance(outputs, (list, tuple, type(None))):
         raise TypeError(
-            f"outputs must be a list of outputs to return beside the loss, got {outputs}."
+            f"outputs must be a list of outputs to return beside the loss, got {shown(outputs)}."
         )
+    if not isinstance(per_rank, (str, type(None))) or per_rank not in PER_RANK:
+        error = ValueError if isinstance(per_rank, str) else TypeError
+        raise error(f"per_rank must be one of {PER_RANK}, got {shown(per_rank)}.")
     if store is not None and not hasattr(store, "pull_req"):
         raise TypeError(
             "store must be a store of the parameter server, or None for a session, got "
             f"{shown(store)}."
+        )
+    if store is not None and per_rank is not None:
+        raise TypeError(
+            f"per_rank={per_rank!r}: only without a store. With one each device computes the loss "
+            "and the normalizations of its own rows in any case."
         )
     if store is not None:
         with compiling:  # Theano's rules, random numbers and compiler are for one thread at a time
@@ -225,8 +234,6 @@ def make_train_step(
         raise TypeError(f"{', '.join(without)}: only with a store.")
     if update_rule is None:
         raise TypeError("update_rule must be a rule, got None: only a store has an updater.")
-    if per_rank not in PER_RANK:
-        raise ValueError(f"per_rank must be one of {PER_RANK}, got {shown(per_rank)}.")
     check_rule(update_rule)
     averages = check_pairs("averages", {} if averages is None else averages)
     returned = loss if outputs is None else [loss, *outputs]
@@ -257,21 +264,18 @@ def _make(inputs, loss, params, returned, averages, options, max_norm, per_rank,
         others = [each[0] if isinstance(each, tuple) else each for each in outputs]
         others += [T.as_tensor_variable(each) for _, each in averages]
         is_average = _dividing.is_average(inputs, loss, options, others=others)
-        step = _as_serial(inputs, returned, updates, is_average, options)
-        if step is not None:
-            return step
-    elif per_rank == "normalization" and not _dividing.is_average(inputs, loss, options, True):
+        return _divide(inputs, returned, updates, is_average, options)
+    if per_rank == "normalization" and not _dividing.is_average(inputs, loss, options, True):
         raise ValueError(
             'per_rank="normalization", but the loss is no mean over rows, so that ranks can\'t '
             "average their gradients. Leave per_rank out, for the loss of all rows; or write "
             'per_rank="loss", for the average of the ranks\' own losses.'
         )
-    options = {**options, "check": 0} if per_rank else options
-    return _dividing.function_of_each_rank(inputs, returned, updates(True), options)
+    return _dividing.function_of_each_rank(inputs, returned, updates(True), {**options, "check": 0})
 
 
-def _as_serial(inputs, outputs, updates, is_average, options):
-    """Return a step with serial values, undivided with a warning; or warn, and return None."""
+def _divide(inputs, outputs, updates, is_average, options):
+    """Return a step with serial values, else undivided or of each rank's own loss; warn of both."""
     try:
         return _dividing.function_as_serial(inputs, outputs, updates(is_average), options)
     except CannotDivide as error:
@@ -280,7 +284,7 @@ def _as_serial(inputs, outputs, updates, is_average, options):
         step = _dividing.undivided(inputs, outputs, updates(False), options)
     except CannotDivide:
         advise(_about_loss(reason))
-        return None
+        return _dividing.function_of_each_rank(inputs, outputs, updates(True), options)
     advise(_about_loss(reason, is_right=True))
     return step
 
@@ -360,7 +364,11 @@ def make_train_function(
     grad_updates, param_updates, grad_shared = _two_steps(
         x, y, update_rule, loss, params, args, kwargs
     )
-    compute, is_average = _first_step([x, y], loss, grad_updates)
+    is_average = _dividing.is_average([x, y], check_loss(loss), {})
+    if is_average:
+        compute = functions.function([x, y], loss, updates=grad_updates, check=0)
+    else:
+        compute = _divide([x, y], loss, lambda _: list(grad_updates), False, {})
     update = functions.function([], updates=param_updates)
 
     def train_minibatch(x_data, y_data, batch=None, num_slices=1):
@@ -371,16 +379,6 @@ def make_train_function(
         return value
 
     return train_minibatch
-
-
-def _first_step(inputs, loss, updates):
-    """Return the function that computes gradients, and whether ranks must average them."""
-    if _dividing.is_average(inputs, check_loss(loss), {}):
-        return functions.function(inputs, loss, updates=updates, check=0), True
-    step = _as_serial(inputs, loss, lambda _: list(updates), False, {})
-    if step is not None:
-        return step, False
-    return functions.function(inputs, loss, updates=updates), True
 
 
 def make_train_function_theano(

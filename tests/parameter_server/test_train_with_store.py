@@ -520,6 +520,8 @@ def rule_of_two_steps():
         ({"keys": ["a", "b", "a", "c"]}, ValueError, "keys must differ"),
         ({"batch_rows": 0}, ValueError, "batch_rows must be at least 1"),
         ({"outputs": [(T.dscalar(), "avg")]}, TypeError, "without modes"),
+        ({"per_rank": "loss"}, TypeError, "per_rank='loss': only without a store"),
+        ({"per_rank": "layers"}, ValueError, "per_rank must be one of"),
         ({"options": {"updates": []}}, TypeError, "options can't have"),
         ({"options": {"no_default_updates": True}}, TypeError, "no_default_updates"),
         ({"averages": {"no": "variable"}}, TypeError, "averages must update shared variables"),

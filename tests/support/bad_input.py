@@ -400,6 +400,7 @@ STEP = Use(
 STEP.refuses("inputs", TypeError, "x", "inputs must be a list of Theano variables")
 STEP.refuses("outputs", TypeError, "3", "outputs must be a list")
 STEP.refuses("per_rank", ValueError, "'layers'", "per_rank must be one of")
+STEP.refuses("per_rank", TypeError, "X", "per_rank must be one of")
 STEP.refuses(
     "averages", TypeError, "3", "averages must be pairs (shared variable, expression) in a list"
 )
