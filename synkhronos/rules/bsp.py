@@ -45,12 +45,6 @@ def run(job: Job, group: Group, interrupt: Interrupt) -> int:
     """Train the model of this rank together with all other ranks; return the exit status."""
     group.barrier()
     strategy, note = strategy_for(job.options["exch_strategy"], job.devices, group.hosts)
-    if job.options["sync_type"] == "avg" and strategy == "asa16":
-        raise ValueError(
-            f"exch_strategy {job.options['exch_strategy']!r} sends 16 bits, which is too few for "
-            "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
-            "'asa32'."
-        )
     rank_run = build(job, group, group.rank == 0, interrupt)
     if note and group.size > 1:
         rank_run.say(note)

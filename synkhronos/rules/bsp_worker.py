@@ -17,6 +17,7 @@ from synkhronos.rules.compatible.lib.base import MPI_GPU_Process
 from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.recorder import Recorder
+from synkhronos.rules.request import check_options_together
 from synkhronos.rules.run import Run
 
 WARM_UP_EPOCHS = options.TABLE["warm_up_epochs"].default
@@ -60,6 +61,7 @@ class BSP_Worker(MPI_GPU_Process):
     def BSP_run(self, model: Any) -> None:
         """Train all epochs of the model, by BSP."""
         chosen = options.check("BSP", sync_type=self.sync_type, exch_strategy=self.exch_strategy)
+        check_options_together(chosen, self.size)
         job = Job("BSP", "", type(model).__name__, [self.device] * self.size, options=chosen)
         run = Run(job, self.group, model, self.recorder, Interrupt())
         strategy, _ = bsp.strategy_for(self.exch_strategy, job.devices, self.group.hosts)

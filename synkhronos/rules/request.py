@@ -80,7 +80,8 @@ class Request:
             if option.is_of_launcher:
                 own[name] = options.pop(name)
         places = find_places(devices, hosts=hosts, hostfile=hostfile)
-        _check_together(rule, options, places)
+        check_options_together(options, len(places))
+        _check_number_of_places(rule, options, len(places))
         resume, are_here = options["resume"], all(is_here(place.host) for place in places)
         if isinstance(resume, str) and are_here and not os.path.exists(resume):
             raise FileNotFoundError(f"resume: there is no snapshot {resume!r} in {os.getcwd()}.")
@@ -143,19 +144,30 @@ class Request:
         return line
 
 
-def _check_together(rule, options, places):
-    """Raise ValueError for options that don't go together, or too few devices."""
+def check_options_together(options: Mapping[str, Any], n_ranks: int) -> None:
+    """Raise ValueError for options of BSP that don't go together."""
     if options.get("sync_type") == "cdd" and options["exchange_freq"] != 1:
         raise ValueError(
             "exchange_freq must be 1 with sync_type 'cdd', which sums the velocities of each step, "
             f"got {options['exchange_freq']}. With 'avg' ranks take steps of their own."
         )
-    if options.get("server") == "first" and len(places) == 1:
+    is_average = options.get("sync_type") == "avg" and n_ranks > 1
+    if is_average and options["exch_strategy"].endswith("16"):
+        raise ValueError(
+            f"exch_strategy {options['exch_strategy']!r} sends 16 bits, which is too few for "
+            "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
+            "'asa32'."
+        )
+
+
+def _check_number_of_places(rule, options, n_places):
+    """Raise ValueError for too few devices, or a number that the options don't allow."""
+    if options.get("server") == "first" and n_places == 1:
         raise ValueError(
             f"{rule} with one device: the first is the server's, so that no worker has one. Name "
             "two devices or more, or give the server a process without a device: server='extra'."
         )
-    if options.get("sync_type") == "swap" and len(places) % 2:
+    if options.get("sync_type") == "swap" and n_places % 2:
         raise ValueError(
-            f"sync_type 'swap' pairs the ranks, so their number must be even, got {len(places)}."
+            f"sync_type 'swap' pairs the ranks, so their number must be even, got {n_places}."
         )

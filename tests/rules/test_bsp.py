@@ -108,7 +108,6 @@ def test_parameters_are_averaged_before_each_validation(tmp_path):
 @pytest.mark.parametrize(
     ("modelclass", "given", "message"),
     [
-        ("Model", {"sync_type": "avg", "exch_strategy": "asa16"}, "16 bits, which is too few for"),
         ("Model", {"settings": {"n_epoch": 3}}, "n_epoch=3: Model has no attribute 'n_epoch'"),
         ("Descends", {}, "must leave the lists vels and vels2"),
     ],

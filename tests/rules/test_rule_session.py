@@ -79,6 +79,8 @@ CPUS = {"devices": ["cpu", "cpu"], "modelfile": "models.small", "modelclass": "M
         ({"mpirun_args": None}, TypeError, "mpirun_args must be a text, got None"),
         ({"tau": 3}, TypeError, "BSP has no option 'tau'"),
         ({"print_freq": 0}, ValueError, "print_freq must be a whole number from 1 on, got 0"),
+        ({"sync_type": "avg", "exch_strategy": "asa16"}, ValueError, "sends 16 bits, which is too"),
+        ({"sync_type": "avg", "exch_strategy": "nccl16"}, ValueError, "Take 'ar' or 'asa32'"),
     ],
 )
 def test_init_checks_all_before_it_starts_anything(folder, changed, error, message):
