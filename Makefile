@@ -1,8 +1,9 @@
 # Each target makes the environment that it needs first, if it is not there or older than what it depends on.
 # The Python of .venv; without it the first one that is here: 3.11, an older one, or one for PyTensor.
 PYTHON ?=
-# Two processes, each with sessions of its own, which a file's tests share: see tests/conftest.py.
-PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes for two cores, as many tests wait, each with sessions of its own, which a file's
+# tests share: see tests/conftest.py.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 SPHINX_ARGS ?=
 BENCH ?=
 PYTHONS ?=
@@ -13,6 +14,8 @@ ready := .venv/.ready
 # PyTensor needs a newer Python than Theano, and so an environment of its own. PYTENSOR_PYTHON names
 # the one with which it is made.
 export PYTENSOR_PYTHON
+# Tests start interpreters by the hundred: each finds compiled modules.
+unexport PYTHONDONTWRITEBYTECODE
 its_version := -c 'import sys; print(sys.version)'
 # PYTENSOR=3.1 and PYMC=6.1 name minor versions: each choice has an environment of its own.
 PYTENSOR ?=

@@ -28,6 +28,9 @@ from synkhronos import session as _session
 
 # Many tests compute what serial Theano does not: see `as_users_run_them`.
 os.environ.setdefault("SYNKHRONOS_CHECK", "0")
+# Theano imports distutils. That of setuptools takes a quarter of Theano's import.
+if sys.version_info < (3, 12):
+    os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
 # Its deadline of an example is 0.2 s, which a busy machine misses; the same examples in each run.
 hypothesis.settings.register_profile(
     "tests",

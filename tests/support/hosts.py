@@ -114,9 +114,6 @@ class Hosts:
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
         allowed = dict.fromkeys((*names, *(f"{name}_CONFIRM" for name in names)), "1")
         own = {"PRTE_MCA_prte_local_tmpdir_base": self.folder}
-        # Theano imports distutils. That of setuptools takes a quarter of Theano's import.
-        if sys.version_info < (3, 12):
-            own["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"
         return {**os.environ, **allowed, **own, **variables}
 
     def cut(self, number):
