@@ -220,6 +220,18 @@ class Segments:
             segment = self._attached[ref] = self.open(ref)
         return segment
 
+    def adopt(self, ref: SegmentRef, descriptor: int) -> Segment:
+        """Map the segment whose descriptor came with a message; keep it until `forget`."""
+        try:
+            segment = self._attached.get(ref) or self._created.get(ref)
+            if segment is None:
+                with _lack_of_descriptors_or_addresses_explained():
+                    memory = mmap.mmap(descriptor, ref.nbytes)
+                segment = self._attached[ref] = Segment(ref, memory)
+            return segment
+        finally:
+            os.close(descriptor)
+
     def open(self, ref: SegmentRef) -> Segment:
         """Map the segment of another rank. Not cached: the caller keeps it alive."""
         try:
