@@ -18,6 +18,7 @@ from support.waiting import wait_until
 import synkhronos as synk
 from synkhronos import session as _session
 from synkhronos._machine import allocator
+from synkhronos._session.session import run_on_all
 
 MEGABYTE = 1 << 20
 SIZE = 32 * MEGABYTE
@@ -226,6 +227,6 @@ def test_what_is_released_while_others_are_collected_waits(ranks):
 
     garbage = ranks.session.garbage
     garbage.released, before = Growing([("functions", -1)] * 3), garbage.released
-    garbage.collect(ranks.session.gate, ranks.session.worker)
+    garbage.collect(ranks.session.gate, run_on_all, ranks.session.worker)
     assert len(garbage.released) == 3
     garbage.released = before
