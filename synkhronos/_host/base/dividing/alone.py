@@ -18,25 +18,11 @@ from synkhronos._host.base.dividing.division import (
     Division,
     Value,
     rebuilt,
-    vector_length,
 )
 from synkhronos._host.base.dividing.elementwise import reduced_axes
-from synkhronos._host.base.dividing.relating import (
-    ADDS,
-    EQUAL,
-    LENGTHS,
-    MERGED,
-    OPEN,
-    OWN,
-    SCALED,
-    Relation,
-    joint,
-    no_rule,
-    related,
-    worst_of,
-)
+from synkhronos._host.base.dividing.relating import EQUAL, LENGTHS, Relation, no_rule, related
 from synkhronos._host.base.functions import is_by, number
-from synkhronos._host.base.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
+from synkhronos._host.base.kinds import LENGTH, PART, ROWS, SAME, STREAM, UNKNOWN
 from synkhronos._host.base.rank_operations import AllReduce, RankOperation, RankWeight
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.base.serial_random import OwnRows, WholeSize
@@ -146,7 +132,7 @@ class Alone(WrittenForRanks):
 
     def _related(self, node, position, before, value):
         """Return the relation of an output of a node: `before` are the values of its inputs."""
-        op, output = node.op, node.outputs[position]
+        op = node.op
         given = [self.relation(each) for each in node.inputs]
         if isinstance(op, AllReduce):
             return self._reduced(node.inputs[position], op.ops[position], given[position])
@@ -156,24 +142,7 @@ class Alone(WrittenForRanks):
             return given[0]
         if node in self.expansions:
             return self.relation(self.expansions[node][position])
-        if value.kind == UNKNOWN:
-            return worst_of(given) or no_rule(output, value.reason)
-        if isinstance(op, host.IfElse):
-            condition, *branches = given
-            pair = branches[position], branches[position + op.n_outs]
-            return joint(pair) if condition.is_equal else worst_of(given) or Relation(OWN)
-        if value.kind in (LENGTH, SHAPE) and not isinstance(op, (host.Shape, host.Shape_i)):
-            if not all(map(_is_length_or_equal, before, given)):
-                return worst_of(given) or no_rule(output)
-            if value.kind == LENGTH:
-                return Relation(SCALED, -1)
-            return Relation(LENGTHS, axis=value.axis, n_lengths=vector_length(output))
-        relation = related(self, node, before, given, value)
-        if relation.kind in (ADDS, MERGED) and value.kind == ROWS:
-            return Relation(OWN, cause=output)
-        if relation.kind in (OWN, OPEN) and relation.cause is None:
-            return relation._replace(cause=output, reason=relation.reason or value.reason)
-        return relation
+        return related(self, node, position, before, given, value)
 
     def _reduced(self, variable, op, relation):
         """Return the relation of what the user reduces; note it if it is not the serial value."""
@@ -182,18 +151,13 @@ class Alone(WrittenForRanks):
         if relation.right_mode == op or (relation.is_equal and op in ("max", "min")):
             return EQUAL
         # Not if the user may mean it: a reduction of what all ranks have, or to see if any has NaN.
-        if not (relation.is_equal or (relation.kind == OWN and op not in ("avg", "sum"))):
+        if not (relation.is_equal or (relation.is_own and op not in ("avg", "sum"))):
             self.mistakes.append(Mistake(variable, op, relation))
         return no_rule(variable)
 
     def is_zero(self, variable):
         """Return whether a variable is 0 everywhere, and of the serial shape."""
         return number(variable) == 0 and self.relation(variable).is_equal
-
-
-def _is_length_or_equal(value, relation):
-    is_length = value.kind in (LENGTH, SHAPE) and relation.kind in (SCALED, LENGTHS)
-    return is_length or relation.is_equal
 
 
 class Examined(NamedTuple):

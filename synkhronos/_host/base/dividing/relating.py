@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.dividing.chosen_operations import joined, scalar
+from synkhronos._host.base.dividing.division import vector_length
 from synkhronos._host.base.dividing.elementwise import is_truncated, reduced_axes
 from synkhronos._host.base.dividing.shapes import lengths_taken
 from synkhronos._host.base.functions import is_by, number
@@ -149,10 +150,33 @@ def relating(*classes):
     return add
 
 
-def related(alone, node, before, given, value):
-    """Return the relation of an output, by the rule of its operation."""
-    kinds = (kind for kind in type(node.op).__mro__ if kind in _RULES)
-    return _RULES.get(next(kinds, None), _any)(alone, node, before, given, value)
+def related(alone, node, position, before, given, value):
+    """Return the relation of an output of a node, by the rule of its operation."""
+    op, output = node.op, node.outputs[position]
+    if value.kind == UNKNOWN:
+        return worst_of(given) or no_rule(output, value.reason)
+    if isinstance(op, host.IfElse):
+        condition, *branches = given
+        pair = branches[position], branches[position + op.n_outs]
+        return joint(pair) if condition.is_equal else worst_of(given) or Relation(OWN)
+    if value.kind in (LENGTH, SHAPE) and not isinstance(op, (host.Shape, host.Shape_i)):
+        if not all(map(_is_length_or_equal, before, given)):
+            return worst_of(given) or no_rule(output)
+        if value.kind == LENGTH:
+            return Relation(SCALED, -1)
+        return Relation(LENGTHS, axis=value.axis, n_lengths=vector_length(output))
+    rules = (_RULES[kind] for kind in type(op).__mro__ if kind in _RULES)
+    relation = next(rules, _any)(alone, node, before, given, value)
+    if relation.kind in (ADDS, MERGED) and value.kind == ROWS:
+        return Relation(OWN, cause=output)
+    if relation.kind in (OWN, OPEN) and relation.cause is None:
+        return relation._replace(cause=output, reason=relation.reason or value.reason)
+    return relation
+
+
+def _is_length_or_equal(value, relation):
+    is_length = value.kind in (LENGTH, SHAPE) and relation.kind in (SCALED, LENGTHS)
+    return is_length or relation.is_equal
 
 
 def linear(*classes, joint=None, place=None, keeps_rows=False):
