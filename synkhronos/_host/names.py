@@ -112,11 +112,9 @@ from synkhronos._host.base.dividing.division import CannotDivide, divide
 from synkhronos._host.base.dividing.serial_functions import count_alone
 from synkhronos._host.base.dividing.steps import AS_SERIAL, divide_step
 from synkhronos._host.base.functions import (
-    added_to,
     as_update,
     cast_value,
     caster,
-    clips_gradients,
     compiling,
     computes_by_element,
     default_updates,
@@ -132,7 +130,6 @@ from synkhronos._host.base.functions import (
     line_of,
     operation_name,
     same_updates,
-    set_default_update,
     shared_in,
     shared_variables,
     swapped,

@@ -16,6 +16,8 @@ from synkhronos._calls import signature
 from synkhronos._calls.proof import place_of
 from synkhronos._calls.recipe import rows_of
 from synkhronos._host import tensor as T
+from synkhronos._host.base.chosen_library import Elemwise, ViewOp, ancestors, inner_outputs
+from synkhronos._host.base.functions import is_by, nodes_of
 from synkhronos._wording import advise, count
 
 
@@ -48,9 +50,7 @@ def is_average(inputs, loss, options, own_statistics=False, others=()):
             "over the ranks in any case."
         )
     return (
-        found.outputs[0].right_mode == "avg"
-        and found.n_rows is None
-        and not _host.clips_gradients(loss)
+        found.outputs[0].right_mode == "avg" and found.n_rows is None and not _clips_gradients(loss)
     )
 
 
@@ -230,7 +230,7 @@ def function_of_each_rank(inputs, outputs, updates, options):
 
 def _equal(source, target, value):
     """Return an update that is equal on all ranks, for one that would differ between them."""
-    added = _host.added_to(target, value)
+    added = _added_to(target, value)
     if added is not None:
         asked = source._replace(outputs=signature.OutputSignature([added]))
         mode = _examined(asked, own_statistics=True).outputs[0].right_mode
@@ -245,3 +245,30 @@ def _pairs(outputs):
     listed = outputs if is_list else [outputs]
     pairs = [each if isinstance(each, tuple) else (each, _host.AS_SERIAL) for each in listed]
     return [(_host.read_output(variable), mode) for variable, mode in pairs], is_list
+
+
+def _clips_gradients(expression):
+    """Return whether an expression clips gradients on their way to the parameters."""
+    return any(
+        (isinstance(node.op, ViewOp) and type(node.op).__name__ not in _LINEAR_VIEWS)
+        or any(map(_clips_gradients, inner_outputs(node.op)))
+        for node in nodes_of([expression])
+    )
+
+
+def _added_to(variable, value):
+    """Return the expression that a sum, `value`, adds to a variable; None if it is no such sum."""
+    is_sum = is_by(value, Elemwise) and type(value.owner.op.scalar_op).__name__ == "Add"
+    if not is_sum or variable not in value.owner.inputs:
+        return None
+    rest = list(value.owner.inputs)
+    rest.remove(variable)
+    if not rest or variable in ancestors(rest):
+        return None
+    return rest[0] if len(rest) == 1 else T.add(*rest)
+
+
+# Views whose gradients are linear in those of their outputs: these clip nothing.
+_LINEAR_VIEWS = {
+    "ViewOp", "ConsiderConstant", "ZeroGrad", "UndefinedGrad", "DisconnectedGrad", "GradScale",
+}  # fmt: skip

@@ -15,6 +15,7 @@ own. ``make_train_function`` makes two functions, as in the 2017 package.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import OrderedDict
 from typing import Any, Callable, Sequence
 
@@ -24,7 +25,7 @@ from synkhronos import _host, collectives, functions, ops
 from synkhronos._calls.proof import place_of
 from synkhronos._calls.signature import check_pairs
 from synkhronos._hints import Output, SharedVariable, Variable
-from synkhronos._host import CannotDivide, compiling, float_dtype, library, set_default_update
+from synkhronos._host import CannotDivide, compiling, float_dtype, library
 from synkhronos._host import tensor as T
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._wording import advise, sentence, shown, whole_number
@@ -628,6 +629,8 @@ def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     steps = whole_number("steps", steps, 1, 1 << 53)  # a float64 counts no further
     # A float, because updates of slices are averaged, and integers can't be.
     step = library.shared(np.zeros(()), "warm_up_step")
-    set_default_update(step, step + 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
+        step.default_update = step + 1
     done = T.minimum(T.cast(step, float_dtype()) / steps, 1)
     return T.cast(rate * (1 + (factor - 1) * done), float_dtype())

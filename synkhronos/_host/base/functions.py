@@ -8,12 +8,11 @@ import functools
 import itertools
 import re
 import threading
-import warnings
 
 import numpy as np
 
 from synkhronos._host.base import chosen_library as host
-from synkhronos._host.base.chosen_library import Constant, Variable, ancestors, tensor
+from synkhronos._host.base.chosen_library import Constant, Variable, ancestors
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 
@@ -169,13 +168,6 @@ def destroyed_inputs(function):
     return [i for i, (given, x) in pairs if not given.shared and fgraph.has_destroyers([x])]
 
 
-def set_default_update(variable, expression):
-    """Give a shared variable an update in all functions that use it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
-        variable.default_update = expression
-
-
 def line_of(variable) -> str:
     """Return "file:line" where the script made a variable, or what it is computed from; or ""."""
     for each in itertools.islice(ancestors([variable]), _NEAR):
@@ -187,31 +179,6 @@ def line_of(variable) -> str:
     return ""
 
 
-def clips_gradients(expression) -> bool:
-    """Return whether an expression clips gradients on their way to the parameters."""
-    return any(
-        (isinstance(node.op, host.ViewOp) and type(node.op).__name__ not in _LINEAR_VIEWS)
-        or any(map(clips_gradients, host.inner_outputs(node.op)))
-        for node in nodes_of([expression])
-    )
-
-
-def added_to(variable, value):
-    """Return the expression that a sum, `value`, adds to a variable; None if it is no such sum."""
-    is_sum = is_by(value, host.Elemwise) and type(value.owner.op.scalar_op).__name__ == "Add"
-    if not is_sum or variable not in value.owner.inputs:
-        return None
-    rest = list(value.owner.inputs)
-    rest.remove(variable)
-    if not rest or variable in ancestors(rest):
-        return None
-    return rest[0] if len(rest) == 1 else tensor.add(*rest)
-
-
-# Views whose gradients are linear in those of their outputs: these clip nothing.
-_LINEAR_VIEWS = {
-    "ViewOp", "ConsiderConstant", "ZeroGrad", "UndefinedGrad", "DisconnectedGrad", "GradScale",
-}  # fmt: skip
 _NEAR = 200  # so many variables are searched for a line of the script
 _LIBRARIES = re.compile(r"[/\\](site-packages|dist-packages|synkhronos)[/\\]")
 
