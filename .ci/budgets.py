@@ -12,7 +12,7 @@ CORE = {
     "synkhronos": 4_700,  # modules at the top
     "synkhronos/_arithmetic": 1_000,
     "synkhronos/_calls": 3_200,
-    "synkhronos/_host": 11_000,
+    "synkhronos/_host": 10_000,
     "synkhronos/_machine": 2_900,
     "synkhronos/_session": 2_700,
     "synkhronos/comm": 9_200,
@@ -20,7 +20,7 @@ CORE = {
     "synkhronos/profiling": 2_000,
     "synkhronos/tools": 2_700,
 }
-WHOLE_CORE = 42_400
+WHOLE_CORE = 37_200
 OTHERS = {
     "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,
