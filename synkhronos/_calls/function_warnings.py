@@ -56,8 +56,7 @@ class FunctionWarnings:
         if not self.tells_of_idle or self._n_ranks == 1 or _host.communicates(self._compiled):
             return
         self.tells_of_idle = False
-        pairs = zip(self._inputs.variables, self._inputs.is_scattered)
-        scattered = [variable for variable, is_scattered in pairs if is_scattered]
+        scattered = [self._inputs.variables[i] for i in self._inputs.axes_of_rows]
         scattered += dict(self._recipe.givens)  # their replacements may depend on rows
         behind = [
             target

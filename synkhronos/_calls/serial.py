@@ -414,21 +414,17 @@ def difference(found, expected, before=None, beside=0):
     found, expected = np.asarray(_host.to_host(found)), np.asarray(_host.to_host(expected))
     if found.shape != expected.shape:
         return f"its shape is {found.shape}, serially {expected.shape}"
-    if found.size == 0 or np.array_equal(found, expected):
+    if np.array_equal(found, expected):
         return None
-    one, other = _wide(found), _wide(expected)
-    apart = _distances(one, other)
-    if not apart.any():
-        return None
-    scale = np.abs(other[np.isfinite(other)]).max(initial=0)
-    coarse = max(_TOLERANCES.get(str(each.dtype), 0) for each in (found, expected))
-    tolerance = (coarse or _TOLERANCE) * scale
-    if before is not None and before.shape == other.shape:
-        change = change_of(other, before)
-        rounding = max(_rounding(each.dtype) for each in (found, expected))
-        tolerance = min(tolerance, 10 * (coarse or _TOLERANCE) * change + 64 * rounding * scale)
-        tolerance = max(tolerance, 64 * rounding * beside)
-    largest = np.nan if np.isnan(apart).any() else apart.max()
+    wide = _wide(expected)
+    scale = np.abs(wide[np.isfinite(wide)]).max(initial=0)
+    relative = max(_TOLERANCES.get(str(each.dtype), _TOLERANCE) for each in (found, expected))
+    tolerance = relative * scale
+    if before is not None and before.shape == wide.shape:
+        rounding = 64 * max(_rounding(each.dtype) for each in (found, expected))
+        tolerance = min(tolerance, 10 * relative * change_of(wide, before) + rounding * scale)
+        tolerance = max(tolerance, rounding * beside)
+    largest = _largest_distance(found, expected)
     if largest <= tolerance:
         return None
     return f"the largest difference is {largest:.3g}, where the largest value is {scale:.3g}"
@@ -457,18 +453,19 @@ def distance(one, other):
     one, other = np.asarray(one), np.asarray(other)
     if one.shape != other.shape:
         return np.inf
-    return np.nan_to_num(_distances(_wide(one), _wide(other)), nan=np.inf).max(initial=0)
+    return np.nan_to_num(_largest_distance(one, other), nan=np.inf)
 
 
 def _wide(array):
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
-def _distances(one, other):
-    """Return the distance of each pair of items; 0 where both are NaN, or equally infinite."""
+def _largest_distance(one, other):
+    """Return the largest distance of two items: of two NaNs it is 0, of one it is NaN."""
+    one, other = _wide(one), _wide(other)
     with np.errstate(all="ignore"):
         same = (one == other) | ((one != one) & (other != other))
-        return np.abs(np.where(same, 0, one - other))
+        return np.abs(np.where(same, 0, one - other)).max(initial=0)
 
 
 def change_of(array, before):

@@ -80,14 +80,11 @@ class OutputSignature:
 
     def gather_along(self, variable, axis):
         """Gather a variable along this axis; return whether it is an output that is gathered."""
-        gathered = [
-            i
-            for i, (each, mode) in enumerate(zip(self.variables, self.modes))
-            if each is variable and mode == "gather"
-        ]
-        for i in gathered:
-            self.modes[i] = reduction.Gather(axis=axis)
-        return bool(gathered)
+        is_gathered = False
+        for i, each in enumerate(self.variables):
+            if each is variable and self.modes[i] == "gather":
+                self.modes[i], is_gathered = reduction.Gather(axis=axis), True
+        return is_gathered
 
     def check_subset(self, output_subset, function):
         """Return the positions of the selected outputs, in ascending order; None for all."""
@@ -287,7 +284,7 @@ def check_axes(axes, inputs, outputs, sliceables):
     """Return the inputs, a list of `Input`, with their axes of rows; set those of `outputs`."""
     if axes is None:
         return inputs
-    require("axes must be a dict of variables and their axes of rows, as {x: 1}", axes, dict)
+    require("axes must be a dict of variables with their axis of rows, as {x: 1}", axes, dict)
     axis_of = {}
     for variable, axis in axes.items():
         if not isinstance(variable, _host.Variable) or not _host.is_array_variable(variable):
