@@ -22,7 +22,7 @@ from typing import Any, Iterator, Sequence, Union
 
 import numpy as np
 
-from synkhronos import _host
+from synkhronos import _host, checkpoints
 from synkhronos._machine.archives import damage_told, reading, writing
 from synkhronos._machine.files import followed, held, new_file, npz_path, shift
 from synkhronos._machine.log import log
@@ -32,16 +32,6 @@ from synkhronos._session import commands
 from synkhronos._session.current import Current, call, current
 from synkhronos._session.session import SessionState
 from synkhronos._wording import advise, count, seconds, sentence, shown, truth, whole_number
-from synkhronos.checkpoints import (
-    WHAT,
-    CheckpointEntry,
-    LoadPlan,
-    Saved,
-    are_unequal,
-    describe,
-    refusal,
-    variables_of,
-)
 from synkhronos.errors import WorkerDied
 from synkhronos.session import restart_count
 
@@ -54,7 +44,7 @@ _AFTER_LOSS = 120.0  # the same after a restart: NFS holds locks of a lost machi
 
 _RANDOMS = np.random.RandomState, np.random.Generator
 NumPyRandom = Union[np.random.RandomState, np.random.Generator]
-Resumed = Union[Saved, NumPyRandom]
+Resumed = Union[checkpoints.Saved, NumPyRandom]
 
 
 def resume(
@@ -152,7 +142,7 @@ def resume(
     for each in randoms:
         encode(each, {}, "")  # it raises TypeError if a file can't hold it
     others = [each for each in sources if not isinstance(each, _RANDOMS)]
-    variables = variables_of("resume", others)
+    variables = checkpoints.variables_of("resume", others)
     interval = seconds("every", every)
     if interval is None:
         raise TypeError("every must be a number of seconds, got None.")
@@ -395,10 +385,10 @@ class RunState(UserDict):
         """Copy the state in the format of the file; start a thread that writes it."""
         copy, entries, progress = io.BytesIO(), [], {}
         table = {"variables": entries, "progress": progress}
-        with call("tick()") as session, writing(copy, WHAT, **table) as arrays:
-            for variable, entry in describe(session, self._variables, arrays):
-                if self._unequal == "refuse" and are_unequal(variable, entry):
-                    raise refusal("tick() can't save", variable)
+        with call("tick()") as session, writing(copy, checkpoints.WHAT, **table) as arrays:
+            for variable, entry in checkpoints.describe(session, self._variables, arrays):
+                if self._unequal == "refuse" and checkpoints.are_unequal(variable, entry):
+                    raise checkpoints.refusal("tick() can't save", variable)
                 entries.append(entry._asdict())
             randoms, values = enumerate(self._randoms), enumerate(self.items())
             progress.update(
@@ -443,7 +433,9 @@ class RunState(UserDict):
             file = self._read()
             if file is not None:
                 path, entries, arrays, progress = file
-                plan = LoadPlan(session, path, entries, self._variables, arrays, self._unequal)
+                plan = checkpoints.LoadPlan(
+                    session, path, entries, self._variables, arrays, self._unequal
+                )
                 self._restore(path, progress, arrays, plan)
             elif restart_count():
                 advise(
@@ -457,8 +449,8 @@ class RunState(UserDict):
         first = None
         for path in [self._path, *self._older]:
             try:
-                with reading(path, WHAT) as (table, arrays):
-                    entries = [CheckpointEntry(**each) for each in table["variables"]]
+                with reading(path, checkpoints.WHAT) as (table, arrays):
+                    entries = [checkpoints.CheckpointEntry(**each) for each in table["variables"]]
                     named = [each.values for each in entries]
                     named += [table.get("progress", {}).get(key) for key in ("random", "values")]
                     arrays = {name: arrays[name] for name in names_of(named)}
@@ -484,7 +476,7 @@ class RunState(UserDict):
         return None
 
     def _restore(self, path, progress, arrays, plan):
-        with damage_told(repr(path), WHAT):
+        with damage_told(repr(path), checkpoints.WHAT):
             step, epoch, done = (
                 whole_number(name, progress[name], 0) for name in ("step", "epoch", "done")
             )

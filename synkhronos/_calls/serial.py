@@ -63,7 +63,7 @@ class Serial:
         self.modes = [outputs.modes[output] for output in self.outputs]
         self._variables = list(_host.shared_variables(self._compiled))
         self._lent = {}
-        self.apart = set()  # variables that may differ between ranks
+        self.apart = set(self._recipe.sliceables)  # variables that may differ between ranks
         self.targets = [v for v in self._recipe.updated if _host.is_array_variable(v)]
         self._results = {}  # of methods
         self._last = None, None  # a case, and its arrays
@@ -76,7 +76,6 @@ class Serial:
         """Read the variables before the call, on all ranks unless `are_equal`."""
         sliceables = self._recipe.sliceables
         if sliceables:
-            self.apart = set(sliceables)
             everyone = [self.values_of_all_ranks(variable) for variable in sliceables]
             lengths = [min(map(len, each)) for each in zip(*everyone)]
             picks = select_each("batch_s", batch_s, lengths)
