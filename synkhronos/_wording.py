@@ -109,21 +109,6 @@ def shape_of(shape):
     return lengths
 
 
-def oversize_of(oversize):
-    """Return an argument `oversize` as a float from 1 to 2."""
-    try:
-        if is_bool(oversize) or isinstance(oversize, (str, bytes)):
-            raise TypeError
-        number = float(oversize)
-    except (TypeError, ValueError):
-        raise TypeError(f"oversize must be a number from 1 to 2, got {shown(oversize)}.") from None
-    except OverflowError:
-        number = float("inf")
-    if not 1 <= number <= 2:
-        raise ValueError(f"oversize must be from 1 to 2, got {shown(oversize)}.")
-    return number
-
-
 def one_line(name) -> str:
     """Return a name on one line, with unprintable characters escaped and a long name cut."""
     text = printable(str(name), kept="")

@@ -20,15 +20,7 @@ from synkhronos._host.choice import advice
 from synkhronos._session.current import current
 from synkhronos._session.session import SessionState
 from synkhronos._session.staging import GrowingArray
-from synkhronos._wording import (
-    MAX_DIMENSIONS,
-    count,
-    oversize_of,
-    shape_of,
-    shown,
-    truth,
-    whole_number,
-)
+from synkhronos._wording import MAX_DIMENSIONS, count, is_bool, shape_of, shown, truth, whole_number
 
 __all__ = ["Data", "data"]
 
@@ -202,7 +194,7 @@ class Data(Operators):
         SharedMemoryFull
             If the shared memory is full.
         """
-        oversize = oversize_of(oversize)
+        oversize = _oversize(oversize)
         value = self._condition(input_data, force_cast)
         self._resize(value.shape, oversize, keep=False, value=value)
 
@@ -221,7 +213,7 @@ class Data(Operators):
         if self.ndim == 0:
             raise TypeError(f"{self._what()} has no axis 0 whose length could be set.")
         length = whole_number("length", length, 1)
-        self._resize((length, *self.shape[1:]), oversize_of(oversize))
+        self._resize((length, *self.shape[1:]), _oversize(oversize))
 
     def set_shape(self, shape: Sequence[int], oversize: float = 1) -> None:
         """Change the shape, with the same number of dimensions; the items stay in flat order.
@@ -241,7 +233,7 @@ class Data(Operators):
                 f"{self._what()} has {count(self.ndim, 'dimension')}: its shape can't be "
                 f"{shown(new)}."
             )
-        self._resize(new, oversize_of(oversize))
+        self._resize(new, _oversize(oversize))
 
     def free_memory(self) -> None:
         """Make the Data empty; its memory is freed when no view of it is left.
@@ -374,7 +366,7 @@ def data(
         )
     dtype = check_dtype(dtype)
     ndim = whole_number("ndim", ndim, 0, MAX_DIMENSIONS)
-    oversize = oversize_of(oversize)
+    oversize = _oversize(oversize)
     if initial is not None:
         # Check before memory is allocated, so that an error leaves none behind.
         initial = condition(plain(initial), dtype, ndim, force_cast, what)
@@ -408,3 +400,18 @@ def _like(var, dtype, ndim):
             f"ndim={shown(ndim)} was given beside var={var}, of {count(var.ndim, 'dimension')}."
         )
     return var.dtype, var.ndim
+
+
+def _oversize(oversize):
+    """Return an argument `oversize` as a float from 1 to 2."""
+    try:
+        if is_bool(oversize) or isinstance(oversize, (str, bytes)):
+            raise TypeError
+        number = float(oversize)
+    except (TypeError, ValueError):
+        raise TypeError(f"oversize must be a number from 1 to 2, got {shown(oversize)}.") from None
+    except OverflowError:
+        number = float("inf")
+    if not 1 <= number <= 2:
+        raise ValueError(f"oversize must be from 1 to 2, got {shown(oversize)}.")
+    return number

@@ -5,7 +5,8 @@ import pytest
 import theano.tensor
 from support.helpers import nameless
 
-from synkhronos._wording import count, oversize_of, shape_of, shown, truth, whole_number
+from synkhronos._wording import count, shape_of, shown, truth, whole_number
+from synkhronos.inputs import _oversize
 
 X = theano.tensor.dvector("x")
 NO_SHAPES = [3, "ab", b"ab", (2, 1.5), (2, True), (2, None), {2, 3}, {2: 3}, X, iter([2, 3])]
@@ -23,7 +24,7 @@ def test_what_is_shown_is_short():
     [
         *[(lambda v: whole_number("it", v, 0, 3), v, 3) for v in (3, np.int8(3), np.array(3))],
         *[(shape_of, v, (2, 3)) for v in ([2, np.int8(3)], np.array([2, 3]), range(2, 4))],
-        *[(oversize_of, v, 1.0) for v in (1, np.float32(1), np.array(1.0))],
+        *[(_oversize, v, 1.0) for v in (1, np.float32(1), np.array(1.0))],
         (lambda v: truth("it", v), np.array([1]), True),
         (lambda v: truth("it", v), [], False),
     ],
@@ -48,7 +49,7 @@ def test_what_is_taken(check, value, result):
         (shape_of, np.array([[2, 3]]), TypeError, "shape must be a sequence of integers"),
         (shape_of, [1] * 33, ValueError, "shape must have at most 32 dimensions, got 33"),
         *[
-            (oversize_of, v, (TypeError, ValueError), r"oversize must be (a number )?from 1 to 2")
+            (_oversize, v, (TypeError, ValueError), r"oversize must be (a number )?from 1 to 2")
             for v in NO_OVERSIZES
         ],
         (lambda v: truth("it", v), np.ones(2), TypeError, "it must be True or False, got array"),
