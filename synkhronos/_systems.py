@@ -96,13 +96,12 @@ _ALL = (
 
 def there() -> list[SystemRow]:
     """Return the systems whose folders are there."""
-    return [system for system in _ALL if _is_there(system.module)]
-
-
-def _is_there(module):
-    with contextlib.suppress(ModuleNotFoundError):  # its parent package is not there
-        return importlib.util.find_spec(module) is not None
-    return False
+    found = []
+    for system in _ALL:
+        with contextlib.suppress(ModuleNotFoundError):  # its parent package is not there
+            if importlib.util.find_spec(system.module) is not None:
+                found.append(system)
+    return found
 
 
 def launch_options() -> list[LaunchOptions]:

@@ -213,7 +213,10 @@ class RunState(UserDict):
             self._load()
             if self._preemptible:
                 self._is_ending = False
-                block.callback(self._leave_sigterm, self._answer_sigterm())
+                with call("resume()") as session:
+                    session.run(commands.SetSigterm(signal.SIG_IGN))
+                before = signal.signal(signal.SIGTERM, self._end_at_tick) or signal.SIG_DFL
+                block.callback(self._leave_sigterm, before)
             self._block = block.pop_all()
         return self
 
@@ -499,12 +502,6 @@ class RunState(UserDict):
         self._division, self.restored = division, True
         self.data.update(values)
         log.info("going on from %s, after %s", path, count(step, "step"))
-
-    def _answer_sigterm(self):
-        """Let the next tick end the script after a SIGTERM; return the handler that was there."""
-        with call("resume()") as session:
-            session.run(commands.SetSigterm(signal.SIG_IGN))
-        return signal.signal(signal.SIGTERM, self._end_at_tick) or signal.SIG_DFL
 
     def _leave_sigterm(self, before):
         """Restore the handler of SIGTERM; let workers end by a SIGTERM if they did before."""

@@ -186,19 +186,17 @@ class FirstCall(SerialComparison):
     def run(self, call, values, subset, batch, batch_s, num_slices):
         """Run `call`, compare it with serial Theano if it is cheap, and return its results."""
         self.left -= 1
-        prepared = self._trying(self._prepared, values, subset, batch, num_slices)
-        if prepared is None:
-            self._fail()
-            return call()
-        serial, likeness = prepared
+        serial = self._trying(self._prepared, values, subset, batch, num_slices)
         if serial is None:
+            self._fail()
+        if not serial:
             return call()
         begin = perf_counter()
         results = call()
         if (perf_counter() - begin) * self._session.n_ranks > SECONDS:
             self._fail()
             return results
-        differences = self._trying(self._compared, serial, results, num_slices, likeness)
+        differences = self._trying(self._compared, serial, results, num_slices)
         for what, message in differences or ():
             self._tell(what, message)
         if self._n_compared >= CALLS + _AGAIN or self._told.issuperset(self._proof.open):
@@ -238,10 +236,7 @@ class FirstCall(SerialComparison):
             return None
 
     def _prepared(self, values, subset, batch, num_slices):
-        """Return the `Serial` of a call, which has copied what the call updates, and its likeness.
-
-        Return None if the call can't be compared, and (None, likeness) if a call like it was.
-        """
+        """Return the `Serial` of a call; None if it can't be compared, False if one like it was."""
         if num_slices != 1 and _host.communicates(self._compiled):
             return None
         if self._key in self._session.registry.pending:
@@ -250,9 +245,9 @@ class FirstCall(SerialComparison):
         inputs, used = serial.nbytes()
         if serial.rows() < self._session.n_ranks or used > max(inputs, NBYTES):
             return None
-        likeness = serial.likeness()
-        if likeness in self._seen and self._n_compared >= CALLS:
-            return None, likeness
+        self._likeness = serial.likeness()
+        if self._likeness in self._seen and self._n_compared >= CALLS:
+            return False
         # Equal once is enough: an earlier call may have made the ranks' variables differ.
         self._was_equal = self._was_equal or serial.are_equal_on_ranks()
         if not self._was_equal:
@@ -261,9 +256,9 @@ class FirstCall(SerialComparison):
             n_ranks = self._session.n_ranks
             serial.take_first(max(-(-serial.rows() // num_slices), 2 * n_ranks))
         serial.read_variables(None, are_equal=True)
-        return serial, likeness
+        return serial
 
-    def _compared(self, serial, results, num_slices, likeness):
+    def _compared(self, serial, results, num_slices):
         """Return a pair (output or variable, message) for each difference."""
         expected, updated = serial.whole(0)
         if num_slices == 1:
@@ -278,7 +273,7 @@ class FirstCall(SerialComparison):
         is_at_rest = updated and not serial.largest_change(updated)
         is_zero = any(m in OPERATIONS and not each.any() for m, each in zip(serial.modes, expected))
         if not (is_at_rest or is_zero):  # a wrong mode may give 0, too, as for counts of rare items
-            self._seen.add(likeness)
+            self._seen.add(self._likeness)
             self._n_compared += 1
         return differences
 

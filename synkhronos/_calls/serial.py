@@ -8,8 +8,6 @@ for one call by chance: the larger of two medians is often the median of all. So
 other numbers, too, made of the rows of the call, and suggested only if it is right for all.
 """
 
-import functools
-
 import numpy as np
 
 from synkhronos import _host
@@ -47,7 +45,7 @@ def _kept(method):
             self._results[key] = method(self, *arguments)
         return self._results[key]
 
-    return functools.wraps(method)(keeping)
+    return keeping
 
 
 class Serial:

@@ -49,7 +49,6 @@ class OutputSignature:
                 computed.append((variable, mode))
         self._first.append(len(computed))
         self.variables = [variable for variable, _ in computed]
-        self._is_on_device = None  # whether any is on the device; None until it is asked
         self.modes = [reduction.parse_mode(mode) for _, mode in computed]
         self._by_cpu = [str(mode).startswith("c_") for _, mode in computed]
         # The user gets an array on the device only for an expression that ends on the device, and
@@ -67,7 +66,7 @@ class OutputSignature:
             else v
             for v, mode, by_cpu in zip(self.variables, self.modes, self._by_cpu)
         ]
-        self._is_on_device = None
+        self._is_on_device = any(self.on_device)
 
     @property
     def on_device(self):
@@ -130,8 +129,6 @@ class OutputSignature:
 
     def pack(self, values, subset=None):
         """Return the values of all outputs, or a subset, in the form that the user gave."""
-        if self._is_on_device is None:
-            self._is_on_device = any(self.on_device)
         if self._is_on_device:
             chosen = range(len(self.variables)) if subset is None else subset
             values = [
@@ -382,13 +379,12 @@ def swap_variables(source, swap, defaults):
     updates = swapped([*source.updates, *defaults])
     outputs = copy.copy(source.outputs)
     outputs.variables = _host.swapped(outputs.variables, swap)
+    inputs = []
+    for each in source.inputs:
+        update = None if each.update is None else _host.swapped([each.update], swap)[0]
+        inputs.append(each._replace(update=update))
     return source._replace(
-        inputs=[
-            each
-            if each.update is None
-            else each._replace(update=_host.swapped([each.update], swap)[0])
-            for each in source.inputs
-        ],
+        inputs=inputs,
         outputs=outputs,
         updates=[(swap.get(target, target), value) for target, value in updates],
         update_modes=[*source.update_modes, *("avg" for _ in defaults)],

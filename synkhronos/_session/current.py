@@ -25,26 +25,19 @@ class Current:
 def current(caller: str) -> Session:
     """Return the open session, or raise SessionError with the name of its `caller`."""
     session = Current.session
-    if session is None:
-        raise _no_session(caller)
-    session.require_open()
-    return session
+    if session is not None:
+        session.require_open()
+        return session
+    if Current.parent is not None:
+        raise SessionError(
+            f"{caller} needs workers of its own process: call synkhronos.fork() first. The "
+            f"session is of process {Current.parent}, from which this one was forked."
+        )
+    raise SessionError(
+        f"{caller} needs workers: call synkhronos.fork() first. There is no session now."
+    )
 
 
 def call(name: str) -> ContextManager[Session]:
     """Return a context for a call in the current session; `name` is for records and errors."""
-    session = Current.session
-    if session is None:
-        raise _no_session(name)
-    return session.call(name)
-
-
-def _no_session(caller):
-    if Current.parent is not None:
-        return SessionError(
-            f"{caller} needs workers of its own process: call synkhronos.fork() first. The "
-            f"session is of process {Current.parent}, from which this one was forked."
-        )
-    return SessionError(
-        f"{caller} needs workers: call synkhronos.fork() first. There is no session now."
-    )
+    return current(name).call(name)
