@@ -378,11 +378,9 @@ class RunState(UserDict):
         is_same = all(values.get(key, self) is value for key, value in values_now.items())
         if before != now or len(values) != len(values_now) or not is_same:
             return False
-        now_there = map(_host.peek, self._variables)
+        here = map(_host.peek, self._variables)
         # A collective that only reads may have moved a value into shared memory.
-        return all(
-            cell() is value or is_in_a_segment(value) for cell, value in zip(cells, now_there)
-        )
+        return all(cell() is value or is_in_a_segment(value) for cell, value in zip(cells, here))
 
     def _begin(self):
         """Copy the state in the format of the file; start a thread that writes it."""

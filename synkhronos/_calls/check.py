@@ -144,9 +144,7 @@ class SerialComparison:
                 continue
             found = serial.values_of_all_ranks(variable)
             before = serial.before[variable]
-            differences = [
-                difference(value, expected, before=before, beside=beside) for value in found
-            ]
+            differences = [difference(value, expected, before, beside) for value in found]
             how = next(filter(None, differences), None)
             if how is None:
                 continue
@@ -285,7 +283,7 @@ class FirstCall(SerialComparison):
                 continue
             before, expected = serial.before[variable], updated[variable]
             found = np.array(_host.peek(variable))
-            how = difference(found, expected, before=before, beside=beside)
+            how = difference(found, expected, before, beside)
             if how and not serial.is_rounding(variable, found, expected):
                 yield variable, self._about_update(variable, how, ABOUT_OPS)
 

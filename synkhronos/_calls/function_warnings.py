@@ -29,11 +29,7 @@ class FunctionWarnings:
         if "avg" not in modes or not rows_of:
             return {}
         axes = _host.axes_of_rows(self._compiled, rows_of)
-        return {
-            output: axes[output][0]
-            for output, mode in enumerate(modes)
-            if mode == "avg" and axes[output]
-        }
+        return {i: axes[i][0] for i, mode in enumerate(modes) if mode == "avg" and axes[i]}
 
     def tell(self, counts, subset):
         """Give the warnings that apply to a call; `counts` (or None) has the rows of each rank."""

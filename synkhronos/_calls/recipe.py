@@ -93,11 +93,8 @@ class Recipe:
     @property
     def accumulated(self):
         """The updates that are accumulated over slices: pairs (shared variable, mode)."""
-        explicit = [
-            (target, mode)
-            for (target, _), mode in zip(self.updates, self.update_modes)
-            if not _host.is_random_state(target)
-        ]
+        targets = [target for target, _ in self.updates]
+        explicit = _without_states(zip(targets, self.update_modes))
         return explicit + [(target, "avg") for target, _ in self._default_updates]
 
     @property
@@ -155,21 +152,14 @@ class Recipe:
     def compile_plain(self):
         """Compile the function as the user gave it."""
         compiled = self._compile(PLAIN, self._outputs.variables, self.updates, self._kwargs)
-        self._default_updates = [
-            (variable, expression)
-            for variable, expression in _host.default_updates(compiled, self.updates)
-            if not _host.is_random_state(variable)
-        ]
+        self._default_updates = _without_states(_host.default_updates(compiled, self.updates))
         return compiled
 
     def compile_sliced(self):
         """Compile the function with its updates as outputs."""
         states = [pair for pair in self.updates if _host.is_random_state(pair[0])]
-        values = [
-            _host.as_update(target, value)
-            for target, value in self.updates + self._default_updates
-            if not _host.is_random_state(target)
-        ]
+        others = _without_states(self.updates + self._default_updates)
+        values = [_host.as_update(target, value) for target, value in others]
         defaults = [variable for variable, _ in self._default_updates]
         kwargs = _host.without_default_updates(self._kwargs, defaults)
         kwargs["on_unused_input"] = "ignore"  # the plain variant has warned
@@ -182,6 +172,10 @@ class Recipe:
     def expression(self, variant, compiled):
         """Return the expression of a variant, for ranks on another kind of device."""
         return _host.expression_of(compiled, self.inputs, *self._compiled[variant])
+
+
+def _without_states(pairs):
+    return [pair for pair in pairs if not _host.is_random_state(pair[0])]
 
 
 def rows_of(inputs, sliceables):

@@ -259,19 +259,14 @@ class Changes:
         used = set(_host.shared_variables(compiled))
         read = set(_host.variables_read(compiled))
         variables = self._session.worker.variables
-        pending = [(key, variables.get(key)) for key in list(self.pending)]
-        for key, variable in pending:
-            if variable in used:
-                self.pending.pop(key, None)
-        chosen = [key for key, variable in pending if variable in used]
-        differ = [
-            key
-            for key in chosen
-            if key not in self._told and variables[key] in read and self._differs(key)
-        ]
-        for key in differ:
-            self._told.add(key)
+        chosen = [key for key in list(self.pending) if variables.get(key) in used]
+        for key in chosen:
+            self.pending.pop(key, None)
+        for key in chosen:
             variable = variables[key]
+            if key in self._told or variable not in read or not self._differs(key):
+                continue
+            self._told.add(key)
             if _has_streams(variable):
                 advise(
                     f"The random state {variable} was set in the master only: other ranks go on "

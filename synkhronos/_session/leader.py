@@ -71,24 +71,22 @@ class _Session:
         layout = plan.layout(link.machine)
         gc.freeze()  # as in workers, so that the collections of `Forget` are short
         self._link, self._session = link, plan.session
-        self._gate = make_gate_of_machines(plan, link)
+        gate = self._gate = make_gate_of_machines(plan, link)
         self._processes = {}
         ranks = layout.ranks()
         threads = default_threads(len(ranks)) if plan.threads is None else plan.threads
         if len(ranks) > 1:
             end_openmp_threads(threads)
-        self._worker = Worker(ranks[0], self._gate, plan.devices, threads)
+        self._worker = Worker(ranks[0], gate, plan.devices, threads)
         try:
             self._worker.limit_threads()  # as in the master's `Session`
             with interrupts_held():
-                start_workers(
-                    self._processes, self._gate, ranks, plan.devices, threads, plan.profile
-                )
+                start_workers(self._processes, gate, ranks, plan.devices, threads, plan.profile)
         except BaseException:
             self._worker.unbind()
             raise
         link.send("watch", plan.session, {rank: each.pid for rank, each in self._processes.items()})
-        self._gate.on_answer = self._hear
+        gate.on_answer = self._hear
 
     def run(self):
         """Run the master's commands until the session is over."""

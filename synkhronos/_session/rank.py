@@ -65,10 +65,9 @@ class Worker:
             is_first = kind(self.device) not in map(kind, self.devices[: self.rank])
             _host.open_device(self.device, self.rank, self.threads, is_first)
         self.gate.introduce(self.device)
-        log.info(
-            "process %d on %s, with %s", os.getpid(), self.device, count(self.threads, "thread")
-        )
-        return os.getpid()
+        pid, threads = os.getpid(), count(self.threads, "thread")
+        log.info("process %d on %s, with %s", pid, self.device, threads)
+        return pid
 
     def limit_threads(self) -> None:
         """Limit the threads of BLAS and OpenMP to this rank's part of the cores, until `unbind`."""
