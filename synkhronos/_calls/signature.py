@@ -274,7 +274,8 @@ def describe_value(value):
         return f"an array of dtype {value.dtype}, shape {value.shape}"
     if hasattr(value, "dtype") and getattr(value, "shape", ()):
         return f"a {type(value).__name__} of dtype {value.dtype}, shape {value.shape}"
-    return f"{type(value).__name__} {str(value)[:60]}"
+    kind = "" if value is None else f"{type(value).__name__} "
+    return f"{kind}{str(value)[:60]}"
 
 
 def check_axes(axes, inputs, outputs, sliceables):

@@ -240,7 +240,7 @@ for use in (BROADCAST, SCATTER, SET_VALUE):
     verb, name = use.name.split(".")[1], use.arguments["shared_vars"]
     use.refuses("values", TypeError, "np.ones((2, 2))", f"{verb}() can't give {name}, of type")
 for use in (SCATTER, SET_VALUE):
-    use.refuses("values", TypeError, "None", "of type TensorType(float64, vector), NoneType None")
+    use.refuses("values", TypeError, "None", "of type TensorType(float64, vector), None: ")
     use.refuses("batch", TypeError, "1.0", "batch must be an integer, a slice")
     use.refuses("batch", ValueError, "[True, 2]", "batch must hold integers or bools, not both")
 for use in (SET_VALUE, GET_VALUE):
