@@ -135,6 +135,15 @@ class Changes:
     def _snapshot(self, variable, value):
         return None if self._is_updated(variable) else ArraySnapshot(value)
 
+    def _is_changed(self, key, is_set):
+        """Return whether ranks may lack the value of a variable."""
+        read, is_written = self._read.pop(key, None), self._is_written(key)
+        if is_set or is_written or key in self._taken:
+            return True
+        variable = self._session.worker.variables.get(key)
+        is_there = variable is not None and read is not None
+        return is_there and not _is_equal(_host.peek(variable), read)
+
     def _is_written(self, key):
         """Return whether the script may have written to the array that it shares."""
         variable = self._session.worker.variables.get(key)
@@ -176,17 +185,8 @@ class Changes:
         changes = {}
         while self.pending:  # one by one, so that none is lost that another thread adds now
             changes.update([self.pending.popitem()])
-        read = {key: self._read.pop(key, None) for key in changes}
         try:
-            written = [key for key in changes if self._is_written(key)]
-            changed = [
-                key
-                for key, is_set in changes.items()
-                if is_set
-                or key in self._taken
-                or key in written
-                or self._differs_from(read[key], key)
-            ]
+            changed = [key for key, is_set in changes.items() if self._is_changed(key, is_set)]
             for key in changes:
                 if key not in self.borrowed:
                     self._note_borrowed(key)
@@ -246,11 +246,6 @@ class Changes:
             value, _ = self.borrowed.get(key, _NOTHING)  # none if another thread has set it
             if is_kept and value is not None:
                 _host.put(variable, value)
-
-    def _differs_from(self, read, key):
-        variable = self._session.worker.variables.get(key)
-        is_there = variable is not None and read is not None
-        return is_there and not _is_equal(_host.peek(variable), read)
 
     def _warn(self, function, compiled):
         # Add it first, because a variable that another thread sets meanwhile removes it again.
