@@ -245,8 +245,6 @@ class Serial:
         all_modes = dict.fromkeys((*_TRIED, "max", "min", *OPERATIONS))
         # Only these modes along axis 1: another, as the larger of two columns, fits by chance.
         for axis, modes in ((None, all_modes), (1, _TRIED)):
-            if self._parts(0, axis) is None:
-                continue
             gathers = [reduction.Gather(axis=along) for along in range(1, n_axes)]
             for tried in (*modes, *gathers):
                 along = reduction.axis_of(tried)
