@@ -83,8 +83,15 @@ class Lengths:
         return [len(_host.peek(variable)) for variable in sliceables]
 
 
-class _Collective:
-    """A command on the values of the shared variables `keys` on all ranks."""
+@dataclass(frozen=True)
+class _OfVariables:
+    """A command on shared variables, by their keys."""
+
+    keys: Tuple[int, ...]
+
+
+class _Collective(_OfVariables):
+    """A command on the values of shared variables on all ranks."""
 
     leaves_equal = True  # whether all ranks have the same values after it
     ends_on_master = False  # whether the master calls its `end` after the finish barrier
@@ -108,7 +115,6 @@ class _Collective:
 class Broadcast(_Collective):
     """Replace shared variables, on all ranks, with the values of one rank."""
 
-    keys: Tuple[int, ...]
     root: int
     between_devices: bool = True  # else through the host's memory, also in the commands below
 
@@ -120,7 +126,6 @@ class Broadcast(_Collective):
 class Reduce(_Collective):
     """Reduce shared variables over the ranks, on all or to one; answer if shapes differ."""
 
-    keys: Tuple[int, ...]
     op: str
     root: Optional[int]  # None for all
     between_devices: bool = True
@@ -134,7 +139,6 @@ class Reduce(_Collective):
 class AllReduceLittle(_Collective):
     """Reduce little variables on the master, when all ranks have exposed their values."""
 
-    keys: Tuple[int, ...]
     op: str
     ends_on_master = True
 
@@ -154,7 +158,6 @@ class AllReduceLittle(_Collective):
 class AllGather(_Collective):
     """Join shared variables along axis 0, on all ranks; answer if shapes differ."""
 
-    keys: Tuple[int, ...]
     between_devices: bool = True
 
     def _work(self, worker):
@@ -166,7 +169,6 @@ class AllGather(_Collective):
 class Expose(_Collective):
     """Let the master read the values of shared variables on all ranks, or on one."""
 
-    keys: Tuple[int, ...]
     rank: Optional[int] = None
 
     def _work(self, worker):
@@ -178,10 +180,9 @@ class Expose(_Collective):
 
 
 @dataclass(frozen=True)
-class Assign:
+class Assign(_OfVariables):
     """Set shared variables of one rank, or scatter values over the ranks."""
 
-    keys: Tuple[int, ...]
     values: Tuple[Reference, ...]
     selections: Tuple[Optional[Selection], ...]  # the rows of each value; None for all
     rank: Optional[int]  # None scatters
@@ -240,21 +241,15 @@ def _make_room(worker, keys, values, rows_of_values):
         worker.comm.variables.make_room(dict(zip(keys, shapes)))
 
 
-@dataclass(frozen=True)
-class Shapes:
+class Shapes(_OfVariables):
     """Ask each rank for the shapes of shared variables."""
-
-    keys: Tuple[int, ...]
 
     def run(self, worker):
         return [_host.peek(worker.variables[key]).shape for key in self.keys]
 
 
-@dataclass(frozen=True)
-class Digests:
+class Digests(_OfVariables):
     """Ask each rank for a checksum of the values of shared variables, all NaNs being equal."""
-
-    keys: Tuple[int, ...]
 
     def run(self, worker):
         number = 0
@@ -265,11 +260,8 @@ class Digests:
         return number
 
 
-@dataclass(frozen=True)
-class Hashes:
+class Hashes(_OfVariables):
     """Ask each rank for a hash of each array of shared variables."""
-
-    keys: Tuple[int, ...]
 
     def run(self, worker):
         hashes = []
@@ -282,10 +274,9 @@ class Hashes:
 
 
 @dataclass(frozen=True)
-class SetObject:
+class SetObject(_OfVariables):
     """Set shared variables that hold no arrays, on each rank to objects of its own."""
 
-    keys: Tuple[int, ...]
     pickled: Reference
     rank: Optional[int]  # None for all
 
@@ -297,11 +288,8 @@ class SetObject:
         worker.comm.memory.forget([self.pickled])
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(_OfVariables):
     """Move random states, which are the same on all ranks, to each rank's own stream."""
-
-    keys: Tuple[int, ...]
 
     def run(self, worker):
         for key in self.keys:
