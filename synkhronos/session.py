@@ -87,9 +87,7 @@ def fork(
     check : {"first"}, bool or int, optional
         The default of the argument ``check`` of :func:`~synkhronos.function`. Without it, the
         environment variable ``SYNKHRONOS_CHECK`` gives it (0, 1, a number of calls, or first); else
-        it is ``"first"``: the graph of each function is examined when it is made, calls with
-        operations that have no rule are compared with serial Theano, and one PortingWarning says
-        what the division over ranks changes.
+        it is ``"first"``.
     restart : bool
         If true, the present session is closed first, so that a cell of a notebook can be run
         again. Functions of closed sessions then work in this one: their first call sends them to
