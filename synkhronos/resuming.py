@@ -188,8 +188,8 @@ class RunState(UserDict):
         self._block = None  # what the end of the with block undoes
         self._due = 0.0  # when the next file is begun
         self._is_ending = False  # a SIGTERM has come
-        self._mark = None  # at the last tick: what the script could change after it
-        self._is_saved = True  # whether a file has the state of the last tick
+        # What the script could change after the last tick; None if a file has that state.
+        self._mark = None
         self._writer = None  # the thread that writes a file
         self._error = None  # what the thread has raised
 
@@ -223,7 +223,7 @@ class RunState(UserDict):
     def __exit__(self, kind, error, trace):
         with self._block:
             try:
-                if kind is None and not self._is_saved:
+                if kind is None and self._mark is not None:
                     if self._is_as_marked():
                         self._finish()
                         self._begin()
@@ -263,8 +263,7 @@ class RunState(UserDict):
         In an epoch that is resumed, the loop's body runs again from its begin. What it does after
         its batches, such as a validation, is saved when the next epoch begins.
         """
-        number = whole_number("number", number, 0)
-        return self._epochs(number)
+        return self._epochs(whole_number("number", number, 0))
 
     def _epochs(self, number):
         while self.epoch < number:
@@ -348,7 +347,7 @@ class RunState(UserDict):
         """Note that the state may be saved; save it when it is time."""
         if self._block is None:
             raise RuntimeError("tick() and epochs() are for the block of `with synk.resume(...)`.")
-        self._is_saved, self._mark = False, self._marked()
+        self._mark = self._marked()
         if self._error is not None:
             self._finish()
         if self._is_ending:
@@ -401,7 +400,7 @@ class RunState(UserDict):
                 values=[[key, encode(each, arrays, f"value/{at}")] for at, (key, each) in values],
             )
         self._due = time.monotonic() + self._every
-        self._is_saved = True
+        self._mark = None
         self._writer = threading.Thread(None, self._write, "resume()", (copy,), daemon=True)
         self._writer.start()
 
