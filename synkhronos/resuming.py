@@ -225,7 +225,6 @@ class RunState(UserDict):
             try:
                 if kind is None and self._mark is not None:
                     if self._is_as_marked():
-                        self._finish()
                         self._begin()
                     else:
                         log.info("not saved: the script has changed something since tick()")
@@ -351,13 +350,11 @@ class RunState(UserDict):
         if self._error is not None:
             self._finish()
         if self._is_ending:
-            self._finish()
             self._begin()
             self._finish()
             raise SystemExit(128 + signal.SIGTERM)
         is_due, waits = time.monotonic() >= self._due, not self._every
         if is_due and (waits or self._writer is None or not self._writer.is_alive()):
-            self._finish()
             self._begin()
             if waits:
                 self._finish()
@@ -382,7 +379,8 @@ class RunState(UserDict):
         return all(cell() is value or is_in_a_segment(value) for cell, value in zip(cells, here))
 
     def _begin(self):
-        """Copy the state in the format of the file; start a thread that writes it."""
+        """Copy the state in the format of the file; start a thread that writes it, after others."""
+        self._finish()
         copy, entries, progress = io.BytesIO(), [], {}
         table = {"variables": entries, "progress": progress}
         with call("tick()") as session, writing(copy, checkpoints.WHAT, **table) as arrays:
