@@ -137,12 +137,10 @@ class OutputSignature:
             ]
         if self._sparse:
             values, subset = self._put_together(values, subset)
-        if self.is_list or not values:
-            if self.keys is not None:
-                keys = self.keys if subset is None else [self.keys[output] for output in subset]
-                return dict(zip(keys, values))
-            return list(values)
-        return values[0]
+        if self.keys is not None:
+            keys = self.keys if subset is None else [self.keys[output] for output in subset]
+            return dict(zip(keys, values))
+        return list(values) if self.is_list or not values else values[0]
 
     def _put_together(self, values, subset):
         """Return the values and the positions of the user's outputs."""
