@@ -126,15 +126,9 @@ def _read(place, given, allow_downcast, scattered):
             f"{place} must be a {_host.title} tensor variable, got {variable!r}."
             f"{advice(variable, _host.title)}"
         )
-    if isinstance(variable, _host.Constant):
-        raise TypeError(
-            f"{place} is the constant {variable}: it has its value already, so it can't be an "
-            "input."
-        )
-    if isinstance(variable, _host.SharedVariable):
-        raise TypeError(
-            f"{place} is the shared variable {variable}: it is used without being an input."
-        )
+    if isinstance(variable, (_host.Constant, _host.SharedVariable)):
+        kind = "constant" if isinstance(variable, _host.Constant) else "shared variable"
+        raise TypeError(f"{place} is the {kind} {variable}: it has a value without being an input.")
     parts, whole = (), None
     if is_sparse:
         _check_sparse(place, variable, options, scattered)

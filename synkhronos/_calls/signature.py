@@ -166,14 +166,8 @@ def _is_tuple_of_outputs(outputs):
 
 
 def _check_output(position, output):
-    mode, given = "avg", output
-    if isinstance(output, tuple):
-        if len(output) != 2:
-            raise TypeError(
-                f"Output {position} must be a variable or a pair (variable, mode), got a tuple of "
-                f"length {len(output)}."
-            )
-        given, mode = output
+    is_pair = isinstance(output, tuple) and len(output) == 2
+    given, mode = output if is_pair else (output, "avg")
     output = _host.read_output(given)
     if output is None:
         raise TypeError(
