@@ -172,7 +172,7 @@ ZERO = theano.shared(0.0)
             {"inputs": [(X, 1.0, 2.0)]},
         ),
         (TypeError, "Output 1 must be a (Theano|PyTensor) variable", {"outputs": (X, "sum", 1)}),
-        (TypeError, "Output 0 must be a variable or a pair.*length 1", {"outputs": [(X,)]}),
+        (TypeError, r"Output 0 must be a .* variable or a pair.* got \(", {"outputs": [(X,)]}),
         (TypeError, "Output 1 must be a (Theano|PyTensor) variable", {"outputs": [X, 3]}),
         (TypeError, "The keys of a dict of outputs must be str", {"outputs": {1: X}}),
         (ValueError, "3 is not a reduce mode", {"outputs": (X, 3)}),
