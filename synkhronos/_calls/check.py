@@ -185,26 +185,19 @@ class FirstCall(SerialComparison):
         """Run `call`, compare it with serial Theano if it is cheap, and return its results."""
         self.left -= 1
         serial = self._trying(self._prepared, values, subset, batch, num_slices)
-        if serial is None:
-            self._fail()
-        if not serial:
-            return call()
         begin = perf_counter()
         results = call()
-        if (perf_counter() - begin) * self._session.n_ranks > SECONDS:
-            self._fail()
-            return results
-        differences = self._trying(self._compared, serial, results, num_slices)
-        for what, message in differences or ():
-            self._tell(what, message)
-        if self._n_compared >= CALLS + _AGAIN or self._told.issuperset(self._proof.open):
-            self.left = 0
+        is_slow = (perf_counter() - begin) * self._session.n_ranks > SECONDS
+        if serial is None or (serial and is_slow):
+            self._tries -= 1
+            if not self._tries and not self._n_compared:
+                self.left = 0
+        elif serial:
+            for what, message in self._trying(self._compared, serial, results, num_slices) or ():
+                self._tell(what, message)
+            if self._n_compared >= CALLS + _AGAIN or self._told.issuperset(self._proof.open):
+                self.left = 0
         return results
-
-    def _fail(self):
-        self._tries -= 1
-        if not self._tries and not self._n_compared:
-            self.left = 0
 
     def leaves_out(self):
         """Return whether nothing can be compared, or running twice may have an effect."""
