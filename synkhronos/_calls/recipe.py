@@ -65,8 +65,8 @@ class Recipe:
         # those that the user has declared on a device.
         self.given = [each._replace(variable=_host.on_host(each.variable)) for each in inputs]
         self.row_numbers = row_numbers
-        sent = [sent for each in self.given for sent in each.sent()]
-        self.inputs = [each.variable for each in [*sent, *row_numbers]]
+        self._sent = [sent for each in self.given for sent in each.sent()]
+        self.inputs = [each.variable for each in [*self._sent, *row_numbers]]
         moved = [
             (each.variable, new.variable)
             for each, new in zip(inputs, self.given)
@@ -103,9 +103,8 @@ class Recipe:
         return [target for target, _ in self.updates + self._default_updates]
 
     def rows(self):
-        sent = [part for each in self.given for part in each.sent()]
         numbers = [each.variable for each in self.row_numbers]
-        return {**rows_of(sent, self.sliceables), **dict.fromkeys(numbers, 0)}
+        return {**rows_of(self._sent, self.sliceables), **dict.fromkeys(numbers, 0)}
 
     def examine(self):
         """Return the relations of a rank's values to the serial ones: see `_host.examine`."""
@@ -181,7 +180,6 @@ def _without_states(pairs):
 def rows_of(inputs, sliceables):
     """Return a dict of each variable of which ranks have different rows to its axis of rows."""
     rows = {each.variable: each.axis for each in inputs if each.is_scattered}
-    rows = {each: axis for each, axis in rows.items() if getattr(each, "ndim", 0)}
     if isinstance(sliceables, (list, tuple)):
         rows.update(dict.fromkeys(sliceables, 0))
     return rows
