@@ -349,11 +349,11 @@ def data(
         shape = shape_of(shape)
     force_cast = truth("force_cast", force_cast)
     what = f"Data {name!r}" if name else "This Data"
-    initial: Any = value
-    if isinstance(value, np.ndarray):
-        check_kind(value, value, what)
-    elif value is not None and not isinstance(value, Data):
-        initial = as_array(value, dtype, force_cast, what)
+    initial: Any = plain(value)
+    if isinstance(initial, np.ndarray):
+        check_kind(initial, initial, what)
+    elif initial is not None:
+        initial = as_array(initial, dtype, force_cast, what)
     if initial is not None:
         dtype = initial.dtype if dtype is None else dtype
         ndim = initial.ndim if ndim is None else ndim
@@ -369,7 +369,7 @@ def data(
     oversize = _oversize(oversize)
     if initial is not None:
         # Check before memory is allocated, so that an error leaves none behind.
-        initial = condition(plain(initial), dtype, ndim, force_cast, what)
+        initial = condition(initial, dtype, ndim, force_cast, what)
         if shape not in (None, initial.shape):
             raise ValueError(
                 f"shape={shown(shape)} was given beside a value of shape {initial.shape}, which "

@@ -328,8 +328,7 @@ class ParallelFunction:
         rest = self._names[len(args) :]
         if not set(kwargs) <= set(rest) or len(set(rest)) < len(rest):
             return None
-        defaults = dict(zip(rest, self._defaults[len(args) :]))
-        values = [kwargs.get(name, defaults[name]) for name in rest]
+        values = {**dict(zip(rest, self._defaults[len(args) :])), **kwargs}.values()
         return None if any(each is None for each in values) else [*args, *values]
 
     def _why_alone(self, values):
