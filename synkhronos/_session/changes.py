@@ -80,8 +80,7 @@ class Changes:
         """Note that a collective has set variables on all ranks."""
         self.made += 1
         if self.unreduced:
-            variables = [self._session.worker.variables.get(key) for key in keys]
-            self.unreduced.is_set([each for each in variables if each is not None])
+            self.unreduced.are_set(map(self._session.worker.variables.get, keys))
         if self.pending or self._read:
             for key in keys:
                 if key not in self._taken:
@@ -358,9 +357,9 @@ class Unreduced(dict):
             if key not in self._told:
                 self[key] = weakref.ref(variable), owner
 
-    def is_set(self, variables):
-        """Note that a collective has set variables."""
-        cells = {id(_host.cell(each)) for each in variables}
+    def are_set(self, variables):
+        """Note that a collective has set variables; those that are no more are None."""
+        cells = {id(_host.cell(each)) for each in variables if each is not None}
         for key, (reference, _) in list(self.items()):
             variable = reference()
             if variable is None or id(_host.cell(variable)) in cells:
