@@ -80,9 +80,8 @@ def parallel(
         end; its functions can still be called, in the master. If there is a session already, the
         functions of the block run on all ranks until it is closed.
     check : bool or int
-        As in :func:`~synkhronos.function`: whether calls, or how many of them, are compared with
-        serial Theano; a PortingWarning says what differs. Functions that draw random numbers are
-        not compared.
+        As in :func:`~synkhronos.function`, but functions that draw random numbers are not
+        compared.
 
     Returns
     -------
