@@ -2,10 +2,7 @@
 
 
 class Values:
-    """The values of a function's inputs and shared variables: ``f.value``.
-
-    Keys are the names, the variables or the positions of inputs, and shared variables.
-    """
+    """The values of inputs, by name, variable or position, and of shared variables: ``f.value``."""
 
     def __init__(self, function, inputs, shared):
         self._function, self._inputs, self._shared = function, inputs, shared
