@@ -78,12 +78,10 @@ class SerialComparison:
                 serial.whole(0)
             except raised_here(Exception) as error:
                 # Wrong arguments raise in the call below, too: the user should see that error.
-                problem = sentence(error)
+                problem = f"serial {_host.title} raised {sentence(error)}"
         results = call()
         if problem is not None:
-            self._tell(
-                "serial", f"{self._owner} was not checked: serial {_host.title} raised {problem}"
-            )
+            self._tell("serial", f"{self._owner} was not checked: {problem}")
             return results
         with self._session.call("check"):
             found = self._outputs.unpack(results, subset)

@@ -62,10 +62,8 @@ def check_inputs(argument, given, allow_downcast, scattered):
         raise TypeError(
             f"{argument} must be a list of {_host.title} variables, got {given!r}.{hint}"
         )
-    return [
-        _read(f"{argument}[{position}]", each, allow_downcast, scattered)
-        for position, each in enumerate(given)
-    ]
+    places = [f"{argument}[{position}]" for position in range(len(given))]
+    return [_read(*each, allow_downcast, scattered) for each in zip(places, given)]
 
 
 def for_copy(inputs, without_updates):
