@@ -138,7 +138,10 @@ def _block(n_parallel, devices, threads_per_rank, check):
     if is_mine:
         fork(n_parallel, devices=devices, threads_per_rank=threads_per_rank, follow=True)
     session = current("parallel()")
-    recorder = _recorder_of(session)
+    pids = [pid if session.host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
+    if _Current.report is None or not _Current.report.is_of(session, pids):
+        _Current.report = BlockCounter(session, pids)
+    recorder = _Current.report
     try:
         session.changes.follow_from_now()
         with intercepting:
@@ -147,14 +150,6 @@ def _block(n_parallel, devices, threads_per_rank, check):
         recorder.note_cpu()
         if is_mine and _Current.session is session:
             close()
-
-
-def _recorder_of(session):
-    """Return the BlockCounter of a session, which its first block makes."""
-    pids = [pid if session.host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
-    if _Current.report is None or not _Current.report.is_of(session, pids):
-        _Current.report = BlockCounter(session, pids)
-    return _Current.report
 
 
 def parallel_report() -> ParallelReport:
