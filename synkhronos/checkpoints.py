@@ -197,21 +197,15 @@ def variables_of(name, sources):
     return collective.check_variables(name, list(variables), objects=True)
 
 
-def describe(session, variables, arrays):
-    """Write the values of all ranks to `arrays`; yield each variable with its entry."""
-    for position, (variable, values) in enumerate(_values(session, variables)):
-        yield variable, _written(arrays, position, variable, values)
-
-
 def are_unequal(variable, entry):
     """Return whether ranks have different values of a variable that is no random state."""
     return entry.relation == OF_EACH_RANK and not _host.is_random_state(variable)
 
 
-def _values(session, variables):
-    """Yield each variable with its values on all ranks, or with one if workers don't have it yet.
+def describe(session, variables, arrays):
+    """Write the values of all ranks to `arrays`, or one if workers don't have a variable yet.
 
-    Views among them are valid until the next command.
+    Yield each variable with its entry.
     """
     sent = [variable for variable in variables if session.registry.is_sent(variable)]
     keys = dict(zip(sent, session.registry.keys_of(sent)))
@@ -221,18 +215,18 @@ def _values(session, variables):
         if not _host.is_array_variable(variable)
     }
     equal = _equal_everywhere(session, keys)
-    arrays = tuple(keys[each] for each in keys if each not in objects and each not in equal)
-    if arrays:
-        session.run(commands.Expose(arrays))
-    for variable in variables:
+    exposed = tuple(keys[each] for each in keys if each not in objects and each not in equal)
+    if exposed:
+        session.run(commands.Expose(exposed))
+    for position, variable in enumerate(variables):
         if variable in objects:
-            yield variable, objects[variable]
-        elif variable in equal:
-            yield variable, [_host.to_host(_host.peek(variable))] * session.n_ranks
-        elif variable in keys:
-            yield variable, session.comm.variables.values(keys[variable])
+            values = objects[variable]
+        elif variable in keys and variable not in equal:
+            values = session.comm.variables.values(keys[variable])
         else:
-            yield variable, [_host.to_host(_host.peek(variable))]
+            n_values = session.n_ranks if variable in equal else 1
+            values = [_host.to_host(_host.peek(variable))] * n_values
+        yield variable, _written(arrays, position, variable, values)
 
 
 def _equal_everywhere(session, keys):
