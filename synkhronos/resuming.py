@@ -444,7 +444,7 @@ class RunState(UserDict):
 
     def _read(self):
         """Return the newest file that is not damaged, and what is in it; None if there is none."""
-        first = None
+        damage = None  # the error of the newest file that is damaged
         for path in [self._path, *self._older]:
             try:
                 with reading(path, checkpoints.WHAT) as (table, arrays):
@@ -452,11 +452,10 @@ class RunState(UserDict):
                     named = [each.values for each in entries]
                     named += [table.get("progress", {}).get(key) for key in ("random", "values")]
                     arrays = {name: arrays[name] for name in names_of(named)}
-            except FileNotFoundError as error:
-                first = first or error
+            except FileNotFoundError:
                 continue
             except ValueError as error:
-                first = error if first is None or isinstance(first, OSError) else first
+                damage = damage or error
                 continue
             if "progress" not in table:
                 raise ValueError(
@@ -464,13 +463,12 @@ class RunState(UserDict):
                     "before resume(), and give it another path."
                 )
             if path != self._path:
-                missing = isinstance(first, OSError)
-                why = f"{self._path!r} is not there." if missing else sentence(first)
-                also = " To begin anew, remove the older files, too." if missing else ""
+                why = sentence(damage) if damage else f"{self._path!r} is not there."
+                also = "" if damage else " To begin anew, remove the older files, too."
                 advise(f"resume() goes on from the older file {path!r}: {why}{also}")
             return path, entries, arrays, table["progress"]
-        if isinstance(first, ValueError):
-            raise first
+        if damage is not None:
+            raise damage
         return None
 
     def _restore(self, path, progress, arrays, plan):
