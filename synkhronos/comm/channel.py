@@ -1,32 +1,20 @@
-"""Messages between two processes of one machine, over a Unix socket: any object that pickles.
+"""Messages between processes of one machine, over Unix sockets: any objects that pickle."""
 
-File descriptors can go with a message. The system keeps their files open until the other end has
-received them, even if the sender ends before.
-"""
+from __future__ import annotations
 
-import array
-import collections
 import os
 import pickle
 import select
 import socket
 import struct
-from typing import Any, List, NamedTuple
+from typing import Any, Callable, Mapping
 
 from synkhronos._machine.interrupts import raised_here
 
-_HEADER = struct.Struct("QQ")  # number of bytes that follow, and of descriptors
-_MOST_DESCRIPTORS = 64  # with one message
+_HEADER = struct.Struct("Q")  # number of bytes that follow
 _SEND_AT_ONCE = 1 << 20  # bytes
 _READS = 16  # at most, in one `receive`
-_READ_AT_ONCE = 1 << 16  # bytes; the system would map a larger buffer anew for each read
-
-
-class WithDescriptors(NamedTuple):
-    """A message that came with descriptors, which the receiver has to close."""
-
-    message: Any
-    descriptors: List[int]
+READ_AT_ONCE = 1 << 16  # bytes; the system would map a larger buffer anew for each read
 
 
 class Closed(Exception):
@@ -40,10 +28,6 @@ class Channel:
         self._socket = connection
         self._received = bytearray()
         self._unsent = bytearray()
-        self._n_sent = 0  # bytes, since the start
-        # (position in the stream of bytes to send, descriptors that go with the byte there)
-        self._beside = collections.deque()
-        self._descriptors = []  # received, of messages that are not complete
         connection.setblocking(False)
 
     def fileno(self) -> int:
@@ -68,15 +52,10 @@ class Channel:
             _wait_for(self._socket, select.POLLOUT, None)
             self.flush()
 
-    def post(self, message, descriptors=()) -> None:
-        """Send what there is room for now; `flush` sends the rest.
-
-        The descriptors must stay open until all is sent.
-        """
+    def post(self, message) -> None:
+        """Send what there is room for now; `flush` sends the rest."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        if descriptors:
-            self._beside.append((self._n_sent + len(self._unsent), descriptors))
-        self._unsent += _HEADER.pack(len(data), len(descriptors)) + data
+        self._unsent += _HEADER.pack(len(data)) + data
         self.flush()
 
     @property
@@ -88,35 +67,20 @@ class Channel:
         """Send what there is room for."""
         try:
             while self._unsent:
-                sent = self._send_some()
+                with memoryview(self._unsent)[:_SEND_AT_ONCE] as unsent:
+                    sent = self._send_some(unsent)
                 del self._unsent[:sent]
-                self._n_sent += sent
         except BlockingIOError:
             pass
         except raised_here(OSError) as error:
             raise Closed from error
 
-    def _send_some(self):
-        unsent = memoryview(self._unsent)
-        try:
-            if not self._beside:
-                return self._socket.send(unsent[:_SEND_AT_ONCE])
-            before = self._beside[0][0] - self._n_sent
-            if before:
-                return self._socket.send(unsent[: min(before, _SEND_AT_ONCE)])
-            numbers = array.array("i", self._beside[0][1])
-            beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
-            end = self._beside[1][0] - self._n_sent if len(self._beside) > 1 else len(unsent)
-            sent = self._socket.sendmsg([unsent[: min(end, _SEND_AT_ONCE)]], beside)
-            self._beside.popleft()
-            return sent
-        finally:
-            unsent.release()
+    def _send_some(self, data: memoryview) -> int:
+        return self._socket.send(data)
 
     def discard(self) -> None:
         """Drop what was not sent."""
         self._unsent.clear()
-        self._beside.clear()
 
     def receive(self):
         """Return the messages that have arrived; if there are very many, the first of them."""
@@ -128,7 +92,7 @@ class Channel:
                     ended = True
                     break
                 self._received += data
-                if len(data) < _READ_AT_ONCE:
+                if len(data) < READ_AT_ONCE:
                     break
         except BlockingIOError:
             pass
@@ -136,30 +100,19 @@ class Channel:
             ended = True
         messages, at, buffer = [], 0, self._received
         while len(buffer) - at >= _HEADER.size:
-            length, n_descriptors = _HEADER.unpack_from(buffer, at)
+            [length] = _HEADER.unpack_from(buffer, at)
             if len(buffer) - at - _HEADER.size < length:
                 break
             at += _HEADER.size
-            message = pickle.loads(memoryview(buffer)[at : at + length])
-            if n_descriptors:
-                beside = [self._descriptors.pop(0) for _ in range(n_descriptors)]
-                message = WithDescriptors(message, beside)
-            messages.append(message)
+            messages.append(pickle.loads(memoryview(buffer)[at : at + length]))
             at += length
         del buffer[:at]
         if ended and not messages:
             raise Closed
         return messages
 
-    def _receive_some(self):
-        room = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
-        data, beside, _, _ = self._socket.recvmsg(_READ_AT_ONCE, room, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, content in beside:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                numbers = array.array("i")
-                numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
-                self._descriptors += numbers
-        return data
+    def _receive_some(self) -> bytes:
+        return self._socket.recv(READ_AT_ONCE)
 
     def wait(self, seconds=None) -> bool:
         """Wait up to `seconds` until something can be received; return whether it can."""
@@ -168,9 +121,86 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+
+
+class Mail:
+    """The messages between one process and its peers, each through a socket; peers have numbers.
+
+    `on_message` takes the number of a peer, and a message that it has sent. The end of a socket,
+    after all that its peer has sent, is the end of the peer: `on_end` takes its number.
+    """
+
+    kind: type[Channel] = Channel
+
+    def __init__(
+        self,
+        peers: Mapping[int, socket.socket],
+        on_message: Callable[[int, Any], None],
+        on_end: Callable[[int], None],
+    ):
+        self._on_message, self._on_end = on_message, on_end
+        self._channels: dict[int, Any] = {}
+        self.peers: dict[int, int] = {}  # descriptor -> number of each peer that has not ended
+        for number, each in peers.items():
+            self.add(number, each)
+
+    def add(self, number: int, connection: socket.socket) -> None:
+        """Exchange messages with one more peer."""
+        channel = self._channels[number] = self.kind(connection)
+        self.peers[channel.fileno()] = number
+
+    @property
+    def unsent(self) -> list[int]:
+        """The descriptors of sockets that had no room for all that was sent."""
+        return [each.fileno() for each in self._channels.values() if each.has_unsent]
+
+    def tell(self, peer: int, *message: Any) -> None:
+        """Send a message; to a peer that has ended nothing is sent."""
+        self._post(peer, message)
+
+    def _post(self, peer, *message):
+        if peer in self._channels:
+            try:
+                self._channels[peer].post(*message)
+            except Closed:  # what the peer has sent can still be received
+                self._channels[peer].discard()
+
+    def read(self, descriptor: int) -> None:
+        """Read what a peer has sent, and send what there is room for now."""
+        peer = self.peers.get(descriptor)
+        if peer is None:
+            return
+        channel = self._channels[peer]
+        try:
+            messages = channel.receive()
+        except Closed:
+            del self._channels[peer], self.peers[descriptor]
+            channel.close()
+            self._on_end(peer)
+            return
+        for each in messages:
+            self._on_message(peer, each)
+        _flush(channel)
+
+    def flush(self) -> None:
+        """Send what there is room for now."""
+        for channel in self._channels.values():
+            if channel.has_unsent:
+                _flush(channel)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self.peers.clear()
+
+
+def _flush(channel):
+    try:
+        channel.flush()
+    except Closed:
+        channel.discard()
 
 
 def _wait_for(connection, event, seconds):
@@ -187,8 +217,3 @@ def is_own(connection: socket.socket) -> bool:
 def _credentials(connection):
     """Return the ids of the process at the other end, of its user and of its group."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-
-
-def pair():
-    """Return two sockets that are connected with each other."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -36,7 +36,7 @@ import numpy as np
 from synkhronos._machine.devices import module_command
 from synkhronos._machine.processes import name_of_signal
 from synkhronos._wording import shown, whole_number
-from synkhronos.comm.channel import Channel, Closed, pair
+from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.handlers import Handlers
 from synkhronos.rules import array_files
 from synkhronos.rules.preprocessing import Preprocess, check_mode
@@ -241,7 +241,7 @@ def _halves(fd, shape, dtype):
 
 def _started(memory):
     """Start the loader's process; return it, and the channel to it."""
-    own, its = pair()
+    own, its = socket.socketpair()
     with its:
         kept = [memory, its.fileno()]
         command = [*COMMAND, *map(str, kept)]

@@ -314,9 +314,9 @@ class _Socket(NamedTuple):
 class _Mail:
     """The messages of a carrier with its leader."""
 
-    has_come, unsent = False, ()
+    unsent = ()
 
-    def __init__(self, sockets, segments, on_notice):
+    def __init__(self, sockets, on_notice, on_end):
         self._on_notice, self.peers = on_notice, {_LEADER: 0}
         [self._leader] = sockets.values()
 

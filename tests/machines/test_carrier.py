@@ -1,9 +1,11 @@
 """What a carrier keeps of calls and sessions that end early: in a process of its own, for MPI."""
 
+import socket
+
 import pytest
 from support import hosts
 
-from synkhronos.comm.channel import Channel, pair
+from synkhronos.comm.channel import Channel
 from synkhronos.comm.mpi.link import CarrierLink, JobEnded
 
 pytestmark = pytest.mark.skipif(not hosts.mpirun().exists(), reason="needs Open MPI")
@@ -322,7 +324,7 @@ print([message for message in told if message[:2] != (1, "end") or message[2] in
 
 def test_the_reason_that_a_carrier_told_before_its_end_is_found_by_whoever_misses_it():
     link = CarrierLink("")  # without a carrier
-    ours, theirs = pair()
+    ours, theirs = socket.socketpair()
     link.channel, link.machine = Channel(ours), 1
     with theirs:
         Channel(theirs).send(("end", "The first machine is lost", 0))

@@ -275,7 +275,7 @@ UNPICKLED = {
     ("comm.mpi.base_carrier", "_unframed"): "messages of another machine",
     ("parameter_server.group.several_machines", "_of_carrier"): "messages of a group",
     ("parameter_server.group.one_machine", "_read"): "messages of a group",
-    ("comm.shared.large_messages", "unpack"): "messages of a group",
+    ("parameter_server.group.large_messages", "unpack"): "messages of a group",
     ("_session.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",
     ("extensions.pymc.evaluator", "_unpickled"): "likelihoods",

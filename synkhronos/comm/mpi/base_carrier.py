@@ -22,14 +22,13 @@ from typing import Any, Callable, Iterable, Mapping
 import numpy as np
 
 from synkhronos._machine.shared_memory import Segments
+from synkhronos.comm.channel import Mail
 from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.heartbeats import Heartbeats
 from synkhronos.comm.mpi.mpi_library import MPI
 from synkhronos.comm.mpi.sealed import Sealed
-from synkhronos.comm.mpi.transfers import PART, bytes_of
+from synkhronos.comm.mpi.transfers import PART, bytes_of, pickled
 from synkhronos.comm.mpi.waiting import Waiting
-from synkhronos.comm.shared.large_messages import pickled
-from synkhronos.comm.shared.mail import Mail
 
 _MESSAGE = 1  # the tag of messages; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
@@ -57,7 +56,7 @@ class BaseCarrier:
         self.segments = Segments()
         self.from_ranks = Handlers()
         self.from_machines = Handlers(alive=self.from_machine_alive)
-        self._mail = Mail(sockets, self.segments, self.on_notice)
+        self._mail = self.make_mail(sockets)
         self._waiting = Waiting()
         for descriptor in self._mail.peers:
             self._waiting.add(descriptor)
@@ -75,6 +74,10 @@ class BaseCarrier:
         self.traffic = [0, 0]  # the number of messages that this carrier has sent, and of bytes
         self.is_running = True
         self.has_lost = False  # a machine: MPI_Finalize would wait for it
+
+    def make_mail(self, sockets: Mapping[int, socket.socket]) -> Mail:
+        """Return what exchanges messages with the processes of this machine."""
+        return Mail(sockets, self.on_notice, self.on_end)
 
     def run(self) -> None:
         """Carry messages until `is_running` is false."""
@@ -131,17 +134,6 @@ class BaseCarrier:
         self._mail.read(descriptor)
         if descriptor not in self._mail.peers:
             self._waiting.remove(descriptor)
-        while self._mail.has_come:
-            peer, message = self._mail.take()
-            if message is None:
-                self.on_end(peer)
-            else:
-                self.from_rank(peer, *message)
-            self._mail.give_back()
-
-    def from_rank(self, peer: int, *message: Any) -> None:
-        """Take a message, which may have arrays in memory of its sender."""
-        raise NotImplementedError
 
     def tell(self, machine: int, *message: Any) -> None:
         """Send a message to the carrier of another machine; arrays in it are copied."""

@@ -24,7 +24,7 @@ import time
 from synkhronos._machine.devices import python_command
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
-from synkhronos.comm.channel import Channel, Closed, is_own, pair
+from synkhronos.comm.channel import Channel, Closed, is_own
 from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.comm.mpi import secret
 from synkhronos.errors import SessionError, WorkerDied
@@ -58,7 +58,7 @@ class CarrierLink:
             self._start_carrier()
 
     def _start_carrier(self):
-        ours, theirs = pair()
+        ours, theirs = socket.socketpair()
         self._name = f"synkhronos-{secrets.token_hex(16)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"\0{self._name}")  # no other process has seen the name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, Iterator
 
 import numpy as np
@@ -19,6 +20,20 @@ def small_for_all(n_machines: int) -> int:
     (32768, 11915, 2080)
     """
     return min(SMALL, _TO_ALL // max(n_machines - 1, 1))
+
+
+def pickled(message: tuple) -> tuple[bytes, list[np.ndarray]]:
+    """Return a pickled message without its large arrays, and the bytes of these arrays."""
+    large: list[np.ndarray] = []
+
+    def is_small(buffer):
+        raw = buffer.raw()
+        if raw.nbytes <= SMALL:
+            return True
+        large.append(np.frombuffer(raw, np.uint8))
+        return False
+
+    return pickle.dumps(message, 5, buffer_callback=is_small), large
 
 
 def bytes_of(buffer: Any) -> np.ndarray:

@@ -5,7 +5,5 @@
 `gate`              their waits for one another, in these cells, and the barriers of a session
 `spinning`          how long they spin before they sleep
 `memory`            segments for its arrays
-`group`             a group of equal ranks
-`mail`              its messages; `large_messages`: large arrays in them
 ==================  ============================================================================
 """

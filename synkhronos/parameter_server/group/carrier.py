@@ -27,6 +27,7 @@ from synkhronos.comm.mpi.all_reduce import NetworkAllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.transfers import small_for_all
 from synkhronos.errors import SharedMemoryFull
+from synkhronos.parameter_server.group.large_messages import MailWithArrays
 from synkhronos.parameter_server.group.one_machine import GroupSetup
 from synkhronos.parameter_server.group.several_machines import Question
 
@@ -82,6 +83,21 @@ class GroupCarrier(BaseCarrier):
         """Close all sockets after an error: the ranks here then lose those of other machines."""
         self.has_lost = True
         self._mail.close()
+
+    def make_mail(self, sockets):
+        """Return what exchanges messages, some of them with arrays, with the ranks here."""
+        return MailWithArrays(sockets, self.segments, self.on_notice)
+
+    def read(self, descriptor):
+        """Take the messages that have come through a socket."""
+        super().read(descriptor)
+        while self._mail.has_come:
+            local, message = self._mail.take()
+            if message is None:
+                self.on_end(local)
+            else:
+                self.from_rank(local, *message)
+            self._mail.give_back()
 
     def from_rank(self, source, rank, is_large, data, *buffers):
         """Pass a message on to a rank of another machine."""

@@ -33,9 +33,9 @@ from synkhronos.comm import Aborted
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate import HEARTBEAT_MS, Meetings
 from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, GateMemory, make_file, make_wake_pipes
-from synkhronos.comm.shared.mail import Mail
 from synkhronos.errors import SharedMemoryFull
 from synkhronos.parameter_server.group.interface import Group, RankLost, WaitedTooLong, named
+from synkhronos.parameter_server.group.large_messages import MailWithArrays
 
 WARN_SECONDS = 30.0
 _HEADER = 8  # bytes before a value on a board, with its length
@@ -131,7 +131,7 @@ class SharedGroup(Meetings, Group):
         self.losses, self._file = {}, file
         self._own: collections.deque[tuple] = collections.deque()  # messages to itself
         self._segments = Segments()
-        self._mail = Mail(peers, self._segments, self._on_notice, self._on_end)
+        self._mail = MailWithArrays(peers, self._segments, self._on_notice, self._on_end)
         # id of this rank's array -> its number, the arrays of all ranks
         self._arrays: dict[int, tuple[int, list[np.ndarray]]] = {}
         self._large: dict[int, Any] = {}  # segments of values that are too large for a board
@@ -303,7 +303,7 @@ class SharedGroup(Meetings, Group):
             self._mail.send(rank, message)
 
     def tell(self, rank: int, *notice: Any) -> None:
-        """Send a small message that `receive` does not return; see `Mail.tell`."""
+        """Send a small message that `receive` does not return, but `_on_notice` takes."""
         self._mail.tell(rank, *notice)
 
     def under_way(self, rank: int) -> int:

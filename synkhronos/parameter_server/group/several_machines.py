@@ -26,9 +26,9 @@ from synkhronos._arithmetic.operations import (
     scale_of_16_bits,
 )
 from synkhronos.comm import Aborted
+from synkhronos.comm.mpi.transfers import pickled
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate import HEARTBEAT_MS
-from synkhronos.comm.shared.large_messages import pickled
 from synkhronos.errors import SharedMemoryFull
 from synkhronos.parameter_server.group import one_machine as shared
 from synkhronos.parameter_server.group.interface import Group, RankLost, WaitedTooLong, named
