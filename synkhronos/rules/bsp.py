@@ -8,7 +8,7 @@ step. `avg` averages the parameters after each rank's own step. `swap` exchanges
 random pairs of ranks, as in Im et al., "Generative Adversarial Parallelization", arXiv:1612.04021.
 
     shared variables ──▶ Flat, in memory of the group ──▶ Group.all_reduce   ar, asa32, asa16
-    on CUDA devices of one machine ──▶ NCCL (comm.nccl)                       nccl32, nccl16
+    on CUDA devices of one machine ──▶ NCCL (device_sums)                    nccl32, nccl16
 
 All strategies leave the same bits on all ranks. Sums of float16 are computed in float32, except by
 NCCL, and rounded once. `ar` and `asa32` name the same exchange: each rank sums one share of the
@@ -264,7 +264,7 @@ class Sums:
         self._group, self._sources, self._targets = group, list(sources), list(targets)
         self._sixteen_bits, self._nccl = strategy.endswith("16"), None
         if strategy.startswith("nccl"):
-            from synkhronos.comm.nccl import GroupSums
+            from synkhronos.rules.device_sums import GroupSums
 
             self._nccl = GroupSums(group, self._sixteen_bits)
         else:

@@ -16,6 +16,7 @@ from synkhronos.parameter_server.remote.keeping import Keeper
 from synkhronos.rules import served
 from synkhronos.rules.asgd import Downpour
 from synkhronos.rules.bsp import Sums, swap
+from synkhronos.rules.device_sums import GroupSums
 from synkhronos.rules.easgd import Center
 from synkhronos.rules.job import Interrupt
 from synkhronos.rules.model_variables import Flat
@@ -44,12 +45,12 @@ def device_sums(group):
             assert op == "+" and value.dtype == out.dtype
             out[...] = sum(group.all_gather(value))
 
-    nccl._id = lambda number=b"new": SimpleNamespace(comm_id=bytearray(number))
-    nccl._member = lambda group_id, size, rank: Member() if group_id.comm_id == b"new" else None
+    nccl.group_id = lambda number=b"new": SimpleNamespace(comm_id=bytearray(number))
+    nccl.member = lambda group_id, size, rank: Member() if group_id.comm_id == b"new" else None
     _host.empty_like, _host.to_device = np.empty_like, np.asarray
     _host.scale_on_device = lambda value, weight: np.multiply(value, weight, out=value)
     own = np.float32([1e5 * (1 + group.rank), 0.5, 0])
-    found = [nccl.GroupSums(group, is_half)(own, 0.5).tolist() for is_half in (False, True)]
+    found = [GroupSums(group, is_half)(own, 0.5).tolist() for is_half in (False, True)]
     return found, own.tolist()
 
 
