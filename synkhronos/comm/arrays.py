@@ -46,31 +46,13 @@ class Arrays:
         self._everyone.clear()
 
     def exchange(self, arrays, ops, weights, targets, between_devices=True):
-        """Reduce arrays that every rank has computed, into arrays of its own.
+        """Reduce arrays that every rank has computed; return the targets, with the results.
 
-        Parameters
-        ----------
-        arrays : list of numpy.ndarray or pygpu.gpuarray.GpuArray
-            Contiguous or not.
-        ops : tuple of str
-        weights : tuple of int
-            The number of rows that each rank computed from. The arrays of a rank without rows
-            don't count.
-        targets : list of numpy.ndarray, pygpu.gpuarray.GpuArray or None
-            Where the results go. A target may be the array itself. None: in any array.
-        between_devices : bool
-            Whether arrays on devices may be reduced there.
-
-        Returns
-        -------
-        list of numpy.ndarray or pygpu.gpuarray.GpuArray
-            The targets; in place of None, arrays that are valid until the next exchange, which
-            may use their memory again.
-
-        Raises
-        ------
-        ValueError
-            On every rank, if shapes differ.
+        `weights` has the number of rows that each rank computed from: the arrays of a rank without
+        rows don't count. A target may be the array itself, or None: then the result is an array
+        that is valid until the next exchange, which may use its memory again. All arrays may be on
+        devices, and are reduced there only if `between_devices`. Raises ValueError on every rank
+        if shapes differ.
         """
         if self._is_alone:
             return [_give(target, array) for target, array in zip(targets, arrays)]

@@ -40,13 +40,7 @@ class Channel:
         return _credentials(self._socket)[0]
 
     def send(self, message) -> None:
-        """Send a message; wait while the other end has no room for it.
-
-        Raises
-        ------
-        Closed
-            If the other end is closed.
-        """
+        """Send a message; wait while the other end has no room for it; raise Closed if it ends."""
         self.post(message)
         while self._unsent:
             _wait_for(self._socket, select.POLLOUT, None)

@@ -1,4 +1,4 @@
-"""Parts of the streams of processes: lines, marks, a writer that does not block, and signals.
+"""Parts of the streams of processes: marks, a writer that does not block, and signals.
 
 A mark is a message to the launcher about a rank. It stands between the lines that the rank prints:
 NUL, the token of the run, the rank, a kind, a text, NUL.
@@ -7,7 +7,6 @@ NUL, the token of the run, the rank, a kind, a text, NUL.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import selectors
@@ -15,7 +14,6 @@ import signal
 from typing import Collection, Iterator
 
 SIZE = 1 << 16  # bytes that are read or written at once
-_MOST = 1 << 20  # bytes of an incomplete line that are kept
 
 
 @contextlib.contextmanager
@@ -52,24 +50,6 @@ def mark_pattern(token: str, kind: str = "[a-z]+", end: str = "") -> re.Pattern[
     (b'1', b'status', b'-9')
     """
     return re.compile(rf"\x00{token} (\d+) ({kind}) ([^\x00]*)\x00{end}".encode())
-
-
-class Lines:
-    """Splits a stream into lines, as its parts come."""
-
-    def __init__(self):
-        self._tail = bytearray()
-
-    def take(self, data: bytes, is_end: bool = False) -> list[bytes]:
-        """Return the lines that are complete now; pieces of a long one, and the last at the end."""
-        tail = self._tail
-        tail += data
-        if is_end and tail and not tail.endswith(b"\n"):
-            tail += b"\n"
-        end = len(tail) if len(tail) > _MOST else tail.rfind(b"\n") + 1
-        lines = io.BytesIO(tail[:end]).readlines()
-        del tail[:end]
-        return lines
 
 
 class Writer:

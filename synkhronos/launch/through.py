@@ -24,7 +24,7 @@ from synkhronos.comm.mpi import folders, secret
 from synkhronos.launch import INTERRUPTED, guard, mpirun
 from synkhronos.launch.leftovers import kill_session
 from synkhronos.launch.streams import Writer, mark_pattern
-from synkhronos.launch.watch import Rank, Watch
+from synkhronos.launch.watch import LaunchedProcess, Watch
 from synkhronos.launch.where import Host
 
 # A warning of a race in PRRTE, without consequences.
@@ -60,7 +60,7 @@ class Mpirun(Watch):
         line: Sequence[str],
         hosts: Sequence[Host],
         agent: str | None,
-        ranks: list[Rank],
+        ranks: Sequence[LaunchedProcess],
         environment: Mapping[str, str],
         grace: float,
     ) -> None:
@@ -143,8 +143,7 @@ class Script(Mpirun):
     ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
-        ranks = [Rank("the script")]
-        super().__init__(line, hosts, agent, ranks, environment, grace)
+        super().__init__(line, hosts, agent, [LaunchedProcess()], environment, grace)
         self._losses: list[str] = []  # sentences about lost machines and workers
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of every mark

@@ -16,30 +16,22 @@ import selectors
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import AbstractSet, Any, Mapping
+from dataclasses import dataclass
+from typing import AbstractSet, Any, Mapping, Sequence
 
-from synkhronos._machine.processes import how_ended, shell_status
-from synkhronos.launch import INTERRUPTED
+from synkhronos._machine.processes import shell_status
 from synkhronos.launch.streams import SIZE, signals_of
 
 _AT_ONCE = 1.0  # seconds in which a second SIGTERM counts as the same
 
 
 @dataclass
-class Rank:
-    """A rank, as the launcher knows it."""
+class LaunchedProcess:
+    """A process, as the launcher knows it."""
 
-    device: str
     host: str = ""
     pid: int = 0
     status: int | None = None  # as in subprocess: below 0 for a signal
-    last_lines: list[str] = field(default_factory=list)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended with an error."""
-        return self.status not in (None, 0, INTERRUPTED)
 
     @property
     def exit_status(self) -> int:
@@ -47,23 +39,18 @@ class Rank:
         assert self.status is not None
         return shell_status(self.status)
 
-    @property
-    def end(self) -> str:
-        """How it has ended, in words."""
-        lost = "is lost: its end was not reported"
-        return lost if self.status is None else how_ended(self.status)
-
 
 class Watch:
     """The processes of a run, their streams, and the signals that end them.
 
-    They have `environment`, and `grace` seconds to end when they are asked to.
+    `ranks` has a `LaunchedProcess` for each. They have `environment`, and `grace` seconds to end
+    when they are asked to.
     """
 
     heard: AbstractSet[int] = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before_kill = 5.0  # seconds between SIGTERM and SIGKILL
 
-    def __init__(self, ranks: list[Rank], environment: Mapping[str, str], grace: float) -> None:
+    def __init__(self, ranks: Sequence[Any], environment: Mapping[str, str], grace: float) -> None:
         self.ranks, self._environment, self._grace = ranks, environment, grace
         self.interrupted_by = 0
         self._streams: dict[int, Any] = {}  # open descriptor -> the stream for `_take`

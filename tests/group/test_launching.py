@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from synkhronos.launch import watch
-from synkhronos.parameter_server.group import launching
+from synkhronos.parameter_server.group import launching, watched
 
 
 class FakeRanks(launching.MpirunRanks):
@@ -63,7 +62,7 @@ def test_the_cause_is_not_a_rank_that_mpirun_has_ended(tmp_path):
     fake = FakeRanks(tmp_path, is_served=True)
     fake._take_mark(1, b"status", "-15")
     assert fake.cause == 1
-    fake.ranks.append(watch.Rank("cpu"))
+    fake.ranks.append(watched.Rank(device="cpu"))
     fake._take_mark(2, b"status", "14")  # its word comes first: the one that died is elsewhere
     assert fake.cause == 1
     fake._take_mark(0, b"status", "1")

@@ -43,24 +43,12 @@ def chunk_bytes(nbytes: float, n_machines: int) -> int:
 
 
 class NetworkAllReduce:
-    """One all-reduce of a list of arrays, in place.
+    """One all-reduce of contiguous arrays, in place; they are alike on all machines.
 
-    Parameters
-    ----------
-    wire : object
-        With ``machine``, ``n_machines``, and ``send(machine, buffer, tag)`` and
-        ``receive(machine, buffer, tag)``, which return requests with a method ``Test``.
-    arrays : list of numpy.ndarray
-        Contiguous; of the same shapes and dtypes on all machines.
-    ops : list of str
-    divisor : float
-        For averages.
-    tag : int
-        An even one: it and the next one are used; half of it is `t`.
-    compress : bool
-        Whether floats cross the network in half precision.
-    compress_results : bool
-        Whether the results do, too.
+    `wire` is a `BaseCarrier`, or another object with its ``machine``, ``n_machines``, ``send`` and
+    ``receive``. Averages are divided by `divisor`. An even tag and the next one are used; half of
+    `tag` is `t`. With `compress` floats cross the network in half precision, the results only with
+    `compress_results`.
     """
 
     def __init__(self, wire, arrays, ops, divisor, tag, compress=False, compress_results=True):

@@ -40,12 +40,8 @@ _LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # to wait at the end for messages to b
 class BaseCarrier:
     """The loop of the carrier of one machine.
 
-    Parameters
-    ----------
-    comm : MPI.Comm or Sealed
-        Of all carriers; a machine has the number of its carrier in it.
-    sockets : dict
-        Number of a peer, a process of this machine -> socket.
+    `comm`, an MPI.Comm or Sealed, is that of all carriers: a machine has the number of its carrier
+    there. `sockets` has that of each peer, a process of this machine, by its number.
     """
 
     def __init__(self, comm: Any, sockets: Mapping[int, socket.socket]) -> None:

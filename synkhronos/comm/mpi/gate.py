@@ -220,12 +220,8 @@ class GateOfMachines(Gate):
 
         If the call is aborted meanwhile, or a Ctrl-C is delayed, the carriers decide. A reduction
         that all machines have begun goes on to its end, because some ranks may use its result
-        already: then all ranks use it, and the Ctrl-C is raised when the call ends.
-
-        Raises
-        ------
-        Aborted
-            If a machine has not begun the reduction; then no rank has a result.
+        already: then all ranks use it, and the Ctrl-C is raised when the call ends. If a machine
+        has not begun it, no rank has a result, and Aborted is raised.
         """
         if self._is_worker:  # its leader asks the carriers to decide
             answer = self.link.wait_for(id)
@@ -288,12 +284,8 @@ class GateOfMachines(Gate):
     def wait(self, has_come, in_call=True, may_leave=True, look_seconds=_HEARTBEAT_SECONDS):
         """Take messages until `has_come` returns true; ask it every `look_seconds` at least.
 
-        Raises
-        ------
-        Aborted
-            In a call that another machine has aborted, if `may_leave`.
-        WorkerDied
-            If a worker has died, or a machine is lost.
+        Raises Aborted in a call that another machine has aborted, if `may_leave`, and WorkerDied if
+        a worker has died, or a machine is lost.
         """
         patience = None
         while True:

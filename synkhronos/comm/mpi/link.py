@@ -145,10 +145,7 @@ class CarrierLink:
     def answer(self, id):
         """Return whether the answer to a request has come, and the answer.
 
-        Raises
-        ------
-        SessionError
-            If the request has failed.
+        Raises SessionError if the request has failed.
         """
         if id not in self._answers:
             return False, None

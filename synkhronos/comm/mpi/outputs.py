@@ -47,12 +47,8 @@ class MachinesOutputs(Outputs):
     def of_machine(self, key, combined):
         """Return the outputs of this machine for the master: (rank, `OutputPart`s or None) each.
 
-        Parameters
-        ----------
-        key : int
-        combined : dict
-            Rank -> its parts. Where parts of several ranks were combined, the first of them has a
-            `Partial`, and the others have None.
+        `combined` has the parts of each rank. Where those of several ranks were combined, the first
+        of them has a `Partial`, and the others have None.
         """
         sent = {rank: list(map(_part, parts)) for rank, parts in combined.items()}
         every = [part for parts in sent.values() for part in parts if part is not None]

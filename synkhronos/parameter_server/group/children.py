@@ -14,9 +14,8 @@ from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent, life_of, status_of
 from synkhronos.comm import heartbeats
-from synkhronos.launch.streams import Lines
 from synkhronos.parameter_server.group import membership, one_machine
-from synkhronos.parameter_server.group.watched import AFTER_FAILURE, WatchedRanks
+from synkhronos.parameter_server.group.watched import AFTER_FAILURE, Lines, WatchedRanks
 
 
 class Children(WatchedRanks):

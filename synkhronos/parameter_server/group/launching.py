@@ -15,12 +15,12 @@ import signal
 from typing import Any, Callable, Mapping, Sequence
 
 from synkhronos.launch import mpirun
-from synkhronos.launch.streams import Lines, mark_pattern
+from synkhronos.launch.streams import mark_pattern
 from synkhronos.launch.through import NOISE, PAGE, Mpirun
 from synkhronos.launch.where import Host, is_here
 from synkhronos.parameter_server.group import machine
 from synkhronos.parameter_server.group.children import Children
-from synkhronos.parameter_server.group.watched import WatchedRanks
+from synkhronos.parameter_server.group.watched import Lines, WatchedRanks
 
 # Also exported for the ranks of a group: compilers and CUDA on other hosts need them.
 _OF_COMPILERS = ("PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH", "CPATH")

@@ -9,10 +9,12 @@ rank_0.log  ◀───── the lines of rank 0: of both streams, in the orde
 
 from __future__ import annotations
 
+import io
 import os
 import selectors
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -20,12 +22,50 @@ from synkhronos import _wording
 from synkhronos._machine.processes import how_ended
 from synkhronos.launch import INTERRUPTED
 from synkhronos.launch.streams import SIZE, mark_pattern
-from synkhronos.launch.watch import Rank, Watch
+from synkhronos.launch.watch import LaunchedProcess, Watch
 from synkhronos.parameter_server.group.membership import FOLLOWS
 
 GRACE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 AFTER_FAILURE = 10.0  # seconds for the other ranks to end
 _LAST_LINES = 20
+_LONGEST_LINE = 1 << 20  # bytes of an incomplete line that are kept
+
+
+@dataclass
+class Rank(LaunchedProcess):
+    """A rank, as the launcher knows it."""
+
+    device: str = ""
+    last_lines: list[str] = field(default_factory=list)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self.status not in (None, 0, INTERRUPTED)
+
+    @property
+    def end(self) -> str:
+        """How it has ended, in words."""
+        lost = "is lost: its end was not reported"
+        return lost if self.status is None else how_ended(self.status)
+
+
+class Lines:
+    """Splits a stream into lines, as its parts come."""
+
+    def __init__(self):
+        self._tail = bytearray()
+
+    def take(self, data: bytes, is_end: bool = False) -> list[bytes]:
+        """Return the lines that are complete now; pieces of a long one, and the last at the end."""
+        tail = self._tail
+        tail += data
+        if is_end and tail and not tail.endswith(b"\n"):
+            tail += b"\n"
+        end = len(tail) if len(tail) > _LONGEST_LINE else tail.rfind(b"\n") + 1
+        lines = io.BytesIO(tail[:end]).readlines()
+        del tail[:end]
+        return lines
 
 
 class WatchedRanks(Watch):
@@ -53,7 +93,7 @@ class WatchedRanks(Watch):
         grace: float = GRACE,
         token: str = "",
     ) -> None:
-        ranks = [Rank(name) for name in names]
+        ranks = [Rank(device=name) for name in names]
         super().__init__(*args, ranks=ranks, environment=environment, grace=grace)
         self._mark = mark_pattern(token, end="\n?")  # in standard error; see `_take_mark`
         self.failed: list[int] = []  # in the order in which they ended
