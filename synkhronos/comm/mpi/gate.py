@@ -192,15 +192,8 @@ class GateOfMachines(Gate):
 
     def wait_for_answer(self, id, in_call=True):
         """Wait for the carrier's answer; return it."""
-        answer = None
-
-        def has_come():
-            nonlocal answer
-            there, answer = self.link.answer(id)
-            return there
-
-        self.wait(has_come, in_call)
-        return answer
+        self.wait(lambda: self.link.has_answer(id), in_call)
+        return self.link.take_answer(id)
 
     def count_traffic(self):
         """Return for each machine the number of messages sent in this job, and of their bytes."""
@@ -228,11 +221,11 @@ class GateOfMachines(Gate):
             if answer == GIVEN_UP:
                 raise Aborted
             return answer
-        answer, asked = None, False
+        asked = False
 
         def has_come():
-            nonlocal answer, asked
-            there, answer = self.link.answer(id)
+            nonlocal asked
+            there = self.link.has_answer(id)
             is_aborted = self._aborted == self.sequence or self.local.is_aborted
             if not there and not asked and (is_aborted or self._held):
                 asked = True
@@ -244,6 +237,7 @@ class GateOfMachines(Gate):
             self.wait(has_come, may_leave=False, look_seconds=_LOOK_SECONDS)
         finally:
             self._is_deciding = False
+        answer = self.link.take_answer(id)
         if answer == GIVEN_UP:
             self.local.abort()
             raise Aborted
@@ -364,6 +358,6 @@ class GateOfMachines(Gate):
     def drop_reductions(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
-        self.link.answer(id)  # drops the answer for a wait that a Ctrl-C has ended
+        self.link.drop_answer(id)
         self.link.send("settle", id, self.session, self.sequence)
-        self.wait(lambda: self.link.answer(id)[0], in_call=False)
+        self.wait_for_answer(id, in_call=False)

@@ -3,8 +3,8 @@
     leader    CarrierLink()        starts the carrier, and speaks for its machine
     worker    link.of_worker()     connects to the same carrier, when it has something to ask
 
-    send ──▶ carrier ── done, failed ──▶ answer, wait_for    of what was asked, by its id
-                     ── told, lost ────▶ next_message        of other leaders, and of lost machines
+    send ──▶ carrier ── done, failed ──▶ take_answer    of what was asked, by its id
+                     ── told, lost ────▶ next_message   of other leaders, and of lost machines
                      ── end ───────────▶ every method raises
 
 Every method also raises if the carrier has ended, or was stopped for long.
@@ -108,7 +108,7 @@ class CarrierLink:
     def send(self, *message):
         """Send the carrier a message: a name in `BaseCarrier.from_ranks`, and arguments.
 
-        A message that is answered has an id among them, for `answer`.
+        A message that is answered has an id among them, for `take_answer`.
         """
         try:
             with interrupts_held(), self._lock:
@@ -142,23 +142,26 @@ class CarrierLink:
         """Whether the carrier has not answered all requests for arrays."""
         return bool(self._fetching)
 
-    def answer(self, id):
-        """Return whether the answer to a request has come, and the answer.
+    def has_answer(self, id):
+        """Return whether the answer to a request has come."""
+        return id in self._answers
 
-        Raises SessionError if the request has failed.
-        """
-        if id not in self._answers:
-            return False, None
+    def take_answer(self, id):
+        """Return the answer to a request that has come; raise SessionError if it has failed."""
         answer = self._answers.pop(id)
         if isinstance(answer, _Failure):
             raise SessionError(f"{_NOT_COME}: {answer}")
-        return True, answer
+        return answer
 
     def wait_for(self, id):
-        """Wait for the answer to a request, and return it; raise what `answer` raises."""
+        """Wait for the answer to a request; return it as `take_answer` does."""
         while id not in self._answers:
             self._receive(_LOOK_SECONDS)
-        return self.answer(id)[1]
+        return self.take_answer(id)
+
+    def drop_answer(self, id):
+        """Drop an answer for a wait that a Ctrl-C has ended, if it has come."""
+        self._answers.pop(id, None)
 
     def next_message(self):
         """Return (machine, message), the next of another leader, or None."""

@@ -45,12 +45,12 @@ class GroupSetup:
     """Memory, pipes, and a socket for each pair, which the processes of a new group inherit.
 
     The process that makes it starts each rank with the descriptors and the variable that `place`
-    returns, and closes it when all are started. `host` is the name of this machine. A carrier is
-    one more process, with the number `size`, which exchanges messages with each rank.
+    returns, and closes it when all are started. A carrier is one more process, with the number
+    `size`, which exchanges messages with each rank.
     """
 
-    def __init__(self, size: int, host: str = "", has_carrier: bool = False):
-        self._size, self._host = size, host or socket.gethostname()
+    def __init__(self, size: int, has_carrier: bool = False):
+        self._size = size
         take_standard_streams()  # the descriptors made here must not be theirs
         allow_descriptors(size)
         self._memory = make_file(size)
@@ -74,7 +74,7 @@ class GroupSetup:
             **more,
             "rank": rank,
             "size": self._size,
-            "host": self._host,
+            "host": socket.gethostname(),
             "memory": self._memory,
             "wake": self._wake_pipes,
             "peers": peers,
