@@ -1,9 +1,11 @@
 """Starts the ranks of a group: as child processes, or by mpirun, whose output is taken apart.
 
-launcher      mpirun                              machine                 ranks there
-SIGUSR1  ───▶ SIGUSR1 ──────────────────────────▶ SIGUSR1 ──────────────▶ write a snapshot, end
-stdout   ◀─── stdout, a tag before each line ◀─── lines with marks ◀────── stdout
-stderr   ◀─── stderr, a tag before each line ◀─── lines, start, status ◀── stderr
+    launcher      mpirun                              machine                 ranks there
+    SIGUSR1  ───▶ SIGUSR1 ──────────────────────────▶ SIGUSR1 ──────────────▶ write a snapshot, end
+    stdout   ◀─── stdout, a tag before each line ◀─── lines with marks ◀────── stdout
+    stderr   ◀─── stderr, a tag before each line ◀─── lines, start, status ◀── stderr
+
+If all ranks are on this machine, and the user has no arguments for mpirun, mpirun starts nothing.
 """
 
 from __future__ import annotations

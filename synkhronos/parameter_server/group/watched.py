@@ -1,10 +1,12 @@
 """Watches the ranks of a group: what they print, and how each ends.
 
-command            ranks
-SIGUSR1     ─────▶ write a snapshot, or end otherwise
-stdout      ◀───── stdout, line by line
-stderr      ◀───── stderr
-rank_0.log  ◀───── the lines of rank 0: of both streams, in the order in which they came
+    command            ranks
+    SIGUSR1     ─────▶ write a snapshot, or end otherwise
+    stdout      ◀───── stdout, line by line
+    stderr      ◀───── stderr
+    rank_0.log  ◀───── the lines of rank 0: of both streams, in the order in which they came
+
+Derived classes start them: `children.Children`, `launching.MpirunRanks`.
 """
 
 from __future__ import annotations
