@@ -21,7 +21,8 @@ OTHERS = {
 # A fast part of the core's tests that comes to all of its rooms.
 CHOSEN = (
     "unit/ or test_functions or test_parallel.py or test_collectives.py or test_session.py or "
-    "test_status or test_resuming or test_gate or test_where or test_run"
+    "test_status or test_resuming or test_gate or test_spinning or test_carrier or "
+    "test_heartbeats or test_through or test_where or test_run"
 )
 # The installation of a source tree finds its own folders for each name that the copy lacks.
 WITHOUT_INSTALLATION = """
