@@ -11,11 +11,12 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._machine.log import log
+from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.group.interface import Group
 from synkhronos.rules import contract
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, described
-from synkhronos.rules.run import Interrupted, Run, build
+from synkhronos.rules.run import Run, build
 
 
 class AsynchronousWorker(ABC):
@@ -48,7 +49,7 @@ class AsynchronousWorker(ABC):
                 log.warning("can't tell the others of a failure: %s", error)
             raise
         if run.interrupt.is_set:
-            raise Interrupted
+            return INTERRUPTED
         return int(self.has_lost_others)
 
     @abstractmethod

@@ -27,51 +27,157 @@ Ma, Mao, Taylor, "Theano-MPI: a Theano-based Distributed Training Framework", ar
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Mapping, Sequence
+from abc import ABC, abstractmethod
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos import _host
+from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.group.interface import Group
 from synkhronos.rules import contract
 from synkhronos.rules.arithmetic import pairs_of, warmed_up
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, described, difference
-from synkhronos.rules.run import Interrupted, Run, build
+from synkhronos.rules.run import Run, build
 from synkhronos.rules.step_rows import StepRows
 
 
 def run(job: Job, group: Group, interrupt: Interrupt) -> int:
     """Train the model of this rank together with all other ranks; return the exit status."""
+    options = job.options
+    warm_up_epochs = options["warm_up_epochs"] if options["scale_lr"] else 0
+    exchange = EXCHANGES[options["sync_type"]]
+    return train(job, group, interrupt, exchange, options["exchange_freq"], warm_up_epochs)
+
+
+def train(
+    job: Job,
+    group: Group,
+    interrupt: Interrupt,
+    exchange: type[BatchExchange],
+    every: int = 1,
+    warm_up_epochs: int = 0,
+) -> int:
+    """Train with an exchange after each `every` batches; return the exit status.
+
+    In `warm_up_epochs` the learning rate grows to that of the model times the number of ranks.
+    """
     group.barrier()
     strategy, note = strategy_for(job.options["exch_strategy"], job.devices, group.hosts)
-    rank_run = build(job, group, group.rank == 0, interrupt)
+    rank_run = build(job, group, group.rank == 0, interrupt, sync_type=exchange.sync_type)
     if note and group.size > 1:
         rank_run.say(note)
+    status = 0
     try:
-        SynchronousWorker(rank_run, strategy).train()
+        SynchronousWorker(rank_run, exchange, strategy, every, warm_up_epochs).train()
     except Interrupted:
-        rank_run.model.cleanup()
-        raise
+        status = INTERRUPTED
+    # Not after an error: a cleanup may take long, and others wait until this process ends.
     rank_run.model.cleanup()
-    return 0
+    return status
+
+
+class Interrupted(Exception):
+    """A run that has ended after a Ctrl-C, with a snapshot."""
+
+
+class BatchExchange(ABC):
+    """What ranks exchange: all of them make it, and call it equally often."""
+
+    sync_type = "avg"  # as which the model is compiled: with whole steps (avg), or not (cdd)
+    ends_epochs = False  # whether ranks exchange at the end of each epoch, too
+    needs_rows = False  # whether it needs rows also of models that don't count them
+
+    def __init__(self, run: Run, strategy: str) -> None:
+        self.run, self.model, self.group = run, run.model, run.group
+
+    @abstractmethod
+    def compute(self, weight: float, has_stepped: bool, at: tuple[int, int]) -> None:
+        """Exchange; `weight` is that of `row_weight`, `at` the epoch and the batch."""
+
+
+class SumVelocities(BatchExchange):
+    """Sums of velocities: then all ranks take the same step."""
+
+    sync_type = "cdd"
+
+    def __init__(self, run: Run, strategy: str) -> None:
+        super().__init__(run, strategy)
+        contract.check_exchanged_velocities(self.model)
+        self._sums = Sums(self.group, strategy, self.model.vels, self.model.vels2)
+
+    def compute(self, weight: float, has_stepped: bool, at: tuple[int, int]) -> None:
+        """Sum the velocities, and take the step."""
+        if not has_stepped:  # else the velocities of its last batch would count twice
+            for variable in self.model.vels:
+                variable.set_value(np.zeros_like(variable.get_value()))
+        self._sums.compute(weight)
+        finish_step(self.model, has_stepped)
+
+
+class AverageParameters(BatchExchange):
+    """Averages of parameters, after steps of each rank's own."""
+
+    ends_epochs = needs_rows = True
+
+    def __init__(self, run: Run, strategy: str) -> None:
+        super().__init__(run, strategy)
+        self._sums = Sums(self.group, strategy, self.model.params, self.model.params)
+
+    def compute(self, weight: float, has_stepped: bool, at: tuple[int, int]) -> None:
+        """Average the parameters."""
+        self._sums.compute(weight / self.group.size)
+
+
+class SwapParameters(BatchExchange):
+    """Parameters of random pairs of ranks."""
+
+    def __init__(self, run: Run, strategy: str) -> None:
+        super().__init__(run, strategy)
+        self._flat = Flat(self.model.params)
+
+    def compute(self, weight: float, has_stepped: bool, at: tuple[int, int]) -> None:
+        """Swap the parameters with another rank."""
+        # All ranks draw the same pairs, also in a resumed run.
+        draw = np.random.RandomState([self.run.job.options["seed"], *at])
+        partners = pairs_of(draw.permutation(self.group.size).tolist())
+        swap(self.group, self._flat, partners.get(self.group.rank))
+
+
+EXCHANGES = {"cdd": SumVelocities, "avg": AverageParameters, "swap": SwapParameters}
+
+
+class Progress(NamedTuple):
+    """What ranks tell each other after a batch: arrays with a number of each rank."""
+
+    rows: np.ndarray  # since the last exchange
+    has_batch: np.ndarray
+    is_interrupted: np.ndarray
 
 
 class SynchronousWorker:
     """The training loop of one rank."""
 
-    def __init__(self, run: Run, strategy: str) -> None:
+    def __init__(
+        self,
+        run: Run,
+        exchange: type[BatchExchange],
+        strategy: str,
+        every: int,
+        warm_up_epochs: int,
+    ) -> None:
         self._run, self._model, self._group = run, run.model, run.group
-        self._options = run.job.options
         self._size = run.group.size
+        self._every, self._ends_epochs = every, exchange.ends_epochs
         self._next = 0, 0  # epoch and batch
-        needs_rows = self._size > 1 and bool(self._options["sync_type"] == "avg" or run.statistics)
+        needs_rows = self._size > 1 and bool(exchange.needs_rows or run.statistics)
         self._rows = StepRows(self._model, run.verbose and needs_rows, looks=needs_rows)
-        agree(self._group, {**contract.lengths_of(self._model), **self._options})
+        agree(self._group, {**contract.lengths_of(self._model), **run.job.options})
         broadcast(self._group, self._model.params)
         kept = run.resume()
         self._steps = kept.get("steps", 0)
-        self._warm_up_epochs = self._options["warm_up_epochs"] if self._options["scale_lr"] else 0
+        self._warm_up_epochs = warm_up_epochs
         n_before = kept.get("n_ranks", 1)
         # Older snapshots don't store the factor, but their rate includes that of their last epoch.
         last_epoch = run.first_epoch - (0 if run.first_batch else 1)
@@ -83,45 +189,15 @@ class SynchronousWorker:
             if kept and n_before != self._size:
                 rate = contract.learning_rate(self._model)
                 run.say(f"the learning rate is {rate:g}, for {self._size} ranks")
-        self._exchange = None
+        self._exchange: BatchExchange | None = None
         if self._size > 1:
-            self._exchange = self._make_exchange(strategy)
+            self._exchange = exchange(run, strategy)
             agree(self._group, {"statistics": described(run.statistics)})
             if run.statistics:
                 self._statistics = Sums(self._group, "ar", run.statistics, run.statistics)
 
     def _factor(self, epoch, n_ranks):
         return warmed_up(epoch, n_ranks, self._warm_up_epochs) if self._warm_up_epochs else 1.0
-
-    def _make_exchange(self, strategy):
-        sync_type, model, group = self._options["sync_type"], self._model, self._group
-        if sync_type == "cdd":
-            contract.check_exchanged_velocities(model)
-            sums = Sums(group, strategy, model.vels, model.vels2)
-
-            def exchange(weight, stepped):
-                if not stepped:  # else the velocities of its last batch would count twice
-                    for variable in model.vels:
-                        variable.set_value(np.zeros_like(variable.get_value()))
-                sums.compute(weight)
-                finish_step(model, stepped)
-
-        elif sync_type == "avg":
-            sums = Sums(group, strategy, model.params, model.params)
-
-            def exchange(weight, stepped):
-                sums.compute(weight / group.size)
-
-        else:
-            flat = Flat(model.params)
-
-            def exchange(weight, stepped):
-                # All ranks draw the same pairs, also in a resumed run.
-                draw = np.random.RandomState([self._options["seed"], *self._next])
-                partners = pairs_of(draw.permutation(group.size).tolist())
-                swap(group, flat, partners.get(group.rank))
-
-        return exchange
 
     def train(self) -> None:
         """Train all remaining epochs, or until the model of a rank asks to stop."""
@@ -153,7 +229,7 @@ class SynchronousWorker:
     def _train_epoch(self, epoch):
         """Train one epoch; return the largest number of batches that a rank had."""
         run, model, recorder = self._run, self._model, self._run.recorder
-        batch, every = run.first_batch, self._options["exchange_freq"]
+        batch = run.first_batch
         self._rows.begin()
         while True:
             has_batch = batch < int(model.data.n_batch_train)
@@ -164,18 +240,18 @@ class SynchronousWorker:
                     n_rows = self._rows.of_last_step()
                     for name in ("rows", "rows_of_epoch"):
                         run.own[name] = run.own.get(name, 0) + n_rows
-                rows, any_batch, any_interrupted = self._agree(has_batch)
-                if not any_batch:
-                    if self._steps % every and self._options["sync_type"] == "avg":
-                        self._exchange_now(rows, has_batch)
+                ranks = self._agree(has_batch)
+                if not ranks.has_batch.any():
+                    if self._steps % self._every and self._ends_epochs:
+                        self._exchange_now(ranks.rows, has_batch)
                         self._steps = 0
                     return batch
                 self._steps += 1
-                if self._steps % every == 0:
-                    self._exchange_now(rows, has_batch)
+                if self._steps % self._every == 0:
+                    self._exchange_now(ranks.rows, has_batch)
             batch += 1
             recorder.print_train_info(run.count_before + batch * self._size)
-            if any_interrupted:
+            if ranks.is_interrupted.any():
                 self._save(epoch, batch)
                 raise Interrupted
 
@@ -187,11 +263,11 @@ class SynchronousWorker:
         self._run.own["rows"] = 0
         if self._exchange is not None:
             self._run.recorder.start()
-            self._exchange(row_weight(rows, self._group.rank), has_batch)
+            self._exchange.compute(row_weight(rows, self._group.rank), has_batch, self._next)
             self._run.recorder.end("comm")
 
     def _agree(self, has_batch):
-        """Return the ranks' rows since the last exchange; whether any has a batch, or an interrupt.
+        """Return the progress of all ranks.
 
         All ranks meet here, so this time, "sync", is spent waiting for the slowest.
         """
@@ -202,7 +278,7 @@ class SynchronousWorker:
             run.recorder.start()
             everyone = np.array(self._group.all_gather(own))
             run.recorder.end("sync")
-        return everyone[:, 0], everyone[:, 1].any(), everyone[:, 2].any()
+        return Progress(*everyone.T)
 
     def _average_statistics(self):
         """Average the running statistics over all ranks: each has computed them from its rows."""

@@ -65,5 +65,6 @@ class BSP_Worker(MPI_GPU_Process):
         job = Job("BSP", "", type(model).__name__, [self.device] * self.size, options=chosen)
         run = Run(job, self.group, model, self.recorder, Interrupt())
         strategy, _ = bsp.strategy_for(self.exch_strategy, job.devices, self.group.hosts)
-        bsp.SynchronousWorker(run, strategy).train()
+        exchange = bsp.EXCHANGES[self.sync_type]
+        bsp.SynchronousWorker(run, exchange, strategy, 1, WARM_UP_EPOCHS).train()
         model.cleanup()

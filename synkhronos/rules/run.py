@@ -25,10 +25,6 @@ _NONE = object()  # differs from all settings
 _TUNED = ("learning_rate", "warm_up_epochs", "alpha", "tau", "gamma", "p")
 
 
-class Interrupted(Exception):
-    """A run that has ended after a Ctrl-C, with a snapshot."""
-
-
 class Run:
     """The parts that all rules use: a rank's model, its recorder, the job and the other ranks.
 
@@ -216,9 +212,14 @@ def does_not_fall(val_info: Sequence[Sequence[float]]) -> bool:
 
 
 def build(
-    job: Job, group: Group, verbose: bool, interrupt: Interrupt, is_alone: bool = False
+    job: Job,
+    group: Group,
+    verbose: bool,
+    interrupt: Interrupt,
+    is_alone: bool = False,
+    sync_type: str = "avg",
 ) -> Run:
-    """Import the model, construct, check and compile it; return the run.
+    """Import the model, construct, check and compile it for a `sync_type`; return the run.
 
     A model that `is_alone` takes itself for the only rank: it sees all data, in its own order.
     """
@@ -238,8 +239,6 @@ def build(
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)
     look.check(model)
-    # A swap exchanges parameters, so each rank takes steps of its own, as with avg.
-    sync_type = "cdd" if job.options.get("sync_type") == "cdd" else "avg"
     contract.compile_functions(model, sync_type)
     contract.check(model, is_compiled=True)
     for variable in variables_of(model):

@@ -17,7 +17,6 @@ import traceback
 from pathlib import Path
 from typing import Sequence
 
-from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.group import membership
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.options import SERVED, TOGETHER
@@ -41,15 +40,12 @@ def main(argv: Sequence[str]) -> int:
     group.patience = job.options["patience"]
     _prepare(job, rank)
     from synkhronos import _host
-    from synkhronos.rules.run import Interrupted
 
     try:
         device = _device_of(job, rank)
         if device != "cpu":
             _host.require_open_device(device)
         status = _train(job, group, interrupt)
-    except Interrupted:
-        status = INTERRUPTED
     except BaseException as error:
         status = membership.FOLLOWS if _report(error, job, group) else 1
         if job.rule in TOGETHER:  # the others wait for this rank in the next exchange
