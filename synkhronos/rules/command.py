@@ -42,6 +42,9 @@ class _CommandParser(argparse.ArgumentParser):
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
             wrong = extras[0].partition("=")[0]
             resumed = getattr(found, "resume", None)
+            name, rule = wrong.lstrip("-").replace("-", "_"), self.get_default("rule")
+            if rule is not None and wrong == _options.flag(name) and name in _options.TABLE:
+                self.error(f"{wrong}: {_options.unknown(rule, name, _options.of_rule(rule))}")
             meant = _options.nearest(wrong, flags) if wrong.startswith("-") else ""
             if isinstance(resumed, str) and resumed.endswith(".py"):
                 meant = f" --resume took {resumed!r} for a snapshot: write --resume at the end."

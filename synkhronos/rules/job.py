@@ -16,7 +16,7 @@ class Job:
     True
     """
 
-    rule: str  # BSP, EASGD, GOSGD or ASGD
+    rule: str  # one of `options.RULES`
     modelfile: str  # a dotted name, or the path of a file
     modelclass: str
     devices: list[str]  # of each rank; "none" for a server with a process of its own

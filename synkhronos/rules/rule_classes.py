@@ -65,8 +65,8 @@ class Rule:
     @property
     def rulename(self) -> str:
         """The rule, and what its ranks exchange: ``"BSP(cdd,nccl32)"``."""
-        kinds = [getattr(self, name) for name in ("sync_type", "exch_strategy")
-                 if self._rule == "BSP"]  # fmt: skip
+        names = ("sync_type", "exch_strategy") if self._rule in _options.TOGETHER else ()
+        kinds = [getattr(self, name) for name in names if hasattr(self, name)]
         return self._rule + (f"({','.join(kinds)})" if kinds else "")
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -6,7 +6,7 @@ Usage: tmlauncher -cfg=FILE
     -cfg=, --config=       a file of assignments: RULE=BSP, MODELFILE=models.cifar10,
                            MODELCLASS=Cifar10_model, DEVICES=cuda0,cuda1 or
                            DEVICES=("node0:cuda0" "node1:cuda0,cuda1"), and the keys of all options
-    -r=, --rule=           BSP, EASGD, GOSGD or ASGD
+    -r=, --rule=           BSP, EASGD or another one that `synkhronos rule --help` lists
     -file=, --modelfile=   a dotted name, or the path of a file
     -class=, --modelclass= the class in it
     -d=, --devices=        cuda0,cuda1 or node0:cuda0;node1:cuda0, else the variable DEVICES

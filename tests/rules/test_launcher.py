@@ -160,6 +160,8 @@ def test_ranks_are_bound_without_a_gpu_or_ssh(dry_run):
         (["BSP", "model.py", "Model"], "devices is empty: name a device for each rank"),
         (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alhpa", "1"], "meant --alpha"),
         (["EASGD", "--devices", "cpu,cpu", "model.py", "Model", "--alpha", "2"], "at most 1, got"),
+        (["EASGD", "model.py", "Model", "--exchange-freq", "2"], "--exchange-freq: EASGD has no"),
+        (["EASGD", "--exchange-freq", "2", "model.py", "Model"], "it is one of BSP."),
         (["BSP", "--devices", "cpu", "model.py", "Model", "--set", "x"], "NAME=VALUE"),
         (["BSP", "--devices", "cpu", "Model", "--resume", "model.py"], "MODELCLASS"),
         (["BSP", "--devices", "cpu", "a", "M", "x", "--resume", "m.py"], "--resume at the end"),

@@ -83,7 +83,7 @@ def test_values_that_are_taken(name, value, expected):
         ("GOSGD", {"quux": 1}, TypeError, "there are: bind, exch_strategy, grace, inforec_path"),
         ("BSPP", {}, ValueError, "there is no rule 'BSPP'.*Perhaps you meant BSP"),
         ("bsp", {}, ValueError, "Perhaps you meant BSP"),
-        (None, {}, TypeError, "the rule must be one of BSP, EASGD, GOSGD, ASGD, got None"),
+        (None, {}, TypeError, f"the rule must be one of {', '.join(options.RULES)}, got None"),
     ],
 )
 def test_values_that_are_refused(rule, given, error, message):

@@ -54,7 +54,7 @@ def test_a_rule_that_was_not_started_has_a_name_and_nothing_to_wait_for():
         (lambda: EASGD(alhpa=0.5), TypeError, "Perhaps you meant alpha"),
         (lambda: EASGD(alpha=2), ValueError, "alpha must be a number above 0 and at most 1, got 2"),
         (lambda: GOSGD(bind=1), TypeError, "bind must be True or False, got 1"),
-        (Rule, TypeError, "Rule itself can't train: make one of BSP, EASGD, GOSGD, ASGD"),
+        (Rule, TypeError, f"Rule itself can't train: make one of {', '.join(options.RULES)}, such"),
         (lambda: BSP().wait(timeout="1"), TypeError, "timeout must be a number of seconds or None"),
     ],
 )

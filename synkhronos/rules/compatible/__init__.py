@@ -20,8 +20,7 @@ from typing import Any
 
 from synkhronos._wording import shown
 from synkhronos.rules.compatible import finder, model_files
-
-RULES = ("BSP", "EASGD", "GOSGD", "ASGD")
+from synkhronos.rules.options import RULES
 
 
 def install() -> ModuleType:
