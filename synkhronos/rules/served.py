@@ -24,19 +24,22 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from synkhronos._arithmetic.operations import wide
 from synkhronos.comm.handlers import Handlers
+from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.group.interface import Group, WaitedTooLong
 from synkhronos.parameter_server.updaters import Updater
 from synkhronos.rules import asynchronous
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import Flat, difference
 
+SERVER = 0  # its rank
 _REPORT_EVERY = 40  # batches of all workers
 _DIED, _FAILED = "death", "error"  # why a worker is gone
 
@@ -50,6 +53,31 @@ class Orders:
     stop: bool
     is_first: bool
     validate: bool = False
+
+
+class SendFirst(NamedTuple):
+    """Answer to a worker that begins: the server has no parameters yet."""
+
+
+class Differs(NamedTuple):
+    """Answer to a worker that does not fit the others."""
+
+    alike: dict[str, Any]  # what must be equal, of the others
+
+
+class Weights(NamedTuple):
+    """Answer to a worker that has begun or exchanged."""
+
+    orders: Orders
+    weights: list[np.ndarray]
+
+
+class CenterState(NamedTuple):
+    """Answer to the worker that validates and saves."""
+
+    weights: list[np.ndarray]
+    statistics: list[np.ndarray]
+    states: list[np.ndarray]  # of the updater
 
 
 class Server:
@@ -108,7 +136,7 @@ class Server:
         if not self._is_saved:
             self._say("no worker was left to validate the last parameters, and to write a snapshot")
         if self._interrupt.is_set:
-            return 130
+            return INTERRUPTED
         return int(not {_DIED, _FAILED}.isdisjoint(self._gone.values()))
 
     def _next_message(self):
@@ -128,7 +156,7 @@ class Server:
     def _on_begin(self, rank, alike, n_batches):
         self._n_batches, self._n_epochs = n_batches, alike["n_epochs"]
         if not self._weights:
-            self._group.send(rank, "send")
+            self._group.send(rank, SendFirst())
         else:
             self._answer_alike(rank, alike)
 
@@ -136,7 +164,7 @@ class Server:
         if alike == self._alike:
             self._answer(rank)
         else:
-            self._group.send(rank, "differs", self._alike)
+            self._group.send(rank, Differs(self._alike))
 
     def _on_first(self, rank, alike, arrays, states, total):
         """Take the first parameters, unless another worker's have come before."""
@@ -180,12 +208,13 @@ class Server:
             self._validated = self._epoch
         orders = Orders(self._epoch, self._done, stop, is_first, validate)
         self._taken[rank] = self._n_updates
-        self._group.send(rank, orders, self._weights)
+        self._group.send(rank, Weights(orders, self._weights))
 
     def _on_center(self, rank):
         everyone = zip(*self._statistics.values())
         means = [np.mean(each, axis=0, dtype=wide(each[0].dtype)) for each in everyone]
-        self._group.send(rank, self._weights, means, _in_order(self._updater.states()))
+        states = _in_order(self._updater.states())
+        self._group.send(rank, CenterState(self._weights, means, states))
 
     def _on_finish(self, rank):
         self._waiting.add(rank)
@@ -254,25 +283,27 @@ class ServedWorker(asynchronous.AsynchronousWorker):
     _done = 0  # batches since the last exchange
     _has_left = False
 
+    @abstractmethod
     def meet(self) -> None:
         """Exchange with the server, by `push`."""
-        raise NotImplementedError
 
     def push(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Send arrays to the updater; return the weights, valid until the next message."""
         n_batches, statistics = int(self.run.model.data.n_batch_train), self._statistics.read()
         message = "exchange", self._done, n_batches, arrays, statistics
-        self.orders, weights = self._ask(*message)
-        return weights
+        answer: Weights = self._ask(*message)
+        self.orders = answer.orders
+        return answer.weights
 
     def _ask(self, *message) -> Any:
         """Send a message to the server; return its answer."""
-        self.group.send(0, *message)
-        return self.group.receive_from(0, "the server")
+        self.group.send(SERVER, *message)
+        [answer] = self.group.receive_from(SERVER, "the server")
+        return answer
 
     def register(self) -> bool:
         """Return whether this is the first worker."""
-        return self._ask("register")[0]
+        return self._ask("register")
 
     def begin(self, kept: dict[str, Any]) -> None:
         """Send the parameters if the server has none yet; take the server's."""
@@ -284,12 +315,13 @@ class ServedWorker(asynchronous.AsynchronousWorker):
             )
         alike = self._alike()
         answer = self._ask("begin", alike, int(self.run.model.data.n_batch_train))
-        if answer == ("send",):
+        if isinstance(answer, SendFirst):
             answer = self._ask("first", alike, arrays, states, kept.get("total", 0))
-        if answer[0] == "differs":
-            raise ValueError(difference(alike, answer[1], "the others", f"rank {self.group.rank}"))
-        self.orders, weights = answer
-        self.flat.set(weights)
+        if isinstance(answer, Differs):
+            own_rank = f"rank {self.group.rank}"
+            raise ValueError(difference(alike, answer.alike, "the others", own_rank))
+        self.orders = answer.orders
+        self.flat.set(answer.weights)
         self._enter_epochs()
 
     def is_over(self) -> bool:
@@ -332,16 +364,16 @@ class ServedWorker(asynchronous.AsynchronousWorker):
 
     def _take_center(self):
         """Take the center, with the mean statistics; return copies of the updater's states."""
-        weights, statistics, states = self._ask("center")
-        for flat, arrays in zip(self._both, (weights, statistics)):
+        center: CenterState = self._ask("center")
+        for flat, arrays in zip(self._both, (center.weights, center.statistics)):
             flat.set(arrays)
-        return [array.copy() for array in states]
+        return [array.copy() for array in center.states]
 
     def end(self) -> None:
         """Leave; the first worker waits for all others, validates the center and saves it."""
         is_interrupted, total = self.run.interrupt.is_set, None
         if self.orders.is_first or not is_interrupted:
-            [total] = self._ask("finish")
+            total = self._ask("finish")
         if total is not None:  # else another worker has saved the center
             self.orders.total, self.orders.is_first = total, True
             self._enter_epochs()
@@ -358,7 +390,7 @@ class ServedWorker(asynchronous.AsynchronousWorker):
     def _leave(self, why):
         if not self._has_left:
             self._has_left = True
-            self.group.send(0, "leave", why)
+            self.group.send(SERVER, "leave", why)
 
 
 def _described(arrays):

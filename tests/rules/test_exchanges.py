@@ -128,7 +128,7 @@ def test_stale_updates_are_divided():
     """By 1 + the updates of others since their worker took the weights: Zhang et al. 2016."""
     sent: dict[int, list] = {1: [], 2: [], 3: []}
     group = SimpleNamespace(
-        size=4, send=lambda rank, orders, weights: sent[rank].append(weights[0].copy())
+        size=4, send=lambda rank, answer: sent[rank].append(answer.weights[0].copy())
     )
     server = served.Server(None, group, Downpour(None), Interrupt(), divides_stale=True)
     alike, first = {"n_epochs": 100}, np.float32([0.0, 8.0])
