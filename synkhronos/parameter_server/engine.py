@@ -37,11 +37,12 @@ from synkhronos.parameter_server.rounds import (
     Key,
     Pull,
     PushRound,
+    SharedBlocks,
     Slot,
     arrays_of,
     devices_have,
 )
-from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueues
+from synkhronos.parameter_server.task_queues import DOZE, DOZES, TaskQueue, TaskQueues
 
 WARN_AFTER = 10.0  # seconds of a wait
 _NOT_HELD = nullcontext()
@@ -60,8 +61,8 @@ class Engine:
         self.recording: Any = None  # a StoreRecording, while a profile is recorded
         n_push = n_devices if parameters["push_thread"] == "ndev" else 1
         n_pull = n_devices if parameters["pull_thread"] == "ndev" else 1
-        self._queues = TaskQueues(n_push, n_pull, self._run, self._runs_users_code)
-        self.lock = self._queues.lock
+        self.queues = TaskQueues(n_push, n_pull, self._run, self._runs_users_code)
+        self.lock = self.queues.lock
         self._bound = parameters["bigarray_bound"]
         cores = len(os.sched_getaffinity(0))
         self._n_threads = max(1, min(parameters["reduce_thread"], cores))
@@ -75,28 +76,28 @@ class Engine:
         with self._held(slot):
             with self.lock:
                 self._check(key)
-                opened = key.round
-                if opened is None:
-                    opened = key.round = PushRound(self, key, [None] * key.n_devices)
-                elif opened.parts[slot.position] is not None:
+                push_round = key.round
+                if push_round is None:
+                    push_round = key.round = PushRound(self, key, [None] * key.n_devices)
+                elif push_round.parts[slot.position] is not None:
                     raise OutOfTurn(
                         f"device {slot.device} has pushed key {key.name!r} already in round "
-                        f"{opened.version}, in which {devices_have(key.missing())} not pushed yet: "
-                        "call pull_wait before the next push."
+                        f"{push_round.version}, in which {devices_have(key.missing())} not pushed "
+                        "yet: call pull_wait before the next push."
                     )
-                opened.parts[slot.position] = array
-                opened.n_missing -= 1
+                push_round.parts[slot.position] = array
+                push_round.n_missing -= 1
                 slot.rounds += 1
-                if priority > opened.priority:
-                    opened.priority = priority
-                if opened.n_missing:
-                    return opened
+                if priority > push_round.priority:
+                    push_round.priority = priority
+                if push_round.n_missing:
+                    return push_round
                 key.round = None
-                queue = self._queues.push[slot.position % len(self._queues.push)]
-                task = self._close(opened, queue, self._is_free(key, queue, now))
+                queue = self.queues.push[slot.position % len(self.queues.push)]
+                task = self._close(push_round, queue, self._is_free(key, queue, now))
             if task is not None:
                 self._run(task)
-            return opened
+            return push_round
 
     def push_rounds(
         self, rounds: Sequence[tuple[Key, Sequence[Any], Sequence[Any] | None]], priority: int
@@ -107,7 +108,7 @@ class Engine:
         First wait until fewer than `_MOST_AHEAD` rounds of each key are still to be reduced.
         """
         for key, _, _ in rounds:
-            while len(key.closed) >= _MOST_AHEAD and not getattr(self._queues.users, "queues", ()):
+            while len(key.closed) >= _MOST_AHEAD and not self.queues.of_users_code:
                 with contextlib.suppress(IndexError):  # another thread has reduced it
                     self.wait(key.closed[0])
         futures = []
@@ -132,13 +133,13 @@ class Engine:
 
         A round that must wait for earlier ones is reduced now, too, into memory of its own.
         """
-        queue, into_queue = self._queues.push[0], self._queues.pull[0]
+        queue, into_queue = self.queues.push[0], self.queues.pull[0]
         with self.lock:
             self._refuse_open(key)
             is_free = self._is_free(key, queue, now=True)
             if is_free:
-                closed, pull = key.whole_round(self, arrays, priority, into, into_queue)
-                task = self._close(closed, queue, is_free)
+                whole, pull = key.whole_round(self, arrays, priority, into, into_queue)
+                task = self._close(whole, queue, is_free)
             else:
                 reduced = key.spare.pop() if key.spare else key.new_buffer()
         if not is_free:
@@ -146,14 +147,14 @@ class Engine:
             parts = reduced.flat.reshape(len(arrays) if key.op == "gather" else 1, -1)
             with self.lock:
                 self._refuse_open(key)
-                closed, pull = key.whole_round(self, parts, priority, into, into_queue)
-                closed.reduced = reduced
-                task = self._close(closed, queue, self._is_free(key, queue, now=False))
+                whole, pull = key.whole_round(self, parts, priority, into, into_queue)
+                whole.reduced = reduced
+                task = self._close(whole, queue, self._is_free(key, queue, now=False))
         if task is not None:
             self._run(task)
-            self.wait(closed)  # other threads may still reduce blocks of it
+            self.wait(whole)  # other threads may still reduce blocks of it
         if pull is None:
-            return closed
+            return whole
         if self.backend.is_remote and not pull.is_done:
             self.backend.request(key, pull.needed, priority)
         return pull
@@ -189,7 +190,7 @@ class Engine:
             with self.lock:
                 self._check(key)
                 if slot is None:
-                    queue = self._queues.pull[0]
+                    queue = self.queues.pull[0]
                     pull = Pull(self, key, None, queue, arrays, key.n_closed, priority)
                 else:
                     if slot.pull is not None and not slot.pull.is_done:
@@ -197,7 +198,7 @@ class Engine:
                             f"device {slot.device} waits for a pull of key {key.name!r} already: "
                             "call pull_wait before the next pull_req."
                         )
-                    queue = self._queues.pull[slot.position % len(self._queues.pull)]
+                    queue = self.queues.pull[slot.position % len(self.queues.pull)]
                     pull = Pull(self, key, slot, queue, arrays, slot.rounds, priority, callback)
                     slot.pull = pull
                 is_wanted = self._begin_pull(pull)
@@ -215,7 +216,7 @@ class Engine:
             key.waiting.append(pull)
             return True
         if key.version >= pull.needed and key.source is not None:
-            pull.make_ready(self._queues, key.source)
+            pull.make_ready(self.queues, key.source)
             return False
         key.waiting.append(pull)
         return self.backend.is_remote
@@ -227,25 +228,14 @@ class Engine:
         queue = getattr(future, "queue", None)
         self._refuse_in_users_code(future, queue)
         begun = time.monotonic()
-        is_main = get_ident() == _MAIN.ident
+        queues = self.queues.push if queue is None else [*self.queues.push, queue]
         # A Ctrl-C is held while this thread runs a task, and users' code may outlast a timeout.
-        is_brief = is_main or timeout is not None
-        queues = self._queues.push if queue is None else [*self._queues.push, queue]
+        is_brief = get_ident() == _MAIN.ident or timeout is not None
         warn_at, dozes = WARN_AFTER, DOZES
         while not future.is_done:
-            with self._held():
-                with self.lock:
-                    if future.is_done:
-                        break
-                    task = self._queues.take(queues, is_brief)
-                    if task is None:
-                        sleeper = self._queues.add_sleeper(queues, is_brief, dozes > 0)
-                        if future.waiters is None:
-                            future.waiters = []
-                        future.waiters.append(sleeper)
-                if task is not None:
-                    self._run(task)
-                    continue
+            sleeper = self._run_or_sleep(future, queues, is_brief, dozes > 0)
+            if sleeper is None:
+                continue
             waited = time.monotonic() - begun
             left = warn_at - waited if timeout is None else min(warn_at, timeout) - waited
             try:
@@ -253,7 +243,7 @@ class Engine:
                 dozes = max(0, dozes - 1)
             finally:
                 with self.lock:
-                    self._queues.remove_sleeper(sleeper)
+                    self.queues.remove_sleeper(sleeper)
                     if future.waiters is not None:
                         future.waiters.remove(sleeper)
             waited = time.monotonic() - begun
@@ -270,15 +260,31 @@ class Engine:
         if recording is not None:
             recording.record("wait", getattr(future, "key", None), begun, time.monotonic())
 
+    def _run_or_sleep(self, future, queues, is_brief, is_dozing):
+        """Run a task and return None; without one return a sleeper, which the future wakes."""
+        with self._held():
+            with self.lock:
+                if future.is_done:
+                    return None
+                task = self.queues.take(queues, is_brief)
+                if task is None:
+                    sleeper = self.queues.add_sleeper(queues, is_brief, is_dozing)
+                    if future.waiters is None:
+                        future.waiters = []
+                    future.waiters.append(sleeper)
+                    return sleeper
+            self._run(task)
+            return None
+
     def _refuse_in_users_code(self, future, queue):
         """Raise if a callback or an updater waits for something that needs its own end first."""
-        running = getattr(self._queues.users, "queues", ())
+        running = self.queues.of_users_code
         if queue is not None and queue in running:
             raise OutOfTurn(
                 f"a callback can't wait for {future}: both are of one device, and the pull is "
                 "finished after this callback."
             )
-        if any(each in self._queues.push for each in running):
+        if any(each in self.queues.push for each in running):
             raise OutOfTurn(f"an updater can't wait for {future} of its own store.")
 
     def _waits_for(self, future):
@@ -294,78 +300,87 @@ class Engine:
             why = "its reduction, copy or callback runs"
         return f"{future}: {why}."
 
-    def _close(self, closed, queue, is_free):
+    def _close(self, push_round, queue, is_free):
         """Close a round: reduce it if small, queue it, or return (queue, round) for `_run`."""
-        key = closed.key
-        key.n_closed = closed.version
-        key.closed.append(closed)
+        key = push_round.key
+        key.n_closed = push_round.version
+        key.closed.append(push_round)
         if not is_free:
-            self._queues.schedule(queue, closed)
+            self.queues.schedule(queue, push_round)
         elif key.is_small and self.backend.is_plain:
-            closed.reduce(self._queues)
+            push_round.reduce(self.queues)
         else:
             queue.is_busy = key.is_reducing = True
-            return queue, closed
+            return queue, push_round
         return None
 
-    def _run_round(self, closed, queue):
+    def reduce(self, push_round: PushRound, queue: TaskQueue) -> None:
         """Reduce a round of any size; the thread that finishes it releases the queue."""
-        key, begun = closed.key, time.monotonic()
-        error = None
+        key, begun = push_round.key, time.monotonic()
         try:
-            closed.buffer = self.backend.memory_for(closed)
-            if closed.buffer is not None and closed.buffer is closed.reduced:
-                return self._conclude(closed, queue, None)
-            if closed.buffer is None:
-                with self.lock:
-                    closed.buffer = key.free_buffer()
-            parts = arrays_of(closed.parts, -1)
+            reduction = self._prepare(push_round)
+        except BaseException as error:
+            return self.conclude(push_round, queue, error)
+        if reduction is None:
+            return self.conclude(push_round, queue, None)
+        if reduction.has_blocks and reduction.room > 1:
+            shared = SharedBlocks(push_round, reduction)
             with self.lock:
-                pulls, copies = closed.copies(parts) if self.backend.is_plain else ((), ())
-            n_threads = self._n_threads if key.size >= self._bound else 1
-            reduction = Reduction(key.op, parts, closed.buffer.flat, copies, n_threads)
-        except BaseException as caught:
-            error = caught
-        if error is not None:
-            return self._conclude(closed, queue, error)
-        for pull in pulls:
-            pull.is_copied = True
-        if reduction.has_blocks and n_threads > 1:
-            with self.lock:
-                self._queues.share(queue, closed, reduction)
+                self.queues.share(queue, shared)
             is_last = reduction.run()
             with self.lock:
-                self._queues.unshare(reduction)
+                self.queues.unshare(shared)
         else:
             is_last = reduction.run()
         recording = self.recording
         if recording is not None:
             recording.record("reduce", key, begun, time.monotonic())
         if is_last:
-            self._conclude(closed, queue, reduction.error)
+            self.conclude(push_round, queue, reduction.error)
+        return None
 
-    def _conclude(self, closed, queue, error):
+    def _prepare(self, push_round):
+        """Return the reduction of a round, or None if that was reduced before it was queued."""
+        key = push_round.key
+        push_round.buffer = self.backend.memory_for(push_round)
+        if push_round.buffer is not None and push_round.buffer is push_round.reduced:
+            return None
+        if push_round.buffer is None:
+            with self.lock:
+                push_round.buffer = key.free_buffer()
+        parts = arrays_of(push_round.parts, -1)
+        with self.lock:
+            pulls, copies = push_round.copies(parts) if self.backend.is_plain else ((), ())
+        n_threads = self._n_threads if key.size >= self._bound else 1
+        reduction = Reduction(key.op, parts, push_round.buffer.flat, copies, n_threads)
+        for pull in pulls:
+            pull.is_copied = True
+        return reduction
+
+    def conclude(
+        self, push_round: PushRound, queue: TaskQueue, error: BaseException | None
+    ) -> None:
         """Give the reduction to the backend, end the round, and release the queue."""
         buffer = None
         if error is None:
             recording = self.recording
             if recording is not None and self.backend.is_remote:
-                recording.note_handed(closed)
+                recording.note_handed(push_round)
             try:
-                with self._queues.running(queue):
-                    buffer = self.backend.accept(closed)
+                with self.queues.running(queue):
+                    buffer = self.backend.accept(push_round)
             except BaseException as caught:
                 error = caught
                 if self.backend.runs_users_code:
                     failed = CallbackFailed(
-                        f"the update of key {closed.key.name!r} in round {closed.version} has "
-                        f"raised {type(caught).__name__}: {caught}"
+                        f"the update of key {push_round.key.name!r} in round {push_round.version} "
+                        f"has raised {type(caught).__name__}: {caught}"
                     )
                     failed.__cause__ = caught
                     error = failed
         with self.lock:
-            closed.end(self._queues, buffer, error)
-            self._queues.release(queue)
+            push_round.end(self.queues, buffer, error)
+            self.queues.release(queue)
 
     def publish(self, key: Key, version: int, buffer: Buffer) -> None:
         """Make a buffer the result of a round, and of all before it."""
@@ -373,7 +388,7 @@ class Engine:
         if recording is not None:
             recording.note_arrived(key, version)
         with self.lock:
-            key.publish(version, buffer, self._queues)
+            key.publish(version, buffer, self.queues)
 
     def fail(self, error: BaseException, keys: Sequence[Key]) -> None:
         """Fail all pulls that wait, and all calls from now on."""
@@ -394,15 +409,9 @@ class Engine:
             return task.callback is not None
         return self.backend.runs_users_code or self.backend.is_remote
 
-    def _run(self, task):
-        if len(task) == 3:
-            queue, closed, reduction = task
-            if reduction.run():
-                self._conclude(closed, queue, reduction.error)
-        elif isinstance(task[1], Pull):
-            task[1].run(self._queues, self.recording)
-        else:
-            self._run_round(task[1], task[0])
+    def _run(self, taken):
+        queue, task = taken
+        task.run(queue)
 
     def _held(self, pushed=None):
         """Return a context for a call of the engine; a Ctrl-C waits until it ends.
@@ -464,10 +473,10 @@ class Engine:
             late = error
         finally:
             with self._held(), self.lock:
-                self._queues.cancel(dropped)
+                self.queues.cancel(dropped)
                 for key in keys:
                     key.cancel(dropped)
-        if not self._queues.stop(lambda: max(0.0, end - time.monotonic())) and late is None:
+        if not self.queues.stop(lambda: max(0.0, end - time.monotonic())) and late is None:
             late = RoundTimeout(
                 f"a callback or an updater has not returned {timeout:g} s after close()."
             )

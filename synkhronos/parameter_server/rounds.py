@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from synkhronos._arithmetic.blocks import reduce_block
 from synkhronos._machine.log import log
 from synkhronos._wording import seconds
 from synkhronos.parameter_server.errors import CallbackFailed, StoreClosed
-from synkhronos.parameter_server.reductions import may_copy
+from synkhronos.parameter_server.reductions import Reduction, may_copy
 from synkhronos.parameter_server.task_queues import TaskQueue, TaskQueues
 
 SMALL = 4096  # elements, which are reduced and copied in less time than it takes to wake a thread
@@ -348,6 +348,23 @@ class PushRound(Future):
         key.is_reducing = True
         return key.closed[0]
 
+    def run(self, queue: TaskQueue) -> None:
+        """Reduce the round."""
+        self._engine.reduce(self, queue)
+
+
+class SharedBlocks(NamedTuple):
+    """The blocks of a round's reduction, which several threads take."""
+
+    push_round: PushRound
+    reduction: Reduction
+
+    def run(self, queue: TaskQueue) -> None:
+        """Take blocks until none is left; end the round after the last one."""
+        if self.reduction.run():
+            engine = self.push_round._engine
+            engine.conclude(self.push_round, queue, self.reduction.error)
+
 
 class Pull(Future):
     """A request for the result of a round: its arrays are written, then its callback is called."""
@@ -419,8 +436,9 @@ class Pull(Future):
         self.key.ready.append(self)
         return queues.schedule(self.queue, self)
 
-    def run(self, queues: TaskQueues, recording: Any) -> None:
+    def run(self, queue: TaskQueue) -> None:
         """Copy the result, call the callback, and release the queue."""
+        queues, recording = self._engine.queues, self._engine.recording
         error, begun = None, time.monotonic()
         try:
             if not self.is_copied:
@@ -440,7 +458,7 @@ class Pull(Future):
         with queues.lock:
             self.key.ready.remove(self)
             self.finish(error)
-            queues.release(self.queue)
+            queues.release(queue)
 
     def _call(self, callback, queues):
         """Call a callback; return the error that waits for this pull raise, or None."""

@@ -66,7 +66,7 @@ class Sleeper:
 class TaskQueues:
     """The queues of a store, for pushes and for pulls.
 
-    ``run((queue, ...))`` runs a task and then calls `release` for the queue;
+    ``run((queue, task))`` runs a task, which then calls `release` for the queue;
     ``runs_users_code(task)`` says whether a task calls users' code. `lock` guards all state here
     and in the engine: callers of all methods but `stop` and `running` hold it.
     """
@@ -82,12 +82,12 @@ class TaskQueues:
         self.push = [TaskQueue() for _ in range(n_push)]
         self.pull = [TaskQueue() for _ in range(n_pull)]
         self.is_ended = False
-        self.users = threading.local()  # `queues`: those for which this thread runs users' code
+        self._users = threading.local()  # `queues`: those for which this thread runs users' code
         # Weak: the threads must not keep a store alive that the script has dropped.
         self._run = weakref.WeakMethod(run)
         self._runs_users_code = weakref.WeakMethod(runs_users_code)
         self._order = itertools.count()
-        self._shared: list[tuple[TaskQueue, Any, Any]] = []
+        self._shared: list[tuple[TaskQueue, Any]] = []
         self._sleepers: list[Sleeper] = []
 
     @property
@@ -114,18 +114,17 @@ class TaskQueues:
     def take(self, queues: Sequence[TaskQueue], is_brief: bool = False) -> Any:
         """Return ``(queue, task)`` for a thread to run, and make the queue busy; or return None.
 
-        Return ``(queue, task, reduction)`` if a reduction has blocks to share. `is_brief` leaves
-        out tasks that run users' code, which may take long. ``task.start()`` returns the task to
-        run in its place, or None.
+        A task that `share` was given comes first, and is taken by several threads. `is_brief`
+        leaves out tasks that run users' code, which may take long. ``task.start()`` returns the
+        task to run in its place, or None.
         """
-        for at, shared in enumerate(self._shared):
-            queue, task, reduction = shared
-            if not reduction.has_blocks:
+        for at, (queue, task) in enumerate(self._shared):
+            if not task.reduction.has_blocks:
                 del self._shared[at]
                 break
             if not (is_brief and self._is_users(task)):
-                reduction.room -= 1
-                return shared
+                task.reduction.room -= 1
+                return queue, task
         while True:
             best = None
             for queue in queues:
@@ -147,21 +146,26 @@ class TaskQueues:
         runs = self._runs_users_code()
         return runs is not None and runs(task)
 
+    @property
+    def of_users_code(self) -> tuple[TaskQueue, ...]:
+        """The queues for which this thread runs users' code."""
+        return getattr(self._users, "queues", ())
+
     @contextlib.contextmanager
     def running(self, queue: TaskQueue) -> Iterator[None]:
         """Remember, in the block, that this thread runs users' code for a queue."""
-        before = getattr(self.users, "queues", ())
-        self.users.queues = (*before, queue)
+        before = self.of_users_code
+        self._users.queues = (*before, queue)
         try:
             yield
         finally:
-            self.users.queues = before
+            self._users.queues = before
 
-    def share(self, queue: TaskQueue, task: Any, reduction: Any) -> None:
-        """Let other threads take blocks of a reduction that this thread begins."""
-        reduction.room -= 1
-        self._shared.append((queue, task, reduction))
-        number = reduction.room
+    def share(self, queue: TaskQueue, task: Any) -> None:
+        """Let other threads take blocks of the task's reduction, which this thread begins."""
+        task.reduction.room -= 1
+        self._shared.append((queue, task))
+        number = task.reduction.room
         while number and self._sleepers:
             self._sleepers.pop().wake()
             number -= 1
@@ -170,9 +174,9 @@ class TaskQueues:
                 self._wake_thread(each)
                 number -= 1
 
-    def unshare(self, reduction: Any) -> None:
-        """Forget a reduction of which all blocks are taken."""
-        self._shared = [shared for shared in self._shared if shared[2] is not reduction]
+    def unshare(self, task: Any) -> None:
+        """Forget a task of which all blocks are taken."""
+        self._shared = [shared for shared in self._shared if shared[1] is not task]
 
     def add_sleeper(self, queues: Sequence[TaskQueue], is_main: bool, is_dozing: bool) -> Sleeper:
         """Return a sleeper for a caller that waits and can run tasks of these queues."""
@@ -237,7 +241,7 @@ class TaskQueues:
             self.is_ended = True
             for queue in self.all:
                 self._wake_thread(queue)
-        own = getattr(self.users, "queues", ())
+        own = self.of_users_code
         for queue in self.all:
             if queue.thread not in (None, threading.current_thread()) and queue not in own:
                 queue.thread.join(seconds())
