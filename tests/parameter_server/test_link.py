@@ -15,6 +15,7 @@ from synkhronos.comm.channel import Channel
 from synkhronos.parameter_server import errors
 from synkhronos.parameter_server.remote import link as links
 from synkhronos.parameter_server.remote.buffers import Buffers
+from synkhronos.parameter_server.remote.protocol import Failure
 
 
 class Mover:
@@ -83,7 +84,8 @@ def test_values_arrive_in_order_and_with_errors(mover):
     link = mover.link
     link.init_key(0, "w", (5,), "float32", "sum")
     mover.reply("arrived", 0, 1, None)
-    mover.reply("arrived", 0, 2, ("WorkerLost", "it has left", {"rank": 1, "reason": "left"}))
+    lost = Failure("WorkerLost", "it has left", {"rank": 1, "reason": "left"})
+    mover.reply("arrived", 0, 2, lost)
     (first, (number, version, error)) = link.next(20)
     assert first == (0, 1, None)
     assert (number, version) == (0, 2) and isinstance(error, errors.WorkerLost)

@@ -36,6 +36,7 @@ from synkhronos._machine.log import log
 from synkhronos.parameter_server import updaters, weight_files
 from synkhronos.parameter_server.hyper import HyperChanges
 from synkhronos.parameter_server.remote import placement
+from synkhronos.parameter_server.remote.protocol import Failure
 from synkhronos.parameter_server.rounds import plane
 
 
@@ -84,8 +85,8 @@ class _ServerKey:
     waiting: list[tuple[int, int, np.ndarray]] = field(default_factory=list)  # pushes, dist_async
     rounds: dict[int, _VersionRound] = field(default_factory=dict)  # dist_sync
     n_closed: int = 0
-    failed: tuple[int, tuple] | None = None  # a round, and why; version 0 for the key
-    refused: dict[int, list[tuple[int, tuple]]] = field(default_factory=dict)  # pushes, by worker
+    failed: tuple[int, Failure] | None = None  # a round, and why; version 0 for the key
+    refused: dict[int, list[tuple[int, Failure]]] = field(default_factory=dict)  # pushes, by worker
     requests: list[tuple[int, int, int]] = field(default_factory=list)
     snapshot: np.ndarray | None = None  # what pulls get; the weight may change meanwhile
     pool: list[np.ndarray] = field(default_factory=list)
@@ -111,8 +112,7 @@ class Keeper:
     """The keys of one server.
 
     ``send(worker, number, version, begin, array, priority)`` answers a pull, and ``fail(worker,
-    number, version, error)`` refuses one, or with version None a key: `error` is the name of an
-    exception, its text, and its attributes.
+    number, version, error)`` refuses one, or with version None a key, with a `Failure`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Keeper:
         self._hyper: Any = None  # what has changed in it
         self._has_begun = False  # worker 0 has pushed or pulled
         self._expects_updater = False  # another worker has set one
-        self._refusal: tuple | None = None
+        self._refusal: Failure | None = None
 
     def missing(self, name: int | str, version: int) -> list[int] | None:
         """Return the workers that have not pushed a key in a round; None for a key kept elsewhere.
@@ -164,7 +164,7 @@ class Keeper:
             if is_whole != key.is_whole:
                 text += " One of them keeps it whole on one server, the other one divides it."
             self._numbered[worker, number] = None
-            self._fail(worker, number, None, ("ValueError", text, {}))
+            self._fail(worker, number, None, Failure("ValueError", text))
             return
         self._numbered[worker, number] = key
         key.numbers[worker] = number
@@ -223,13 +223,13 @@ class Keeper:
                 "an updater has come after the first push: call set_updater or set_optimizer "
                 "before the first key."
             )
-            self._refuse(("OutOfTurn", text, {}))
+            self._refuse(Failure("OutOfTurn", text))
             return
         try:
             updater = cloudpickle.loads(blob)
             updater.init_updater(self._server, parameters)
         except Exception as error:
-            updater = _Broken(self._reason(error, "init_updater")[1])
+            updater = _Broken(self._reason(error, "init_updater").text)
         values = {} if isinstance(updater, _Broken) else updater.hyper_values()
         self._updater, self._hyper = updater, HyperChanges(updater, values)
         for key in self._keys.values():
@@ -269,7 +269,7 @@ class Keeper:
                 "worker 0 has no updater, but another worker has set one: call set_updater or "
                 "set_optimizer on all workers before the first key."
             )
-            self._refuse(("OutOfTurn", text, {}))
+            self._refuse(Failure("OutOfTurn", text))
 
     def _refuse(self, error):
         """Answer all pulls with an error from now on."""
@@ -389,7 +389,7 @@ class Keeper:
                 f"dist_async has no updater for key {key.name!r}: call set_updater or "
                 "set_optimizer on all workers before the first push, or use dist_sync."
             )
-            return "ParameterServerError", text, {}
+            return Failure("ParameterServerError", text)
         key.snapshot = None
         try:
             self._hyper.use(key.numbers.get(0), version)
@@ -401,7 +401,8 @@ class Keeper:
     def _reason(self, error, what):
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         log.warning("%s has failed: %s", what, error)
-        return "CallbackFailed", f"{what} has failed on server {self._server}:\n{trace}", {}
+        text = f"{what} has failed on server {self._server}:\n{trace}"
+        return Failure("CallbackFailed", text)
 
     def _answer(self, key):
         """Answer the pulls that can be answered."""
@@ -449,7 +450,7 @@ class Keeper:
 
     def _lost(self, gone, what):
         attributes = {"rank": gone.worker, "host": gone.host, "reason": gone.how}
-        return "WorkerLost", f"{gone}: {what}.", attributes
+        return Failure("WorkerLost", f"{gone}: {what}.", attributes)
 
 
 class _Broken:

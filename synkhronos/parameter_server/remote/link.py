@@ -41,6 +41,7 @@ from synkhronos.parameter_server.errors import (
     WorkerLost,
 )
 from synkhronos.parameter_server.remote.buffers import Buffers
+from synkhronos.parameter_server.remote.protocol import Failure
 
 VARIABLE = "SYNKHRONOS_PARAMETER_SERVER"
 _ERRORS: dict[str, type[Exception]] = {
@@ -370,11 +371,10 @@ class MoverLink:
             log.warning("worker %d on %s %s%s", rank, host, how, end)
 
 
-def make_error(error: tuple[str, str, dict[str, Any]]) -> Exception:
+def make_error(failure: Failure) -> Exception:
     """Return the exception that a message describes.
 
-    >>> make_error(("WorkerLost", "worker 1 has left", {"rank": 1})).rank
+    >>> make_error(Failure("WorkerLost", "worker 1 has left", {"rank": 1})).rank
     1
     """
-    name, text, attributes = error
-    return _ERRORS[name](text, **attributes)
+    return _ERRORS[failure.name](failure.text, **(failure.attributes or {}))

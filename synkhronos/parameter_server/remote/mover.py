@@ -25,7 +25,7 @@ from synkhronos.launch import INTERRUPTED
 from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.remote import placement
 from synkhronos.parameter_server.remote.buffers import Buffers
-from synkhronos.parameter_server.remote.protocol import Post
+from synkhronos.parameter_server.remote.protocol import Failure, Post
 from synkhronos.parameter_server.remote.queues import Transfer
 from synkhronos.parameter_server.remote.server import LOOK_SECONDS
 
@@ -38,7 +38,7 @@ class _Pull:
     """A pull whose answer is not complete."""
 
     missing: int  # elements
-    error: tuple | None = None
+    error: Failure | None = None
     begun: float = 0.0  # time.monotonic() of the first chunk, while spans are recorded
 
 
@@ -65,7 +65,7 @@ class _Question:
     name: str
     missing: set[int]  # servers
     values: dict[int, Any] = field(default_factory=dict)
-    error: tuple | None = None
+    error: Failure | None = None
 
 
 class Mover:

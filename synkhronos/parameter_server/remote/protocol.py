@@ -11,7 +11,7 @@ Messages come in the order in which they were sent. Arrays travel in chunks, of 
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple
 
 from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.remote.queues import CHUNK_BYTES, Queue, Transfer
@@ -29,6 +29,14 @@ def prepare() -> None:
     """Set what Open MPI reads when it is started."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+
+
+class Failure(NamedTuple):
+    """An exception as it is sent."""
+
+    name: str  # of its class
+    text: str
+    attributes: dict[str, Any] | None = None
 
 
 class Post:

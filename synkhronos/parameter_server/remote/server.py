@@ -16,10 +16,12 @@ from synkhronos._machine.log import log
 from synkhronos.comm.handlers import Handlers
 from synkhronos.parameter_server.group.interface import Group
 from synkhronos.parameter_server.remote.keeping import Gone, Keeper
-from synkhronos.parameter_server.remote.protocol import Post
+from synkhronos.parameter_server.remote.protocol import Failure, Post
 from synkhronos.parameter_server.remote.queues import Transfer
 
 LOOK_SECONDS = 0.25  # between looks for processes that have died
+FINISH_SECONDS = 5.0  # at most, until workers have taken what was sent at the end
+FINISH_LOOK_SECONDS = 0.05
 
 
 class ServerLoop:
@@ -32,7 +34,6 @@ class ServerLoop:
         keeper = Keeper(group.rank, n_servers, self._n_workers, self._send, self._fail)
         self._keeper = keeper
         self._at_barrier: dict[int, int] = {}  # worker -> the number of its question
-        self._mode: str | None = None
         self._handlers = Handlers(
             join=self._on_join,
             mode=self._on_mode,
@@ -63,9 +64,9 @@ class ServerLoop:
 
     def _finish(self):
         """Send the rest, in particular to workers that wait for the answer to their end."""
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + FINISH_SECONDS
         while self._post.is_sending and time.monotonic() < end:
-            self._group.wait(0.05)
+            self._group.wait(FINISH_LOOK_SECONDS)
             for _ in self._post.receive():  # what has been taken
                 pass
             self._post.progress()
@@ -82,14 +83,14 @@ class ServerLoop:
 
     def _on_join(self, worker, question, mode):
         """Agree on the mode of the store: the first worker decides."""
-        self._mode = self._mode or mode
+        first = self._keeper.mode = self._keeper.mode or mode
         error = None
-        if mode != self._mode:
-            text = (
-                f"this worker makes a {mode!r} store, but another one has made a {self._mode!r} "
-                "store: all workers of a run must make the same kind."
+        if mode != first:
+            error = Failure(
+                "ValueError",
+                f"this worker makes a {mode!r} store, but another one has made a {first!r} store: "
+                "all workers of a run must make the same kind.",
             )
-            error = "ValueError", text, {}
         self._tell(worker, "answer", question, None, error)
 
     def _on_mode(self, worker, mode):
@@ -125,7 +126,7 @@ class ServerLoop:
             value = ask()
         except Exception as problem:
             text = f"server {self._rank}: {type(problem).__name__}: {problem}"
-            error = "ParameterServerError", text, {}
+            error = Failure("ParameterServerError", text)
         self._tell(worker, "answer", question, value, error)
 
     def _on_gone(self, worker, question, how, is_dead):
@@ -159,11 +160,11 @@ class ServerLoop:
         if not self._at_barrier:
             return
         error = None
-        if self._mode == "dist_sync" and gone:
+        if self._keeper.mode == "dist_sync" and gone:
             lost = min(gone.values(), key=lambda each: not each.is_dead)
             text = f"{lost}: a barrier can't be complete without it."
             attributes = {"rank": lost.worker, "host": lost.host, "reason": lost.how}
-            error = "WorkerLost", text, attributes
+            error = Failure("WorkerLost", text, attributes)
         elif len({*self._at_barrier, *gone}) < self._n_workers:
             return
         waiting, self._at_barrier = self._at_barrier, {}
