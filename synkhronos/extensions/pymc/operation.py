@@ -1,12 +1,15 @@
 """The operation that stands in a model's graph for likelihoods that ranks compute.
 
-    inputs   the number of an evaluator, and the frontiers of all terms
-    outputs  the log-likelihood, a scalar; and its gradients for all inputs in one flat vector
+    inputs   the number of an evaluator, and the frontiers of all terms: the variables at which the
+             model's graph ends, and the terms that ranks compute begin (see `terms`)
+    outputs  of the kind "value": the log-likelihood, a scalar
+             "gradients": this, and its gradients for all inputs in one flat vector
+             "products": the derivative along a direction, which is one more input, and the Hessian
+             times it
 
 The gradients come with the value, so PyTensor's gradient of this operation computes nothing: it
-takes them apart. Where nothing uses them, a rewrite asks for the value alone. The gradient of the
-gradients is the same operation of another kind, which takes a direction, too, and returns the
-Hessian times this direction.
+takes them apart, and the gradient of the gradients is an operation of the kind "products". Where
+nothing uses the gradients, a rewrite asks for the value alone.
 
 The evaluator's number is an input, in a shared variable, and no constant: numba's cache on disk
 finds machine code by the graph and its constants, so all blocks and processes share the code.
@@ -29,7 +32,7 @@ from synkhronos.extensions.pymc.terms import is_float
 
 
 class Likelihood(JAXOp):  # in JAX PyTensor calls `perform_jax`; the class imports no JAX
-    """The log-likelihood of terms, and its gradients; or another kind of evaluation."""
+    """The log-likelihood of terms, its gradients, or products with its Hessian: see its kinds."""
 
     __props__ = ("evaluator", "kind")
 
@@ -123,7 +126,21 @@ optdb.register(
 
 @register_funcify_and_cache_key(Likelihood)
 def _likelihood_in_numba(op, node, **kwargs):
-    # Python gets one array and returns one: each array that is passed takes a microsecond.
+    # Python gets one array and returns one: each array that is passed takes a microsecond. For a
+    # scalar, and a vector whose length is not known:
+    #   def likelihood(number, value_0, value_1):
+    #       flat = np.empty(1 + value_0.size + value_1.size)
+    #       flat[0] = value_1.shape[0]
+    #       place = 1
+    #       flat[place] = value_0.item()
+    #       place += 1
+    #       for each in value_1.flat:
+    #           flat[place] = each
+    #           place += 1
+    #       which = number.item()
+    #       with objmode(vector='float64[::1]'):
+    #           vector = evaluate(which, 'gradients', flat)
+    #       return np.asarray(vector[0]), vector[1:]
     unknown, count = op.evaluator.unknown, len(node.inputs) - 1
     names = [f"value_{i}" for i in range(count)]
     sizes = " + ".join([str(len(unknown)), *(f"{name}.size" for name in names)])
