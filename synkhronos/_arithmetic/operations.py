@@ -27,6 +27,7 @@ class ReduceOperation(NamedTuple):
     combine: Callable[..., Any]  # ``combine(one, other, out=None)``
     identity: Callable[[np.dtype], Any]  # takes a dtype, and returns its neutral number
     divides: bool = False  # whether to divide by the number of arrays or rows at the end
+    scales: bool = False  # whether arrays, all times a number, are combined to the result times it
     kinds: str = "biufc"  # kinds of dtypes that it takes
     kinds_in_stores: str = "iufc"  # kinds that it takes in stores, if they are among `kinds`, too
     title: str = "reduction"  # the name of the result in messages
@@ -50,18 +51,22 @@ def _limit(dtype, of_integers, infinity):
 
 
 OPERATIONS: dict[str, ReduceOperation] = _Table(
-    avg=ReduceOperation(np.add, lambda dtype: 0, divides=True, kinds="fc", title="mean"),
-    sum=ReduceOperation(np.add, lambda dtype: 0, title="sum"),
+    avg=ReduceOperation(
+        np.add, lambda dtype: 0, divides=True, scales=True, kinds="fc", title="mean"
+    ),
+    sum=ReduceOperation(np.add, lambda dtype: 0, scales=True, title="sum"),
     prod=ReduceOperation(np.multiply, lambda dtype: 1, title="product"),
     min=ReduceOperation(
         np.minimum,
         lambda dtype: _limit(dtype, "max", np.inf),
+        scales=True,
         kinds_in_stores="iuf",
         title="minimum",
     ),
     max=ReduceOperation(
         np.maximum,
         lambda dtype: _limit(dtype, "min", -np.inf),
+        scales=True,
         kinds_in_stores="iuf",
         title="maximum",
     ),

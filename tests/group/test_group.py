@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -13,7 +14,8 @@ from support.groups import Machines, crew_of, has_ended, run
 from support.launching import needs_mpirun
 from support.waiting import wait_until
 
-from synkhronos._arithmetic.operations import OPERATIONS
+from synkhronos._arithmetic import operations
+from synkhronos._arithmetic.operations import OPERATIONS, ReduceOperation
 from synkhronos._machine.log import log
 from synkhronos.comm import Aborted
 from synkhronos.parameter_server.group import one_machine as shared_group
@@ -96,6 +98,33 @@ def test_reductions_are_those_of_numpy_with_the_same_bits_on_all_ranks(size, op)
         total = combined("sum", wide) / size if op == "avg" else combined(op, wide)
         np.testing.assert_allclose(array, total.astype(dtype), rtol=tolerance(op, dtype))
         assert all(array.tobytes() == each[dtype, length].tobytes() for each in everyone)
+
+
+@all_sizes
+def test_reductions_in_16_bits(size):
+    """Also by an operator that must not get scaled numbers, in each process."""
+    added = {"logsumexp": ReduceOperation(np.logaddexp, lambda dtype: -np.inf, kinds="f")}
+
+    def reduce(group):
+        operations.OPERATIONS.update(added)
+        array, found = group.allocate(1000, "float32"), {}
+        for op in operations.OPERATIONS:
+            array[...] = of(group.rank, "float32") + 8
+            group.all_reduce(array, op, sixteen_bits=True)
+            found[op] = array.copy()
+        return found
+
+    class Carrier(GroupCarrier):
+        def __init__(self, *arguments):
+            operations.OPERATIONS.update(added)
+            super().__init__(*arguments)
+
+    reduce.carrier = Carrier
+    with mock.patch.dict(OPERATIONS, added):
+        for found in run(size, reduce):
+            for op, array in found.items():
+                total = combined(op, [of(rank, "float64") + 8 for rank in range(size)])
+                np.testing.assert_allclose(array, total / (size if op == "avg" else 1), rtol=1e-3)
 
 
 @all_sizes

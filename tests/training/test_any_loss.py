@@ -248,21 +248,18 @@ def test_what_has_no_rule_is_told_when_it_is_made_and_right(ranks):
 
 
 def test_a_loss_without_a_rule_that_reduces_itself(ranks):
-    models, steps = (Model(), Model()), []
-    makers = (
-        lambda *made: train.make_train_step(*made, update_rules.sgd, 0.1),
-        lambda inputs, loss, params: train.make_train_function(
-            loss, params, *inputs, updates.sgd, 0.1
-        ),
-    )
-    for model, make in zip(models, makers):
-        positive = T.gt(model.y, 0).nonzero()
-        loss = model.errors[positive].mean() + synk.ops.all_reduce(model.errors.mean())
-        with pytest.warns(PortingWarning, match="So the ranks average the gradients of their own"):
-            steps.append(make([model.x, model.y], loss, model.params))
+    one, two = models = Model(), Model()
+    losses = [
+        model.errors[T.gt(model.y, 0).nonzero()].mean() + synk.ops.all_reduce(model.errors.mean())
+        for model in models
+    ]
     rows, y = next(batches())[0], np.arange(12.0)
-    np.testing.assert_allclose(*(step(rows, y) for step in steps))
-    assert_same(models[0], models[1], rtol=1e-7)
+    with pytest.warns(PortingWarning, match="So the ranks average the gradients of their own"):
+        f = train.make_train_step([one.x, one.y], losses[0], one.params, update_rules.sgd, 0.1)
+    with pytest.warns(PortingWarning, match="So the ranks average the gradients of their own"):
+        g = train.make_train_function(losses[1], two.params, two.x, two.y, updates.sgd, 0.1)
+    np.testing.assert_allclose(f(rows, y), g(rows, y))
+    assert_same(one, two, rtol=1e-7)
 
 
 def test_outputs_have_their_serial_values(ranks):

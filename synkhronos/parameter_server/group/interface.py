@@ -127,7 +127,7 @@ class Group(ABC):
             See `synkhronos._arithmetic.operations`.
         sixteen_bits : bool
             Whether each rank's array, of floats, is first rounded to float16, with a scale of its
-            own. It crosses the network in that form.
+            own. It crosses the network in that form if the operator `scales`.
 
         Raises
         ------

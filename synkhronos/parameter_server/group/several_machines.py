@@ -244,7 +244,7 @@ class MachinesGroup(Group):
         self._local.barrier()
         first = arrays[0]
         scale = 0.0
-        if sixteen_bits and op != "prod" and self._local.rank == 0:
+        if sixteen_bits and OPERATIONS[op].scales and self._local.rank == 0:
             scale = float(scale_of_16_bits(first))
         question = Question(scale, op, number, self.size, sixteen_bits)
         if not self._answer_to(question, (self._local.place_of(array), array.dtype)) or not number:
