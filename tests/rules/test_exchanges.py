@@ -127,9 +127,7 @@ def test_updaters_of_rules_work_on_a_server_of_a_store(updater):
 def test_stale_updates_are_divided():
     """By 1 + the updates of others since their worker took the weights: Zhang et al. 2016."""
     sent: dict[int, list] = {1: [], 2: [], 3: []}
-    group = SimpleNamespace(
-        size=4, send=lambda rank, answer: sent[rank].append(answer.weights[0].copy())
-    )
+    group = SimpleNamespace(size=4, send=lambda to, said: sent[to].append(said.weights[0].copy()))
     server = served.Server(None, group, Downpour(None), Interrupt(), divides_stale=True)
     alike, first = {"n_epochs": 100}, np.float32([0.0, 8.0])
     for rank in (1, 2, 3):
