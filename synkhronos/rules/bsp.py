@@ -68,18 +68,10 @@ def train(
     rank_run = build(job, group, group.rank == 0, interrupt, sync_type=exchange.sync_type)
     if note and group.size > 1:
         rank_run.say(note)
-    status = 0
-    try:
-        SynchronousWorker(rank_run, exchange, strategy, every, warm_up_epochs).train()
-    except Interrupted:
-        status = INTERRUPTED
+    status = SynchronousWorker(rank_run, exchange, strategy, every, warm_up_epochs).train()
     # Not after an error: a cleanup may take long, and others wait until this process ends.
     rank_run.model.cleanup()
     return status
-
-
-class Interrupted(Exception):
-    """A run that has ended after a Ctrl-C, with a snapshot."""
 
 
 class BatchExchange(ABC):
@@ -94,7 +86,7 @@ class BatchExchange(ABC):
 
     @abstractmethod
     def compute(self, weight: float, has_stepped: bool, at: tuple[int, int]) -> None:
-        """Exchange; `weight` is that of `row_weight`, `at` the epoch and the batch."""
+        """Exchange: `weight` is that of `row_weight`, `at` the epoch and the batch."""
 
 
 class SumVelocities(BatchExchange):
@@ -160,47 +152,38 @@ class SynchronousWorker:
     """The training loop of one rank."""
 
     def __init__(
-        self,
-        run: Run,
-        exchange: type[BatchExchange],
-        strategy: str,
-        every: int,
-        warm_up_epochs: int,
+        self, run: Run, exchange: type[BatchExchange], strategy: str, every: int, warm_up: int
     ) -> None:
-        self._run, self._model, self._group = run, run.model, run.group
-        self._size = run.group.size
-        self._every, self._ends_epochs = every, exchange.ends_epochs
-        self._next = 0, 0  # epoch and batch
+        self._run, self._model, self._group, self._size = run, run.model, run.group, run.group.size
+        self._every, self._ends_epochs, self._warm_up = every, exchange.ends_epochs, warm_up
         needs_rows = self._size > 1 and bool(exchange.needs_rows or run.statistics)
         self._rows = StepRows(self._model, run.verbose and needs_rows, looks=needs_rows)
         agree(self._group, {**contract.lengths_of(self._model), **run.job.options})
         broadcast(self._group, self._model.params)
         kept = run.resume()
         self._steps = kept.get("steps", 0)
-        self._warm_up_epochs = warm_up_epochs
         n_before = kept.get("n_ranks", 1)
         # Older snapshots don't store the factor, but their rate includes that of their last epoch.
         last_epoch = run.first_epoch - (0 if run.first_batch else 1)
         factor = kept.get("factor", self._factor(last_epoch, n_before))
         self._rate: Any = None
-        if factor != 1 or (self._warm_up_epochs and self._size > 1):
+        if factor != 1 or (self._warm_up and self._size > 1):
             self._rate = contract.ScaledRate(self._model, factor)
             self._rate.set_factor(self._factor(run.first_epoch, self._size))
             if kept and n_before != self._size:
                 rate = contract.learning_rate(self._model)
                 run.say(f"the learning rate is {rate:g}, for {self._size} ranks")
-        self._exchange: BatchExchange | None = None
+        self._exchange = exchange(run, strategy) if self._size > 1 else None
         if self._size > 1:
-            self._exchange = exchange(run, strategy)
             agree(self._group, {"statistics": described(run.statistics)})
             if run.statistics:
                 self._statistics = Sums(self._group, "ar", run.statistics, run.statistics)
 
     def _factor(self, epoch, n_ranks):
-        return warmed_up(epoch, n_ranks, self._warm_up_epochs) if self._warm_up_epochs else 1.0
+        return warmed_up(epoch, n_ranks, self._warm_up) if self._warm_up else 1.0
 
-    def train(self) -> None:
-        """Train all remaining epochs, or until the model of a rank asks to stop."""
+    def train(self) -> int:
+        """Train all remaining epochs, or until a model asks to stop; return the exit status."""
         run, model = self._run, self._model
         for epoch in range(run.first_epoch, int(model.n_epochs)):
             model.epoch = epoch
@@ -208,6 +191,8 @@ class SynchronousWorker:
             if self._rate is not None:
                 self._rate.set_factor(self._factor(epoch, self._size))
             n_batches = self._train_epoch(epoch)
+            if n_batches is None:
+                return INTERRUPTED
             model.reset_iter("train")
             self._average_statistics()
             count = run.count_before + n_batches * self._size
@@ -225,15 +210,15 @@ class SynchronousWorker:
                 self._save(epoch + 1, 0)
             if stop:
                 break
+        return 0
 
     def _train_epoch(self, epoch):
-        """Train one epoch; return the largest number of batches that a rank had."""
+        """Train one epoch; return the most batches of a rank, or None after an interrupt."""
         run, model, recorder = self._run, self._model, self._run.recorder
         batch = run.first_batch
         self._rows.begin()
         while True:
             has_batch = batch < int(model.data.n_batch_train)
-            self._next = epoch, batch
             for _ in range(int(model.n_subb)):
                 if has_batch:
                     model.train_iter(batch, recorder)
@@ -243,27 +228,27 @@ class SynchronousWorker:
                 ranks = self._agree(has_batch)
                 if not ranks.has_batch.any():
                     if self._steps % self._every and self._ends_epochs:
-                        self._exchange_now(ranks.rows, has_batch)
+                        self._exchange_now(ranks.rows, has_batch, (epoch, batch))
                         self._steps = 0
                     return batch
                 self._steps += 1
                 if self._steps % self._every == 0:
-                    self._exchange_now(ranks.rows, has_batch)
+                    self._exchange_now(ranks.rows, has_batch, (epoch, batch))
             batch += 1
             recorder.print_train_info(run.count_before + batch * self._size)
             if ranks.is_interrupted.any():
                 self._save(epoch, batch)
-                raise Interrupted
+                return None
 
     def _save(self, epoch, batch):
         factor = 1.0 if self._rate is None else self._rate.factor
         self._run.save(epoch, batch, steps=self._steps, factor=factor)
 
-    def _exchange_now(self, rows, has_batch):
+    def _exchange_now(self, rows, has_batch, at):
         self._run.own["rows"] = 0
         if self._exchange is not None:
             self._run.recorder.start()
-            self._exchange.compute(row_weight(rows, self._group.rank), has_batch, self._next)
+            self._exchange.compute(row_weight(rows, self._group.rank), has_batch, at)
             self._run.recorder.end("comm")
 
     def _agree(self, has_batch):

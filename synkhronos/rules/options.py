@@ -50,7 +50,6 @@ class Option:
     choices: tuple[str, ...] = ()  # all values of a text, if they are few
     others: tuple[Any, ...] = ()  # further values that it takes, such as None
     is_of_launcher: bool = False  # whether the launcher alone needs it, and not the ranks
-    is_tuned: bool = False  # whether it is named if the error does not fall, as the learning rate
 
     @property
     def expected(self) -> str:
@@ -133,21 +132,18 @@ _ROWS = [
            "(avg), or pairs of ranks swap parameters (swap)", choices=("cdd", "avg", "swap")),
     Option("exchange_freq", _BSP, int, 1, "avg and swap: exchange after so many batches",
            least=1),
-    Option("warm_up_epochs", _BSP, int, 5, "scale the learning rate in so many epochs", least=0,
-           is_tuned=True),
+    Option("warm_up_epochs", _BSP, int, 5, "scale the learning rate in so many epochs", least=0),
     Option("scale_lr", _BSP, bool, True, "scale the learning rate by the number of ranks"),
     Option("alpha", _EASGD, float, 0.5, "how far a worker and the center move to one another",
-           least=0, most=1, above=True, is_tuned=True),
+           least=0, most=1, above=True),
     Option("p", _GOSGD, float, 0.1, "the probability that a worker sends its parameters after a "
-           "batch", least=0, most=1, is_tuned=True),
-    Option("tau", SERVED, int, 10, "a worker asks the server after so many batches", least=1,
-           is_tuned=True),
+           "batch", least=0, most=1),
+    Option("tau", SERVED, int, 10, "a worker asks the server after so many batches", least=1),
     Option("learning_rate_rule", _ASGD, str, "staleness", "the server divides an update by 1 + the "
            "updates of others since its worker took the weights (staleness), scales each element "
            "of it (adagrad), or adds it as it is (constant)",
            choices=("staleness", "adagrad", "constant")),
-    Option("gamma", _ASGD, float, 0.01, "the learning rate of adagrad", least=0, above=True,
-           is_tuned=True),
+    Option("gamma", _ASGD, float, 0.01, "the learning rate of adagrad", least=0, above=True),
     Option("server", SERVED, str, "first", "the first device is the server's (first), or one more "
            "process without a device is the server (extra)", choices=("first", "extra")),
     Option("exch_strategy", RULES, str, "nccl32", "the exchange between ranks: all_reduce by NCCL "
@@ -176,6 +172,8 @@ _ROWS = [
 ]  # fmt: skip
 
 TABLE = {row.name: row for row in _ROWS}
+# What is named if the error does not fall.
+TUNED = ("learning_rate", "warm_up_epochs", "alpha", "tau", "gamma", "p")
 
 
 def of_rule(rule: str) -> dict[str, Option]:

@@ -151,12 +151,11 @@ def check_options_together(options: Mapping[str, Any], n_ranks: int) -> None:
             "exchange_freq must be 1 with sync_type 'cdd', which sums the velocities of each step, "
             f"got {options['exchange_freq']}. With 'avg' ranks take steps of their own."
         )
-    is_average = options.get("sync_type") == "avg" and n_ranks > 1
-    if is_average and options["exch_strategy"].endswith("16"):
+    strategy = options["exch_strategy"]
+    if options.get("sync_type") == "avg" and strategy.endswith("16") and n_ranks > 1:
         raise ValueError(
-            f"exch_strategy {options['exch_strategy']!r} sends 16 bits, which is too few for "
-            "the parameters that sync_type 'avg' sends: small steps would be lost. Take 'ar' or "
-            "'asa32'."
+            f"exch_strategy {strategy!r} sends 16 bits, which is too few for the parameters that "
+            "sync_type 'avg' sends: small steps would be lost. Take 'ar' or 'asa32'."
         )
 
 

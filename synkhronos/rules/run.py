@@ -18,7 +18,7 @@ from synkhronos.rules import contract, snapshots
 from synkhronos.rules.first_batch import FirstBatch
 from synkhronos.rules.job import Interrupt, Job
 from synkhronos.rules.model_variables import variables_of
-from synkhronos.rules.options import check_folder, of_rule
+from synkhronos.rules.options import TUNED, check_folder
 from synkhronos.rules.recorder import Recorder
 
 _NONE = object()  # differs from all settings
@@ -86,10 +86,8 @@ class Run:
 
     def _tell_that_it_does_not_fall(self):
         errors = [row[2] for row in self.recorder.val_info]
-        tuned = [each.name for each in of_rule(self.job.rule).values() if each.is_tuned]
-        values = {"learning_rate": contract.learning_rate(self.model)}
-        values.update({name: self.job.options[name] for name in tuned})
-        named = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        values = {**self.job.options, "learning_rate": contract.learning_rate(self.model)}
+        named = ", ".join(f"{name} {values[name]:g}" for name in TUNED if name in values)
         log.warning(
             f"the validation error does not fall: {errors[0]:.3f} after the first epoch, "
             f"{errors[-1]:.3f} after {len(errors)}. Is the learning rate too large, or too small, "

@@ -55,10 +55,6 @@ class Orders:
     validate: bool = False
 
 
-class SendFirst(NamedTuple):
-    """Answer to a worker that begins: the server has no parameters yet."""
-
-
 class Differs(NamedTuple):
     """Answer to a worker that does not fit the others."""
 
@@ -70,14 +66,6 @@ class Weights(NamedTuple):
 
     orders: Orders
     weights: list[np.ndarray]
-
-
-class CenterState(NamedTuple):
-    """Answer to the worker that validates and saves."""
-
-    weights: list[np.ndarray]
-    statistics: list[np.ndarray]
-    states: list[np.ndarray]  # of the updater
 
 
 class Server:
@@ -156,7 +144,7 @@ class Server:
     def _on_begin(self, rank, alike, n_batches):
         self._n_batches, self._n_epochs = n_batches, alike["n_epochs"]
         if not self._weights:
-            self._group.send(rank, SendFirst())
+            self._group.send(rank, None)
         else:
             self._answer_alike(rank, alike)
 
@@ -213,8 +201,7 @@ class Server:
     def _on_center(self, rank):
         everyone = zip(*self._statistics.values())
         means = [np.mean(each, axis=0, dtype=wide(each[0].dtype)) for each in everyone]
-        states = _in_order(self._updater.states())
-        self._group.send(rank, CenterState(self._weights, means, states))
+        self._group.send(rank, (self._weights, means, _in_order(self._updater.states())))
 
     def _on_finish(self, rank):
         self._waiting.add(rank)
@@ -290,10 +277,8 @@ class ServedWorker(asynchronous.AsynchronousWorker):
     def push(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Send arrays to the updater; return the weights, valid until the next message."""
         n_batches, statistics = int(self.run.model.data.n_batch_train), self._statistics.read()
-        message = "exchange", self._done, n_batches, arrays, statistics
-        answer: Weights = self._ask(*message)
-        self.orders = answer.orders
-        return answer.weights
+        self.orders, weights = self._ask("exchange", self._done, n_batches, arrays, statistics)
+        return weights
 
     def _ask(self, *message) -> Any:
         """Send a message to the server; return its answer."""
@@ -315,7 +300,7 @@ class ServedWorker(asynchronous.AsynchronousWorker):
             )
         alike = self._alike()
         answer = self._ask("begin", alike, int(self.run.model.data.n_batch_train))
-        if isinstance(answer, SendFirst):
+        if answer is None:  # the server has no parameters yet
             answer = self._ask("first", alike, arrays, states, kept.get("total", 0))
         if isinstance(answer, Differs):
             own_rank = f"rank {self.group.rank}"
@@ -364,10 +349,10 @@ class ServedWorker(asynchronous.AsynchronousWorker):
 
     def _take_center(self):
         """Take the center, with the mean statistics; return copies of the updater's states."""
-        center: CenterState = self._ask("center")
-        for flat, arrays in zip(self._both, (center.weights, center.statistics)):
+        weights, statistics, states = self._ask("center")
+        for flat, arrays in zip(self._both, (weights, statistics)):
             flat.set(arrays)
-        return [array.copy() for array in center.states]
+        return [array.copy() for array in states]
 
     def end(self) -> None:
         """Leave; the first worker waits for all others, validates the center and saves it."""

@@ -33,7 +33,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 INSTALLED = {"site-packages", "dist-packages"}
 OF_PYTHON_2 = re.compile(
     rb"^\s*(print|exec)\s+[^(=\s]|^\s*print\s*$|^\s*except\s+[\w., ()]+,\s*\w+\s*:"
-    rb"|^\s*raise\s+\w+\s*,|<>|`[^`]+`|\b0\d+\b|\b\d+[lL]\b|\bur[\"']|^\s*print\s+[\"'(]",
+    rb"|^\s*raise\s+\w+\s*,|<>|`[^`]+`|\b0\d+\b|\b\d+[lL]\b|\bur[\"']|^\s*print\s+[\"'(]"
 )
 
 _models = set()  # names of modules that are models, whatever they mention

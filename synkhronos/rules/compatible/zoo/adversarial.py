@@ -153,9 +153,5 @@ def rmsprop(cost, params, rate, rho=0.9, momentum=0.5, epsilon=1e-6):
         new_squares = rho * squares + (1 - rho) * gradient**2
         step = T.cast(rate, param.dtype) * gradient / T.sqrt(new_squares + epsilon)
         new_velocity = momentum * velocity + step
-        updates += [
-            (squares, new_squares),
-            (velocity, new_velocity),
-            (param, param - new_velocity),
-        ]
+        updates += [(squares, new_squares), (velocity, new_velocity), (param, param - new_velocity)]
     return updates

@@ -150,10 +150,7 @@ class Batches:
         self._must_be_batched()
         if self.extended:
             return
-        for items, labels in (
-            (self.train_img, self.train_labels),
-            (self.val_img, self.val_labels),
-        ):
+        for items, labels in ((self.train_img, self.train_labels), (self.val_img, self.val_labels)):
             if items:
                 items[:], labels[:] = utils.extend_data(rank, size, items, labels)
         self._begin()
