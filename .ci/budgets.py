@@ -15,7 +15,7 @@ CORE = {
     "synkhronos/_host": 10_000,
     "synkhronos/_machine": 2_900,
     "synkhronos/_session": 2_700,
-    "synkhronos/comm": 9_200,
+    "synkhronos/comm": 9_100,
     "synkhronos/launch": 2_400,
     "synkhronos/profiling": 2_000,
     "synkhronos/tools": 2_700,

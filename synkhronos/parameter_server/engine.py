@@ -337,7 +337,6 @@ class Engine:
             recording.record("reduce", key, begun, time.monotonic())
         if is_last:
             self.conclude(push_round, queue, reduction.error)
-        return None
 
     def _prepare(self, push_round):
         """Return the reduction of a round, or None if that was reduced before it was queued."""
@@ -357,9 +356,7 @@ class Engine:
             pull.is_copied = True
         return reduction
 
-    def conclude(
-        self, push_round: PushRound, queue: TaskQueue, error: BaseException | None
-    ) -> None:
+    def conclude(self, push_round: PushRound, queue: TaskQueue, error: Any) -> None:
         """Give the reduction to the backend, end the round, and release the queue."""
         buffer = None
         if error is None:

@@ -100,11 +100,7 @@ class MachinesGroup(Group):
     """
 
     def __init__(
-        self,
-        local: _Here,
-        machine: int,
-        ranks: Sequence[Sequence[int]],
-        hosts: Sequence[str],
+        self, local: _Here, machine: int, ranks: Sequence[Sequence[int]], hosts: Sequence[str]
     ) -> None:
         self._local, self.here = local, ranks[machine]
         local.whole = self
