@@ -70,7 +70,7 @@ test-pytensor: $(ready_pytensor) ## run the suites of both hosts on PyTensor (PY
 	$(on_pytensor) $(py_pytensor) -m pytest -m "not ($(rest))" $(PYTEST_ARGS)
 
 test-numba: $(ready_pytensor) ## run those that need PyTensor's default mode, which compiles for seconds
-	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" tests
+	$(on_pytensor) SYNKHRONOS_TEST_MODE=NUMBA $(py_pytensor) -m pytest -m "numba and not ($(rest))" $(PYTEST_ARGS) $$(grep -rl --include='*.py' mark.numba tests)
 
 test-samplers: .venv-samplers/.ready ## run those that need nutpie, JAX, bambi or pymc-extras, with packages of their own
 	PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/.venv-samplers/compiled SYNKHRONOS_HOST=pytensor .venv-samplers/bin/python -m pytest -m "" $(PYTEST_ARGS) $(samplers)

@@ -17,7 +17,7 @@ from benchmarks import groups, simulate
 from benchmarks.simulated import Costs
 from support import hosts, on_hosts
 from support.leaks import nothing_left
-from support.running import run
+from support.running import IN_PYTHON, run
 from support.waiting import wait_until
 
 import synkhronos as synk
@@ -337,19 +337,9 @@ def test_the_ranks_train_as_serial_theano(no_session, monkeypatch, quickly_compi
 @pytest.mark.slow("starts and measures programs on two hosts")
 def test_two_hosts(two_hosts, tmp_path):
     file = tmp_path / "figures.json"
-    command = ["bench", "machines", "--sizes", "1K,64K", "--networks", "mlp", "--batch", "32"]
-    command += [
-        "--busy-ok",
-        "--seconds",
-        "0.05",
-        "--threads-per-rank",
-        "1",
-        "--json",
-        str(file),
-        "--ranks",
-        "2",
-    ]
-    environment = two_hosts.environment(THEANO_FLAGS="mode=FAST_COMPILE")
+    given = "bench machines --sizes 1K,64K --networks mlp --batch 32 --busy-ok --seconds 0.05"
+    command = [*given.split(), "--threads-per-rank", "1", "--ranks", "2", "--json", str(file)]
+    environment = two_hosts.environment(**IN_PYTHON)
     done = run(*on_hosts.line(two_hosts, command), env=environment, timeout=500)
     assert done.returncode == 0, done.stderr
     [layout] = json.loads(file.read_text())["layouts"]
@@ -374,19 +364,10 @@ def test_two_hosts(two_hosts, tmp_path):
 @pytest.mark.slow("starts a session on three hosts")
 def test_what_machines_send_is_counted_and_is_near_the_least(tmp_path):
     file = tmp_path / "figures.json"
-    command = [
-        "bench",
-        "machines",
-        "--busy-ok",
-        "--count",
-        "--sizes",
-        "1K,64K,1M,3M",
-        "--ranks",
-        "1",
-    ]
+    given = "bench machines --busy-ok --count --sizes 1K,64K,1M,3M --ranks 1 --threads-per-rank 1"
     with hosts.up(3) as these:
-        line = on_hosts.line(these, [*command, "--threads-per-rank", "1", "--json", str(file)])
-        done = run(*line, env=these.environment(), timeout=300)
+        line = on_hosts.line(these, [*given.split(), "--json", str(file)])
+        done = run(*line, env=these.environment(**IN_PYTHON), timeout=300)
         assert done.returncode == 0, done.stderr
     [layout] = json.loads(file.read_text())["layouts"]
     busiest = {
