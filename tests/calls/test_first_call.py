@@ -107,24 +107,18 @@ def test_the_comparison_takes_as_much_memory_as_the_inputs():
 
 
 def test_what_is_right_is_not_told():
-    x, small, whole = T.dmatrix("x"), T.fmatrix("small"), T.dvector("whole")
-    w = theano.shared(np.ones(2), "w")
+    """See test_proof.py for more."""
+    x, small = T.dmatrix("x"), T.fmatrix("small")
     rows = np.random.RandomState(1).randn(3000, 2).astype("float32")
-    plain = [x.mean(), (x.sum(0), "sum"), (x, "gather"), (x.max(), "max"), (x.std(), None)]
-    each = [(x.std(), "gather"), (T.stack([x.shape[0]]), "gather"), (w, "gather")]
     rounded = [x.mean(), (x - x.mean(1, keepdims=True)).sum(axis=1).mean()]  # some 1e-17
     random = RandomStreams(1).uniform(x.shape, ndim=2)
     counted = (T.neq(T.isnan(x).sum(), 0), "max")
     functions = [
-        (made([x], plain), X),
-        (made([x], each), X),
         (made([x], [T.log(x).mean(), (T.log(x), "gather")]), np.abs(X) - 1e-3),
         (made([x], rounded), X - X.mean(axis=0)),
         (made([x], [random.mean(), counted, x.mean() + 0 * x.sum()]), X),
         (made([x], [(x.min(), "min"), (-x.max(axis=0), "min"), (T.exp(x.max()), "max")]), X),
         (made([small], [small.mean(), (T.exp(small).sum(), "sum")]), rows),
-        (made([], x.std(), bcast_inputs=[x]), X),
-        (made([whole], x.std(), bcast_inputs=[x], on_unused_input="ignore"), X[:, 0], X),
     ]
     for f, *values in functions:
         with np.errstate(all="ignore"):
@@ -222,13 +216,6 @@ def test_a_penalty_that_is_summed_over_the_ranks_is_told(reduces_all):
     if reduces_all:
         assert "all_reduce(T.grad(loss, w), 'sum') + T.grad(penalty, w)" in making[0]
         assert "make it an output of its own, of mode None" in making[1]
-
-
-def test_gradients_that_are_clipped_before_they_are_reduced_are_told():
-    x, loss, steps = local(
-        theano.shared(np.ones(2), "w"), lambda g: synk.ops.all_reduce(T.clip(g, -1, 1))
-    )
-    assert "Clip them after the reduction" in told_once(lambda: made([x], loss, updates=steps), X)
 
 
 def correlation(a, b):
@@ -366,24 +353,6 @@ def test_modes_that_watch(mode):
     _, making = told_in(lambda: made([x], x[::2].mean(), mode=watching))
     assert len(making) == 1 and "Run it once in the default mode" in making[0]
     assert told_in(lambda: made([x], x.mean(), mode=watching))[1] == []
-
-
-def test_integers_that_are_right_are_not_told(ranks):
-    i, x = T.lvector("i"), T.dmatrix("x")
-    functions = [
-        (
-            made([i], [(i.max(), "max"), (T.eq(i, 9).sum(), "sum"), i.mean(), (i, "gather")]),
-            [3] * 6,
-        ),
-        (made([i], (i.max(), None)), [3] * 6),
-        (made([i], (T.extra_ops.Unique()(i).shape[0], "sum"), check=0), range(12)),
-        (made([x], [(T.argmax(x, axis=1), "gather"), T.eq(T.argmax(x, axis=1), 1).mean()]), X),
-        (made([x], (T.neq(T.argmax(T.exp(x), axis=1), 1).sum(), "sum")), X),
-    ]
-    for f, value in functions:
-        for _ in range(3):
-            f(value)
-        assert "_run" not in vars(f)
 
 
 def test_calls_with_slices_are_compared():

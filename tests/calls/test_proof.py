@@ -109,6 +109,7 @@ def test_clipping_before_the_reduction():
     steps = [(w, w - 0.1 * synk.ops.all_reduce(clipped))]
     _, [message], calls = told(lambda: made([x], updates=steps), X)
     assert "Each rank clips its own gradients (test_proof.py:" in message
+    assert "Clip them after the reduction" in message
     assert calls == SILENT
 
 

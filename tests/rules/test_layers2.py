@@ -16,31 +16,11 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 random = np.random.RandomState(7)
 NAMES = [
-    "Constant",
-    "Normal",
-    "Uniform",
-    "GlorotNormal",
-    "GlorotUniform",
-    "HeNormal",
-    "HeUniform",
-    "Subtract",
-    "Crop",
-    "Conv",
-    "Pool",
-    "ConvPoolLRN",
-    "ConvPoolLRN_bc01",
-    "LRN",
-    "Dimshuffle",
-    "Flatten",
-    "Dropout",
-    "FC",
-    "Softmax",
-    "BatchNormal",
-    "get_layers",
-    "get_params",
-    "count_params",
-    "extract_weight_types",
-]
+    "Constant", "Normal", "Uniform", "GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform",
+    "Subtract", "Crop", "Conv", "Pool", "ConvPoolLRN", "ConvPoolLRN_bc01", "LRN", "Dimshuffle",
+    "Flatten", "Dropout", "FC", "Softmax", "BatchNormal", "get_layers", "get_params",
+    "count_params", "extract_weight_types",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -19,22 +19,9 @@ from synkhronos.tools.info import cuda_libraries
 from synkhronos.tools.info.cuda_libraries import NEEDED, Opened
 
 NAMES = [
-    "Python",
-    "Theano",
-    "NumPy",
-    "SciPy",
-    "C++ compiler",
-    "BLAS",
-    "Cores",
-    "Shared memory",
-    "Compile cache",
-    "pygpu",
-    "CUDA libraries",
-    "CUDA devices",
-    "OpenCL devices",
-    "NCCL",
-    "cuDNN",
-]
+    "Python", "Theano", "NumPy", "SciPy", "C++ compiler", "BLAS", "Cores", "Shared memory",
+    "Compile cache", "pygpu", "CUDA libraries", "CUDA devices", "OpenCL devices", "NCCL", "cuDNN",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
