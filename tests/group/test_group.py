@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from support.expected import combined, dtypes_of, tolerance
-from support.groups import Machines, crew_of, has_ended, run
+from support.groups import Machines, MachinesJob, crew_of, has_ended, run
 from support.launching import needs_mpirun
 from support.waiting import wait_until
 
@@ -31,6 +31,12 @@ ON_MACHINES = [
 all_sizes = pytest.mark.parametrize("size", [1, 2, 3, 4, *ON_MACHINES], ids=repr)
 several = pytest.mark.parametrize("size", [2, 3, 4, *ON_MACHINES], ids=repr)
 DTYPES = ["float16", "float32", "float64", "complex64", "int8", "int64", "uint8", "bool"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def jobs():
+    yield
+    MachinesJob.end_all()
 
 
 def of(rank, dtype, size=1000):
@@ -79,25 +85,26 @@ def test_one_value_goes_to_all(size):
 
 
 @all_sizes
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_reductions_are_those_of_numpy_with_the_same_bits_on_all_ranks(size, op):
+def test_reductions_are_those_of_numpy_with_the_same_bits_on_all_ranks(size):
+    cases = [(op, dtype) for op in OPERATIONS for dtype in dtypes_of(op, DTYPES)]
+
     def reduce(group):
         found = {}
-        for dtype in dtypes_of(op, DTYPES):
+        for op, dtype in cases:
             for length in (1000, 1, 0, 70_001):
                 array = group.allocate(length, dtype)
                 array[...] = of(group.rank, dtype, length)
                 group.all_reduce(array, op)
-                found[dtype, length] = array.copy()
+                found[op, dtype, length] = array.copy()
         return found
 
     everyone = run(size, reduce)
-    for (dtype, length), array in everyone[0].items():
+    for (op, dtype, length), array in everyone[0].items():
         parts = [of(rank, dtype, length) for rank in range(size)]
         wide = [part.astype("float32") for part in parts] if dtype == "float16" else parts
         total = combined("sum", wide) / size if op == "avg" else combined(op, wide)
         np.testing.assert_allclose(array, total.astype(dtype), rtol=tolerance(op, dtype))
-        assert all(array.tobytes() == each[dtype, length].tobytes() for each in everyone)
+        assert all(array.tobytes() == each[op, dtype, length].tobytes() for each in everyone)
 
 
 @all_sizes
@@ -330,16 +337,24 @@ def test_others_go_on_without_a_rank_that_was_lost(size):
 
 @several
 def test_a_rank_that_raises_ends_the_collectives_of_all(size):
+    """None leaves before all have heard: then it would be lost."""
+    others = [rank for rank in range(size) if rank != 1]
+
     def work(group):
         if group.rank == 1:
             group.abort()
-            return "aborted"
+            heard = [_next_message(group) for _ in others]
+            for rank in others:
+                group.send(rank, "bye")
+            return heard
         for _ in range(2):
             with pytest.raises(Aborted):
                 group.all_gather(group.rank)
-        return "heard"
+        group.send(1, "heard")
+        return _next_message(group)
 
-    assert run(size, work) == ["heard", "aborted", *["heard"] * (size - 2)]
+    bye = ("bye",)
+    assert run(size, work) == [bye, [("heard",)] * (size - 1), *[bye] * (size - 2)]
 
 
 @several

@@ -1,12 +1,16 @@
-"""A machine of `groups.CrewOnMachines`, as a process of mpirun; and each of its ranks.
+"""A machine of `groups.MachinesJob`, as a process of mpirun, whose forks are its ranks.
 
 python -m support.group_on_machines FOLDER
 """
 
+import contextlib
+import gc
+import itertools
 import os
 import signal
-import subprocess
 import sys
+import time
+import traceback
 
 import cloudpickle
 
@@ -15,39 +19,64 @@ from synkhronos.parameter_server.group import membership
 
 
 def machine(folder):
-    """Start the ranks of this machine, and carry their messages."""
+    """Run one crew after another, until there is a file `end`."""
     from synkhronos.comm.mpi import mpi_library
-    from synkhronos.parameter_server.group.carrier import GroupCarrier
 
     mpi_library.begin()
+    for number in itertools.count(1):
+        while not os.path.exists(f"{folder}/{number}/work"):
+            if os.path.exists(f"{folder}/end"):
+                mpi_library.MPI.Finalize()
+                return
+            time.sleep(0.002)
+        run_crew(f"{folder}/{number}", mpi_library.MPI.COMM_WORLD.Dup())
+
+
+def run_crew(folder, comm):
+    """Start the ranks of this machine, carry their messages, and wait for their ends."""
+    from synkhronos.parameter_server.group.carrier import GroupCarrier
+
     with open(f"{folder}/work", "rb") as file:
         ranks, function = cloudpickle.load(file)
-    carrier = getattr(function, "carrier", GroupCarrier)(mpi_library.MPI.COMM_WORLD, ranks)
+    carrier = getattr(function, "carrier", GroupCarrier)(comm, ranks)
+    pids = []
     for number in range(len(ranks[carrier.machine])):
         value, descriptors = carrier.place(number)
-        subprocess.Popen(
-            [sys.executable, "-m", "support.group_on_machines", folder, "rank"],
-            env={**os.environ, membership.VARIABLE: value},
-            pass_fds=descriptors,
-        )
+        pid = os.fork()
+        if pid == 0:
+            gc.freeze()  # no finalizer of the carrier's memory may run here
+            os.environ[membership.VARIABLE] = value
+            rank(folder, function, {0, 1, 2, *descriptors})
+        pids.append(pid)
     carrier.close()
     carrier.run()
-    mpi_library.MPI.Finalize()
+    for pid in pids:
+        os.waitpid(pid, 0)
+    open(f"{folder}/ended{carrier.machine}", "w").close()
+    del carrier
+    gc.collect()
 
 
-def rank(folder):
-    """Run the function as one rank."""
-    signal.alarm(int(SECONDS))  # one that hangs ends
-    group = membership.join()
-    with open(f"{folder}/pid{group.rank}.new", "w") as file:
-        file.write(str(os.getpid()))
-    os.rename(file.name, f"{folder}/pid{group.rank}")
-    with open(f"{folder}/work", "rb") as file:
-        _, function = cloudpickle.load(file)
-    found = outcome(function, group)
-    with open(f"{folder}/result{group.rank}", "wb") as file:
-        cloudpickle.dump(found, file)
+def rank(folder, function, descriptors):
+    """Run the function as one rank, in a fork that keeps only some descriptors; end it."""
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in descriptors:
+                with contextlib.suppress(OSError):  # that of the list
+                    os.close(int(name))
+        signal.alarm(int(SECONDS))  # one that hangs ends
+        group = membership.join()
+        with open(f"{folder}/pid{group.rank}.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(file.name, f"{folder}/pid{group.rank}")
+        found = outcome(function, group)
+        with open(f"{folder}/result{group.rank}", "wb") as file:
+            cloudpickle.dump(found, file)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    (rank if len(sys.argv) > 2 else machine)(sys.argv[1])
+    machine(sys.argv[1])

@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import ClassVar
 
 import cloudpickle
 
@@ -121,35 +122,71 @@ class Machines(int):
         return "+".join("".join(map(str, each)) for each in self.ranks)
 
 
-class CrewOnMachines:
-    """Ranks of a `MachinesGroup`, as `Crew` has them; each machine has a process of mpirun."""
+class MachinesJob:
+    """A process of mpirun for each machine, which together run one crew after another."""
 
-    def __init__(self, size, function):
-        self._size, self._folder = size, tempfile.TemporaryDirectory()
-        with open(f"{self._folder.name}/work", "wb") as file:
-            cloudpickle.dump((size.ranks, function), file)
-        line = [MPIRUN, "--oversubscribe", "-n", str(len(size.ranks)), sys.executable, "-m"]
-        self._mpirun = subprocess.Popen(
+    _running: ClassVar[dict] = {}  # number of machines -> its job
+
+    def __init__(self, n_machines):
+        self._folder, self._n_crews = tempfile.TemporaryDirectory(), 0
+        line = [MPIRUN, "--oversubscribe", "-n", str(n_machines), sys.executable, "-m"]
+        self.process = subprocess.Popen(
             [*line, "support.group_on_machines", self._folder.name],
             env={**os.environ, **FOR_ROOT, "PYTHONPATH": os.pathsep.join(sys.path)},
             start_new_session=True,
         )
 
+    @classmethod
+    def of(cls, n_machines):
+        """Return the job of so many machines, which is started if there is none."""
+        job = cls._running.get(n_machines)
+        if job is None or job.process.poll() is not None:
+            job = cls._running[n_machines] = cls(n_machines)
+        return job
+
+    def begin(self, work):
+        """Let the machines run a crew; return the folder for its files."""
+        self._n_crews += 1
+        folder = Path(self._folder.name, str(self._n_crews))
+        folder.mkdir()
+        (folder / "new").write_bytes(cloudpickle.dumps(work))
+        (folder / "new").rename(folder / "work")
+        return folder
+
+    @classmethod
+    def end_all(cls):
+        """End all jobs, and wait for them."""
+        while cls._running:
+            _, job = cls._running.popitem()
+            Path(job._folder.name, "end").touch()
+            job.process.wait(SECONDS)
+            job._folder.cleanup()
+
+
+class CrewOnMachines:
+    """Ranks of a `MachinesGroup`, as `Crew` has them; each machine is a process of mpirun."""
+
+    def __init__(self, size, function):
+        self._size, self._job = size, MachinesJob.of(len(size.ranks))
+        self._folder = self._job.begin((size.ranks, function))
+
     @property
     def pids(self):
         """The process of each rank."""
-        paths = [f"{self._folder.name}/pid{rank}" for rank in range(self._size)]
-        wait_until(lambda: all(map(os.path.exists, paths)))
-        return [int(Path(path).read_text()) for path in paths]
+        paths = [self._folder / f"pid{rank}" for rank in range(self._size)]
+        wait_until(lambda: all(path.exists() for path in paths))
+        return [int(path.read_text()) for path in paths]
+
+    def _has_ended(self):
+        return len([*self._folder.glob("ended*")]) == len(self._size.ranks)
 
     def results(self):
         """Return what each rank has returned or raised; None of one that was killed."""
-        self._mpirun.wait(SECONDS)
+        wait_until(lambda: self._has_ended() or self._job.process.poll() is not None, SECONDS)
         found = []
         for rank in range(self._size):
             try:
-                with open(f"{self._folder.name}/result{rank}", "rb") as file:
-                    found.append(cloudpickle.load(file))
+                found.append(cloudpickle.loads((self._folder / f"result{rank}").read_bytes()))
             except FileNotFoundError:
                 found.append(None)
         return found
@@ -158,10 +195,9 @@ class CrewOnMachines:
         return self
 
     def __exit__(self, kind, error, trace):
-        if self._mpirun.poll() is None:
-            kill_session(self._mpirun.pid)
-        self._mpirun.wait()
-        self._folder.cleanup()
+        if not self._has_ended():
+            kill_session(self._job.process.pid)
+            self._job.process.wait()
 
 
 def has_ended(pid):
