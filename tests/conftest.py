@@ -44,7 +44,8 @@ hypothesis.settings.load_profile("tests")
 COMPILE_MUCH = {"calls", "collectives", "docs", "faster", "ported", "stress", "training", "whole"}
 # Files that take a minute and more come first, so that the last ones keep all processes busy.
 LONG = {"test_opencl.py", "test_bench.py", "test_check.py", "test_rule_cases.py", "test_zoo.py"}
-LONG |= {"test_rules_demos.py", "test_points_of_calls.py", "test_lost_hosts.py"}
+LONG |= {"test_rules_demos.py", "test_points_of_calls.py", "test_lost_hosts.py", "test_suites.py"}
+LONG |= {"test_core_alone.py", "test_bench_machines.py", "test_store_cases.py", "test_cudnn.py"}
 # How `make test` begins to say which tests it leaves out: all others have further layouts.
 QUICK = "not (slow or thorough"
 # The first imports theanompi, which only ranks have; the second is Theano only on PyTensor; the

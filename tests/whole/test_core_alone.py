@@ -75,9 +75,8 @@ def test_tests_of_the_core_pass(alone):
     """All are imported; those of CHOSEN run."""
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - OTHERS
     paths = sorted(f"tests/{name}" for name in folders if name[0].isalpha() and name != "support")
-    options = ["-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
-    chosen = ["-m", "not (slow or thorough or opencl)", "-k", CHOSEN]
+    chosen = ["-m", "not (slow or thorough or opencl)", "-k", CHOSEN, "-p", "no:cacheprovider"]
     faulthandler.cancel_dump_traceback_later()  # each test there has its own
-    done = alone("-m", "pytest", *options, *chosen, *paths, timeout=1200)
+    done = alone("-m", "pytest", "-q", *chosen, *paths, timeout=1200)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
     assert int(re.search(r"(\d+) passed", done.stdout).group(1)) > 500
