@@ -11,6 +11,8 @@ from support.waiting import LONG, wait_until
 
 from synkhronos._machine import processes
 
+pytestmark = pytest.mark.slow("starts several processes")
+
 
 @pytest.mark.parametrize(
     ("end", "how", "status"),
@@ -20,7 +22,6 @@ from synkhronos._machine import processes
         ("leaves", "has left", 7),
     ],
 )
-@pytest.mark.slow("starts several processes")
 def test_dist_sync_names_the_worker_that_is_missing(tmp_path, end, how, status):
     run = nodes.run(tmp_path, nodes.ROUNDS, "dist_sync", end, workers=3, status=status)
     host = os.uname().nodename
@@ -30,7 +31,6 @@ def test_dist_sync_names_the_worker_that_is_missing(tmp_path, end, how, status):
     assert (first in run.output) == (end != "leaves")
 
 
-@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     ("end", "how", "status"),
     [
@@ -53,7 +53,6 @@ def begun(launched, n=2):
     return [tuple(map(int, line.split()[2:])) for line in launched.said("begun ")]
 
 
-@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_a_killed_mover_takes_its_script_along_and_is_told(tmp_path, kind):
     launched = nodes.Launched(tmp_path, nodes.ROUNDS, kind, "goes on", workers=3)
@@ -71,7 +70,6 @@ def test_a_killed_mover_takes_its_script_along_and_is_told(tmp_path, kind):
     assert time.monotonic() - began < LONG and not launched.left_over()
 
 
-@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
 def test_a_killed_server_is_named_in_all_workers(tmp_path, kind):
     launched = nodes.Launched(tmp_path, nodes.ROUNDS, kind, "goes on", servers=2)
@@ -87,7 +85,6 @@ def test_a_killed_server_is_named_in_all_workers(tmp_path, kind):
     assert not launched.left_over()
 
 
-@pytest.mark.slow("starts several processes")
 def test_ctrl_c_reaches_the_scripts_and_nothing_is_left(tmp_path):
     launched = nodes.Launched(tmp_path, nodes.ROUNDS, "dist_sync", "goes on")
     begun(launched)
@@ -100,7 +97,6 @@ def test_ctrl_c_reaches_the_scripts_and_nothing_is_left(tmp_path):
     assert not launched.left_over()
 
 
-@pytest.mark.slow("waits for a stubborn script")
 def test_a_second_ctrl_c_ends_stubborn_scripts(tmp_path):
     script = """
 import signal, time
@@ -117,7 +113,6 @@ time.sleep(600)
     assert not launched.left_over()
 
 
-@pytest.mark.slow("starts several processes")
 def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path):
     launched = nodes.Launched(tmp_path, nodes.ROUNDS, "dist_sync", "goes on")
     begun(launched)
@@ -126,13 +121,11 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path):
     wait_until(lambda: not launched.left_over())
 
 
-@pytest.mark.slow("starts several processes")
 def test_a_script_that_raises_is_shown_with_its_last_lines(tmp_path):
     run = nodes.run(tmp_path, nodes.ROUNDS, "dist_sync", "raises", status=1)
     assert "Its last lines:" in run.output and "ValueError: a reason" in run.output
 
 
-@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize(
     ("end", "status"), [("os._exit(0)", 0), ("os.kill(os.getpid(), 9)", 137), ("os._exit(3)", 3)]
 )
@@ -161,7 +154,6 @@ if json.loads(os.environ.get("SYNKHRONOS_GROUP", "{}")).get("rank") == 1:
 """
 
 
-@pytest.mark.slow("starts several processes")
 @pytest.mark.parametrize("what", ["a worker", "a rank of a rule"])
 def test_a_process_that_dies_before_it_is_in_the_group(tmp_path, monkeypatch, what):
     """The others do not wait for it."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support import rules
 
+pytestmark = pytest.mark.slow("several processes")
 CASES = str(Path(__file__).parents[1] / "support" / "rule_cases.py")
 ROWS = [[[1.0, 3.0]], [[8.0]], [[4.0, 4.0, 2.0]]]  # of three ranks; their means are 2, 8, 10/3
 MEAN = {1: 2.0, 2: 4.0, 3: 22 / 6}  # of the rows of so many ranks
@@ -33,7 +34,6 @@ def values(launched):
 
 
 @pytest.mark.parametrize("rule", ["BSP", "EASGD", "GOSGD", "ASGD"])
-@pytest.mark.sample(1)
 def test_parameters_in_another_order_are_refused(tmp_path, rule):
     """They have no names and equal shapes; they were mixed up, 3 1 4 2 for 1 2 3 4."""
     n = 2 if rule in ("BSP", "GOSGD") else 3
@@ -43,7 +43,6 @@ def test_parameters_in_another_order_are_refused(tmp_path, rule):
 
 
 @pytest.mark.parametrize("how", ["named", "listed", "sorted"])
-@pytest.mark.sample(1)
 def test_parameters_in_the_order_of_a_list(tmp_path, how):
     """Each weight follows a multiple of the mean of the rows."""
     ended = run("BSP", 2, tmp_path, "Collects", how=how)
@@ -54,7 +53,6 @@ def test_parameters_in_the_order_of_a_list(tmp_path, how):
 
 
 @pytest.mark.parametrize(("rule", "name"), [("BSP", "n_epochs"), ("GOSGD", "n_subb")])
-@pytest.mark.slow("several processes")
 def test_numbers_that_differ_between_ranks_are_refused(tmp_path, rule, name):
     """Epochs that differed were "IndexError: too many indices"."""
     ended = run(rule, 2, tmp_path, "Epochs", status=1, how=name)
@@ -63,7 +61,6 @@ def test_numbers_that_differ_between_ranks_are_refused(tmp_path, rule, name):
 
 
 @pytest.mark.parametrize("rule", ["EASGD", "GOSGD"])
-@pytest.mark.slow("several processes")
 def test_workers_without_batches_or_with_other_numbers_are_refused(tmp_path, rule):
     for last, said in (
         ([], "n_batch_train is 0 on rank 2"),
@@ -77,7 +74,6 @@ def test_workers_without_batches_or_with_other_numbers_are_refused(tmp_path, rul
 
 
 @pytest.mark.parametrize("how", ["generator", "nested", "file", "mapped", "deque"])
-@pytest.mark.sample(1)
 def test_data_that_can_be_read_once_are_read_once(tmp_path, how):
     """Two batches, read in turn, by rates of 1: the weight is the last batch."""
     rows = [[[1.0], [3.0], [5.0]]]
@@ -88,7 +84,6 @@ def test_data_that_can_be_read_once_are_read_once(tmp_path, how):
     assert values(ended) == [[right]]
 
 
-@pytest.mark.slow("several processes")
 def test_fewer_batches_than_ranks(tmp_path):
     """One rank has a batch, others none: they take its step."""
     ended = run("BSP", 3, tmp_path, "Mean", rows=[[[1.0, 3.0]], [], []])
@@ -101,7 +96,6 @@ def test_fewer_batches_than_ranks(tmp_path):
 @pytest.mark.parametrize(
     "how", ["random", "nested", "a frozen object", "an object with slots", "many objects"]
 )
-@pytest.mark.slow("several processes")
 def test_a_run_that_goes_on_reads_on(tmp_path, how):
     rows, options, draws = [1.0, 3.0, 5.0, 2.0], {"snapshot_freq": 1}, random.Random(3)
     settings = {"how": how, "rows": [[[x] for x in rows]], "lr": 0.25}
@@ -116,7 +110,6 @@ def test_a_run_that_goes_on_reads_on(tmp_path, how):
     np.testing.assert_allclose(values(ended), [[right]], rtol=1e-6)
 
 
-@pytest.mark.slow("several processes")
 @pytest.mark.parametrize(
     ("how", "named"),
     [
@@ -141,14 +134,12 @@ def test_what_a_snapshot_cannot_keep_is_named_when_it_is_written_or_read(tmp_pat
 
 
 @pytest.mark.parametrize(("n", "how"), [(2, "inputs"), (3, "shared"), (3, "numbers and step_rows")])
-@pytest.mark.sample(1)
 def test_an_average_weighs_the_rows_of_a_function_of_the_models_own(tmp_path, n, how):
     ended = run("BSP", n, tmp_path, "Trains", given={"sync_type": "avg"}, how=how)
     np.testing.assert_allclose(values(ended), [[MEAN[n]]] * n, rtol=1e-6)
     assert "weigh the same" not in ended.output
 
 
-@pytest.mark.slow("several processes")
 def test_step_rows_that_are_no_number_of_rows_are_refused(tmp_path):
     settings = {"how": "numbers", "step_rows": 0}
     ended = run("BSP", 2, tmp_path, "Trains", given={"sync_type": "avg"}, status=1, **settings)
@@ -173,14 +164,12 @@ def test_rows_that_are_not_known_are_told(tmp_path):
         ("decay", [1, 2**0.5 / 2, 2 / 4, 2 / 8, 2 / 16]),
     ],
 )
-@pytest.mark.sample(1)
 def test_a_warm_up_multiplies_what_the_model_sets(tmp_path, how, right):
     ended = run("BSP", 2, tmp_path, "Adjusts", given={"warm_up_epochs": 2}, how=how, n_epochs=5)
     for rank in range(2):
         np.testing.assert_allclose(ended.result(rank)["rates"], right, rtol=1e-6)
 
 
-@pytest.mark.slow("several processes")
 def test_a_run_that_goes_on_with_another_number_of_ranks_scales_its_rate(tmp_path):
     options = {"warm_up_epochs": 1, "snapshot_freq": 1}
     run("BSP", 2, tmp_path, "Adjusts", given=options, lr=0.1, n_epochs=3)
@@ -194,7 +183,6 @@ def test_a_run_that_goes_on_with_another_number_of_ranks_scales_its_rate(tmp_pat
 
 
 @pytest.mark.parametrize("rule", ["BSP", "ASGD"])
-@pytest.mark.sample(1)
 def test_an_integer_among_the_parameters_is_refused(tmp_path, rule):
     ended = run(rule, 2, tmp_path, "Counts", status=1)
     assert "its params must be of floats, but n_steps is of int64" in ended.output
@@ -209,7 +197,6 @@ def test_a_rank_without_a_batch_does_not_count_its_first_statistics(tmp_path):
         assert ended.result(rank)["running_mean"] == 0.5
 
 
-@pytest.mark.slow("several processes")
 def test_a_center_is_validated_with_the_mean_statistics_of_all_workers(tmp_path):
     rows, settings = [[], [[2.0]], [[6.0]]], {"how": 2, "n_epochs": 20}
     ended = run("EASGD", 3, tmp_path, "Normalizes", rows=rows, **settings)
@@ -228,7 +215,6 @@ def test_labels_of_several_axes_weigh_as_many_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["BSP", "ASGD"])
-@pytest.mark.slow("several processes")
 def test_a_cost_that_is_not_finite_is_told_once_by_each_rank(tmp_path, rule):
     ended = run(rule, 2, tmp_path, "Mean", rows=[[["nan"], [1.0], [2.0]]], n_epochs=2)
     n_workers = 2 if rule == "BSP" else 1
@@ -236,7 +222,6 @@ def test_a_cost_that_is_not_finite_is_told_once_by_each_rank(tmp_path, rule):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the link of another user")
-@pytest.mark.slow("several processes")
 def test_a_link_of_another_user_in_place_of_a_folder_is_refused_at_the_start(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "snapshots").symlink_to("mine")
@@ -248,7 +233,6 @@ def test_a_link_of_another_user_in_place_of_a_folder_is_refused_at_the_start(tmp
     assert not list((tmp_path / "mine").iterdir())
 
 
-@pytest.mark.slow("several processes")
 def test_a_second_run_in_the_folders_of_one_is_refused(tmp_path):
     """The last one won: both wrote ``inforec.pkl`` and the snapshots."""
     first = rules.Launched("BSP", 1, tmp_path, "Reads", {"how": "slow"}, file=CASES)
