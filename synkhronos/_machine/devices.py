@@ -129,9 +129,10 @@ def default_threads(n_ranks: int) -> int:
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs code in another interpreter, without the working folder.
+    """Return the command that runs code in another interpreter.
 
-    With ``-c`` that is first on the path: a ``json.py`` there would run in place of Python's.
+    The interpreter imports nothing from the working folder, which ``-c`` puts first on the path: a
+    ``json.py`` there would run in place of Python's.
     """
     return [sys.executable, "-c", f"{_LEAVE_OUT}\n{code}", *arguments]
 
@@ -376,7 +377,8 @@ def limit_threads(threads: int) -> Callable[[], None]:
 def _controlled_by_no_thread(controller):
     """Let any thread set the limits of OpenBLAS; threadpoolctl allows it to the first thread alone.
 
-    Of that thread it misses the end if Python has not started it, as nutpie's, and raises in forks.
+    threadpoolctl does not notice the end of a thread that Python has not started, such as one of
+    nutpie, and raises RuntimeError in a process that is forked after that.
     """
 
     def clear():
@@ -384,8 +386,8 @@ def _controlled_by_no_thread(controller):
             if hasattr(library, "clear_controlling_thread"):  # in newer releases
                 library.clear_controlling_thread(force=True)
 
-    clear()
     try:
+        clear()
         yield
     finally:
         clear()

@@ -207,9 +207,11 @@ def shift(path, older):
 
 @contextlib.contextmanager
 def held(path, seconds):
-    """Lock ``.name.lock`` beside a path in a with block; BlockingIOError if it takes `seconds`.
+    """Hold a lock for a path in a with block, by ``.name.lock`` beside it.
 
-    A kill unlocks it, even if children live on. On file systems without locks nothing is locked.
+    Raises ``BlockingIOError`` if another process still has the lock after `seconds`. The system
+    unlocks when a process is killed, even if its children live on. On file systems without locks
+    nothing is locked.
     """
     folder, name = os.path.split(path)
     name, end = os.path.join(folder, f".{name}.lock"), time.monotonic() + seconds

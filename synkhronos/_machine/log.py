@@ -41,7 +41,10 @@ log.addFilter(_rank)
 
 
 def name_rank(number, in_a_call=None) -> None:
-    """Set the rank that messages begin with, and what returns whether it computes in a call."""
+    """Set the rank that messages of this process begin with, or None.
+
+    `in_a_call` is a function that returns whether this process computes its part of a call.
+    """
     _rank.number, _rank.in_a_call = number, in_a_call
 
 

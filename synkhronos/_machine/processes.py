@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import io
 import logging
 import os
@@ -110,7 +111,8 @@ def status_of(pid: int, reaps: bool = True) -> int | None:
 class StopWatch:
     """Measures how long processes have been stopped by SIGSTOP; stops by debuggers don't count.
 
-    Call `seconds` about once a second. A longer pause begins anew: this process was stopped, too.
+    Call `seconds` about once a second. After a longer pause the measurement begins anew: then this
+    process was stopped, too, for example by a Ctrl-Z to the whole job.
     """
 
     _LONGEST_PAUSE = 3.0
@@ -186,9 +188,19 @@ def take_standard_streams() -> None:
 
 
 def make_pipe():
-    """Return the two ends of a pipe, above 2, as code takes lower numbers for standard streams."""
-    take_standard_streams()
-    return os.pipe()
+    """Return the two ends of a pipe, with descriptors above 2.
+
+    In a process without standard streams 0, 1 and 2 are free, but belong to code that uses or
+    replaces these streams by number.
+    """
+    ends = os.pipe()
+    if min(ends) > 2:
+        return ends
+    try:
+        return tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 @contextlib.contextmanager
