@@ -163,8 +163,8 @@ class Data(Operators):
 
     def _condition(self, input_data, force_cast):
         """Return an array whose dtype can be cast; storing it casts it."""
-        array = self._store.array
-        return condition(plain(input_data), array.dtype, array.ndim, force_cast, self._what())
+        dtype = self._store.array.dtype
+        return condition(plain(input_data), dtype, self.ndim, force_cast, self._what())
 
     def set_value(
         self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1

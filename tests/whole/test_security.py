@@ -281,7 +281,7 @@ UNPICKLED = {
     ("extensions.pymc.evaluator", "_unpickled"): "likelihoods",
     ("comm.variable_memory", "_read"): "places",
     ("values", "get_value"): "random states",
-    ("checkpoints", "_values"): "random states",
+    ("checkpoints", "describe"): "random states",
     ("_session.changes", "_differs"): "sparse values",
     ("rules.plain_pickles", "load"): "files of recorders",
     ("parameter_server.remote.keeping", "on_updater"): "updaters",
