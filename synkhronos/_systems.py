@@ -30,8 +30,8 @@ class SystemRow(NamedTuple):
     launch: LaunchOptions | None = None
     # Modules that its commands or scripts run as processes: `top` shows who started them.
     programs: tuple[str, ...] = ()
-    # Scripts that import it may compile functions for one process on purpose.
-    has_functions_of_its_own: bool = False
+    # Scripts that import this module may compile functions for one process on purpose.
+    compiles_in: str = ""
     # (title, distribution) of a package that only it needs: `info` checks it on PyTensor.
     package: tuple[str, str] | None = None
     # Topic -> what a message of the core adds, because this system has a remedy.
@@ -61,7 +61,7 @@ _ALL = (
             "synkhronos.parameter_server.remote.nodes",
         ),
         programs=("synkhronos.parameter_server.remote.node",),
-        has_functions_of_its_own=True,
+        compiles_in="synkhronos.parameter_server.stores",
     ),
     SystemRow(
         "synkhronos.extensions",
@@ -78,7 +78,7 @@ _ALL = (
     ),
     SystemRow(
         "synkhronos.extensions.pymc",
-        has_functions_of_its_own=True,
+        compiles_in="synkhronos.extensions.pymc",
         package=("PyMC", "pymc"),
         advice={
             "JAX": (

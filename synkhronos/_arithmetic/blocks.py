@@ -7,6 +7,7 @@ Each rank reduces its share of the elements of all ranks' arrays, and writes the
 that need it. Each element is computed once, so all ranks get the same bits.
 """
 
+import functools
 import operator
 
 import numpy as np
@@ -72,7 +73,7 @@ def _steps(op, sources, out, divisor):
     is_simple = len(sources) == 2 and out.dtype.char != HALF and isinstance(row.combine, np.ufunc)
     if not is_simple or (row.divides and divisor & (divisor - 1)):
         return [(reduce_block, (op, sources, out, divisor))]
-    steps = [(row.combine, (*sources, out))]
+    steps = [(functools.partial(row.combine, out=out), sources)]  # NumPy 2.5 wants the name `out`
     if row.divides:
         steps.append((np.multiply, (out, reciprocal(out.dtype, divisor), out)))
     return steps

@@ -305,6 +305,8 @@ def _open_unnamed() -> int:
         # On Linux the file never has a name, so even a SIGKILL here leaves nothing behind.
         flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         return os.open(SHARED_MEMORY, flags, 0o600)
+    except AttributeError:
+        pass
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL):
             raise

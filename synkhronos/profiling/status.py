@@ -232,7 +232,7 @@ def status(live: bool = False) -> Union[Status, LiveStatus]:
 
 
 def _count_alone():
-    others = [each.module for each in _systems.there() if each.has_functions_of_its_own]
+    others = [each.compiles_in for each in _systems.there()]
     if Current.report is not None or any(map(sys.modules.get, others)):
         return None
     return _host.count_alone()
