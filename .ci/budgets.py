@@ -15,8 +15,8 @@ CORE = {
     "synkhronos/_host": 10_000,
     "synkhronos/_machine": 2_900,
     "synkhronos/_session": 2_600,
-    "synkhronos/comm": 9_100,
-    "synkhronos/launch": 2_400,
+    "synkhronos/comm": 7_500,
+    "synkhronos/launch": 1_600,
     "synkhronos/profiling": 2_000,
     "synkhronos/tools": 2_700,
 }
