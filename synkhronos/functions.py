@@ -238,7 +238,7 @@ class Function:
             if session.inside.locked():
                 session.refuse_nesting()
             with session.inside:
-                if session.gate.is_open:
+                if session.gate.is_in_call:
                     session.drain()
                 if session.changes.pending:
                     session.changes.broadcast_or_warn(self._recipe, self._compiled)

@@ -500,7 +500,7 @@ class RunState(UserDict):
         """Restore the handler of SIGTERM; let workers end by a SIGTERM if they did before."""
         signal.signal(signal.SIGTERM, before)
         session = Current.session
-        is_idle = session and session.state is SessionState.OPEN and not session.gate.is_open
+        is_idle = session and session.state is SessionState.OPEN and not session.gate.is_in_call
         if is_idle and before is signal.SIG_DFL and not self._is_ending:
             with contextlib.suppress(WorkerDied), call("resume()") as session:
                 session.run(commands.SetSigterm(signal.SIG_DFL))

@@ -54,7 +54,7 @@ class Worker:
 
     def _is_in_a_call(self):
         # The master is also busy outside of calls: with plain Theano functions, and as_theano.
-        return self.n_ranks > 1 and (not self.is_master or self.gate.is_open)
+        return self.n_ranks > 1 and (not self.is_master or self.gate.is_in_call)
 
     def bind(self) -> int:
         """Open the device, limit the threads to this rank's cores, and return the process id."""

@@ -227,7 +227,7 @@ class Garbage:
 
     def collect(self, gate, run_on_all, worker) -> None:
         """Run `Forget` on all ranks, for at most AT_A_TIME references that were released."""
-        if gate.is_open:
+        if gate.is_in_call:
             gate.drain()
         # By number, because an iterator would raise if a finalizer adds a reference.
         n_released = min(len(self.released), AT_A_TIME)

@@ -180,7 +180,7 @@ class Session:
             if self.inside.locked():
                 self.refuse_nesting()
             with self.inside:
-                if self.gate.is_open:
+                if self.gate.is_in_call:
                     self.drain()
                 if broadcasts and self.changes.pending:
                     self.changes.broadcast_or_warn()
@@ -196,7 +196,7 @@ class Session:
 
     def release_data(self) -> None:
         """Release the contents of Data that the call has read, unless workers may still read."""
-        if not self.gate.is_open:  # after a Ctrl-C the gate is open
+        if not self.gate.is_in_call:  # it is after a Ctrl-C
             self.held.clear()
 
     def drain(self) -> None:
@@ -204,7 +204,7 @@ class Session:
 
         Call it before inputs are staged: a worker may still be reading the inputs of that call.
         """
-        if self.gate.is_open:
+        if self.gate.is_in_call:
             try:
                 self.gate.drain()
             except WorkerDied as death:
@@ -262,7 +262,7 @@ class Session:
             if self.inside.locked():
                 self.refuse_nesting()
             with self.inside:
-                if self.gate.is_open:
+                if self.gate.is_in_call:
                     self.drain()
                 if self.changes.pending:
                     self.changes.broadcast_or_warn()
@@ -296,7 +296,7 @@ class Session:
     def _on_release(self, ref, give_back):
         # A finalizer calls this when the master's last view of a block is gone. Between calls no
         # worker reads the block: free it now. Workers drop their maps with the next command.
-        if self.state is SessionState.OPEN and self.gate.is_open:
+        if self.state is SessionState.OPEN and self.gate.is_in_call:
             self.garbage.add("give_back", give_back)  # workers may still be reading the block
         else:
             give_back()
@@ -324,7 +324,7 @@ class Session:
         kills those that are still in a call which Ctrl-C has interrupted.
         """
         with self.held_if_unused() as is_free:
-            is_idle = is_free and self.state is SessionState.OPEN and not self.gate.is_open
+            is_idle = is_free and self.state is SessionState.OPEN and not self.gate.is_in_call
             if is_idle and self.recording is not None:
                 self.recording.fetch()
             self.state = SessionState.CLOSED
@@ -343,7 +343,7 @@ class Session:
         self.state = SessionState.CLOSED
         self.gate.dismiss()
         kill_all(self._processes.values(), QUIT_SECONDS)
-        if self.gate.is_open:
+        if self.gate.is_in_call:
             self.comm.abort()  # a worker may have been killed in a round
         self.worker.unbind()
         self.registry.unwatch()

@@ -55,7 +55,7 @@ class Gate(ABC):
     rank: int  # of this process
     sequence: int  # the number of the last call that was started
     on_answer: Callable[[int, Any], None]  # on the master: takes (rank, answer) of workers
-    is_open: bool  # whether the workers may still be in a call
+    is_in_call: bool  # whether the workers may still be in a call
     errors: dict[int, dict[str, str]]  # rank -> report on its error, until `raise_errors`
     recorder: Any  # a SpanRecorder, which times barriers and meetings for a profile, or None
     # Whether the master can post which rows a call selects, so that the command, without them,

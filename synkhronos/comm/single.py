@@ -21,17 +21,17 @@ class SingleGate(Gate):
     def __init__(self, master_rank=0):
         super().__init__(1, master_rank)
         self.sequence = self._rows = 0
-        self.is_open = False
+        self.is_in_call = False
         self._bounds = 0, 0
 
     def start(self, command):
         """Begin the next call."""
-        self.is_open = True
+        self.is_in_call = True
         self.sequence += 1
 
     def finish(self):
         """End the call."""
-        self.is_open = False
+        self.is_in_call = False
 
     def abort(self):
         """Return: no other rank is in the call."""

@@ -244,7 +244,7 @@ def state_of(session):
         return "broken"
     if session.inside.locked():
         return "in a call"
-    return "interrupted" if session.gate.is_open else "open"
+    return "interrupted" if session.gate.is_in_call else "open"
 
 
 def _rank(session, rank, segments):

@@ -228,7 +228,7 @@ def test_every_rank_runs_every_message_once(team):
         assert sorted(team.heard) == [(r, (r, 2 * step)) for r in workers(team)]
         team.heard.clear()
     assert team.gate.sequence == 199
-    assert not team.gate.is_open
+    assert not team.gate.is_in_call
 
 
 def test_a_message_is_pickled_once(pair, monkeypatch):
@@ -319,12 +319,12 @@ def test_leaving_by_ctrl_c_is_at_once_and_the_next_start_waits(pair, tmp_path):
     may_end = tmp_path / "may_end"
     with pytest.raises(KeyboardInterrupt):
         run_on_all(pair.gate, Message("wait_for", may_end), Interrupted())
-    assert pair.gate.is_open
+    assert pair.gate.is_in_call
     threading.Timer(0.2, may_end.touch).start()
     pair.run("answer", 1)
     assert may_end.exists()
     assert pair.heard == [(1, 1)]
-    assert not pair.gate.is_open
+    assert not pair.gate.is_in_call
 
 
 def test_an_error_of_an_interrupted_call_is_not_of_the_next(pair):
@@ -546,7 +546,7 @@ def failed(team, message, said, rank):
 
 
 def silent(team):
-    if team.gate.is_open:
+    if team.gate.is_in_call:
         team.gate.drain()
     team.heard.clear()
     team.run("nothing")

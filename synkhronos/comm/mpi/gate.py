@@ -84,9 +84,9 @@ class GateOfMachines(Gate):
         return not self._is_worker
 
     @property
-    def is_open(self):
+    def is_in_call(self):
         """Whether the workers may still be in a call."""
-        return self.local.is_open or self.sequence != self._finished
+        return self.local.is_in_call or self.sequence != self._finished
 
     @property
     def sequence(self):

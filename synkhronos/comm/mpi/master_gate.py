@@ -27,7 +27,7 @@ class MasterGate(GateOfMachines):
     def start(self, command):
         """Pass the start barriers of all machines."""
         self._take_messages()
-        if self.is_open:
+        if self.is_in_call:
             self.drain()
         if self.link.is_fetching:  # after a Ctrl-C: ranks must keep their memory until it ends
             self.wait(lambda: not self.link.is_fetching, in_call=False)

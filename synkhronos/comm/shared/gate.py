@@ -336,7 +336,7 @@ class SharedGate(Meetings, Gate):
         self._deaths = select.poll()
         self._processes = {}  # rank -> process, on the master
         self._slots = {}  # command -> its slot number, for commands that all workers have
-        self.is_open = False
+        self.is_in_call = False
         self._last = None, 0  # the last command and its slot, to save hashing the command again
 
     def _locate_cells(self):
@@ -450,7 +450,7 @@ class SharedGate(Meetings, Gate):
         """Pass the start barrier: wake the workers, which begin to run `command`."""
         if self._processes and self._deaths.poll(0):
             self.check_alive()
-        if self.is_open:
+        if self.is_in_call:
             self.drain()
         if self.errors:
             self.errors.clear()  # a Ctrl-C may have come before the last call raised them
@@ -462,9 +462,9 @@ class SharedGate(Meetings, Gate):
             if slot is None:
                 slot, length = self._post(command)
         # After a Ctrl-C before SEQUENCE is stored, no worker looks at the other cells, and the next
-        # start stores them again. It finds the call open, and ends it first: if no worker has begun
+        # start stores them again. It finds the gate in a call, and ends that first: if no worker has begun
         # it, all have finished it already.
-        self.is_open = True
+        self.is_in_call = True
         cells[SLOT], cells[LENGTH] = slot, length
         cells[SEQUENCE] += 1
         # Only now do the workers have the command. If it were in `_slots` before, a Ctrl-C could
@@ -501,7 +501,7 @@ class SharedGate(Meetings, Gate):
             if cells[line + REPLY_KIND]:
                 self._take_reply(rank, line)
         # Set after all replies: the next start repeats a finish that a Ctrl-C has interrupted.
-        self.is_open = False
+        self.is_in_call = False
 
     def _take_reply(self, rank, line):
         cells = self._cells
