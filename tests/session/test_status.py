@@ -173,8 +173,8 @@ def test_a_call_under_way_is_not_waited_for(ranks, tmp_path):
 def test_functions_inside_operations_are_not_those_of_the_script(ranks, monkeypatch):
     monkeypatch.setattr(Current, "report", None)  # that other tests have left
     for system in _systems.there():
-        if system.has_functions_of_its_own:
-            monkeypatch.delitem(sys.modules, system.module, raising=False)
+        if system.compiles_in:
+            monkeypatch.delitem(sys.modules, system.compiles_in, raising=False)
     x, v = T.dmatrix("x"), T.dvector("v")
     before = synk.status()
     states, _ = theano.scan(lambda now, h: h + now, x.T, T.zeros((x.shape[0],)))
