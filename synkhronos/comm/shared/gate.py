@@ -462,8 +462,8 @@ class SharedGate(Meetings, Gate):
             if slot is None:
                 slot, length = self._post(command)
         # After a Ctrl-C before SEQUENCE is stored, no worker looks at the other cells, and the next
-        # start stores them again. It finds the gate in a call, and ends that first: if no worker has
-        # begun it, all have finished it already.
+        # start stores them again. It finds the gate in a call, and ends that first: if no worker
+        # has begun it, all have finished it already.
         self.is_in_call = True
         cells[SLOT], cells[LENGTH] = slot, length
         cells[SEQUENCE] += 1
