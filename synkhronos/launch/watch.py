@@ -10,7 +10,6 @@ Derived classes start the processes, as `through.Script` does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -44,7 +43,17 @@ class Watch:
     """The processes of a run, their streams, and the signals that end them.
 
     `ranks` has a `LaunchedProcess` for each. They have `environment`, and `grace` seconds to end
-    when they are asked to.
+    when they are asked to. A derived class has::
+
+        _begun()                       start all, and listen to their streams, in a with block
+        _take(stream, data, is_end)    take a piece of a stream
+        _is_over()                     whether all processes have ended
+        _end(number), _end_all()       send SIGTERM or SIGKILL to all that run; kill what is left
+        _interrupt(number)             answer a signal
+        _take_lost_reader()            answer the end of what reads the output of this command
+        _status()                      the exit status of the run
+        failure_summary()              sentences about a run that has not ended well
+        loss                           the process whose loss has ended the run, in words, or None
     """
 
     heard: AbstractSet[int] = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -76,50 +85,9 @@ class Watch:
                     self._end_all()
         return self._status()
 
-    def _begun(self) -> contextlib.AbstractContextManager[None]:
-        """Start all, and listen to their streams; a with block that ends after the processes."""
-        raise NotImplementedError
-
-    def _take(self, stream: Any, data: bytes, is_end: bool = False) -> None:
-        """Take a piece of a stream."""
-        raise NotImplementedError
-
-    def _is_over(self) -> bool:
-        """Return whether all processes have ended."""
-        raise NotImplementedError
-
-    def _end(self, number: int) -> None:
-        """Send SIGTERM or SIGKILL to all processes that run."""
-        raise NotImplementedError
-
-    def _end_all(self) -> None:
-        """Kill all processes that are left."""
-        raise NotImplementedError
-
     def _note_end(self, rank: int, status: int) -> None:
         """Note the status of a process that has ended."""
         self.ranks[rank].status = status
-
-    def _interrupt(self, number: int) -> None:
-        """Answer a signal."""
-        raise NotImplementedError
-
-    def _take_lost_reader(self) -> None:
-        """Answer the end of what reads the output of this command."""
-        raise NotImplementedError
-
-    def _status(self) -> int:
-        """Return the exit status of the run."""
-        raise NotImplementedError
-
-    def failure_summary(self) -> list[str]:
-        """Return sentences about a run that has not ended well."""
-        raise NotImplementedError
-
-    @property
-    def loss(self) -> str | None:
-        """The killed or silent process whose loss has ended the run, in words; None without one."""
-        raise NotImplementedError
 
     def _serve(self):
         while not self._has_ended():

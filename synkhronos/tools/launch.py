@@ -220,11 +220,8 @@ def check_script(name: str) -> None:
 def run_line(options: argparse.Namespace) -> list[str]:
     """Return the command of one machine's process."""
     line = module_command("synkhronos", "run")
-    line += ["--parallel"] * options.parallel
-    line += ["--follow"] * options.follow
-    line += ["--check"] * options.check
-    line += ["--verbose"] * options.verbose
-    line += ["--no-report"] * options.no_report
+    for flag in ("parallel", "follow", "check", "verbose", "no_report"):
+        line += [f"--{flag.replace('_', '-')}"] * getattr(options, flag)
     threads = options.threads_per_rank
     values = {"--report": options.report, "-n": options.ranks, "--threads-per-rank": threads}
     for name, value in values.items():
