@@ -123,13 +123,13 @@ class _Guard:
         data = os.read(fd, SIZE)
         if not data:
             self._selector.unregister(fd)
-            return self._stdin.end()
+            self._stdin.end()
         self._received += data
         while len(self._received) >= HEADER.size:
             kind, number = HEADER.unpack_from(self._received)
             end = HEADER.size + (number if kind == DATA else 0)
             if len(self._received) < end:
-                return None
+                break
             data = bytes(self._received[HEADER.size : end])
             del self._received[:end]
             if kind == SIGNAL:
@@ -139,4 +139,3 @@ class _Guard:
                 self._owes_mark = True
             else:
                 self._stdin.end()
-        return None
