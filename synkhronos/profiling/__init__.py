@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, ContextManager, Optional, Union
+from typing import TYPE_CHECKING, Any, ClassVar, ContextManager, Optional, Union
 
 import numpy as np
 
@@ -80,6 +80,8 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
 class _Recorded:
     """The context manager of a profile: begin to record, and end."""
 
+    _recording: Any = None
+
     def __init__(self, recording):
         self._recording, self._was_entered = recording, False
 
@@ -104,14 +106,12 @@ class _Recorded:
             self._recording.end()
 
     def __del__(self):
-        self._recording.end()  # if a Ctrl-C came before the first line of `__exit__`
+        if self._recording is not None:  # a Ctrl-C may have come before the line that sets it
+            self._recording.end()  # or before the first line of `__exit__`
 
 
 def file_of_environment() -> Optional[Path]:
-    """Return the path that SYNKHRONOS_PROFILE names, if any; raise if it can't be written.
-
-    `fork` calls this before it starts a worker.
-    """
+    """Return the path that SYNKHRONOS_PROFILE names, if any; raise if it can't be written."""
     file = os.environ.get("SYNKHRONOS_PROFILE")
     if not file:
         return None
