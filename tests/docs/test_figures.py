@@ -137,7 +137,7 @@ def copy(tmp_path, monkeypatch):
     for name in ("docs/figures.json", "docs/figures.py", "README.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setattr(figures, "ROOT", tmp_path)
-    monkeypatch.setattr(load, "look", lambda seconds: load.Load(0.05))
+    monkeypatch.setattr(frame, "load_of_quiet_second", lambda seconds: load.Load(0.05))
     return tmp_path
 
 
