@@ -13,14 +13,14 @@ CORE = {
     "synkhronos/_arithmetic": 1_000,
     "synkhronos/_calls": 2_900,
     "synkhronos/_host": 10_000,
-    "synkhronos/_machine": 2_900,
+    "synkhronos/_machine": 2_700,
     "synkhronos/_session": 2_600,
     "synkhronos/comm": 7_500,
-    "synkhronos/launch": 1_600,
-    "synkhronos/profiling": 2_000,
-    "synkhronos/tools": 2_700,
+    "synkhronos/launch": 1_500,
+    "synkhronos/profiling": 1_900,
+    "synkhronos/tools": 2_500,
 }
-WHOLE_CORE = 37_200
+WHOLE_CORE = 36_700
 OTHERS = {
     "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,
