@@ -187,7 +187,8 @@ def test_nothing_is_left_when_it_is_ended(tmp_path, number):
     (tmp_path / "mine.py").write_text(textwrap.dedent(FILE))
     code = "import mine, synkhronos as synk; synk.advise(*mine.make(), seconds=1000)"
     given = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    given.update(env={**os.environ, "PYTHONPATH": running.python_path(tmp_path)})
+    path = running.python_path(tmp_path)
+    given.update(env={**os.environ, **running.IN_PYTHON, "PYTHONPATH": path})
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **given) as command:
         # With one core there are two ways, beside the worker.
         wait_until(lambda: len(psutil.Process(command.pid).children()) >= 3)
