@@ -38,7 +38,7 @@ except ImportError as error:
 
 def run(*command, **kwargs):
     """Run a command without what a run of tests sets, such as the host."""
-    own = ("SYNKHRONOS_", "PYTHONPATH", "PYTENSOR_FLAGS")
+    own = ("SYNKHRONOS_", "SETUPTOOLS_", "PYTHONPATH", "PYTENSOR_FLAGS")
     kwargs.setdefault("env", {k: v for k, v in os.environ.items() if not k.startswith(own)})
     return running.run(*command, timeout=None, **kwargs)
 
