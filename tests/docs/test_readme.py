@@ -56,6 +56,7 @@ def test_files_that_pages_for_developers_name_are_there(page):
     folders = {name for name in re.findall(r"``([\w/]+)``", text) if "/" in name}
     assert len(files) > 5
     for name in files | folders:
-        roots = ROOT, ROOT / "synkhronos", ROOT / "synkhronos" / "parameter_server"
-        beside = [ROOT / "synkhronos" / "extensions" / "pymc", *ROOT.glob("synkhronos/*/remote")]
-        assert any((root / name).exists() for root in (*roots, *beside)), name
+        stores = ROOT / "synkhronos" / "parameter_server"
+        roots = ROOT, ROOT / "synkhronos", stores, stores / "group", stores / "remote"
+        models = ROOT / "synkhronos" / "extensions" / "pymc"
+        assert any((root / name).exists() for root in (*roots, models)), name

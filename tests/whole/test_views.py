@@ -186,7 +186,7 @@ def test_a_picture_has_a_row_for_each_track(make, tmp_path):
 @DRAWS
 def test_a_wrong_file_is_refused_before_anything_is_drawn(make, tmp_path, monkeypatch):
     recorded = make("total")
-    monkeypatch.setattr(recorded, "_bars", None)  # what is drawn
+    monkeypatch.setattr("matplotlib.figure.Figure.subplots", None)  # which is drawn on
     for file in (3, b"a.png", io.BytesIO()):
         with pytest.raises(TypeError, match="file must be a path, got "):
             recorded.plot(file)
