@@ -17,7 +17,7 @@ OURS = "/synkhronos/_host/", "/_synkhronos_import_support"
 
 def places():
     for name, module in list(sys.modules.items()):
-        if name.startswith(LIBRARY + ".") and isinstance(module, types.ModuleType):
+        if name.startswith(LIBRARY + ".") and hasattr(module, "__file__"):  # else it is added
             for key, value in list(vars(module).items()):
                 yield f"{name}.{key}", value
                 if isinstance(value, type) and value.__module__ == name:
