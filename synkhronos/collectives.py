@@ -285,7 +285,7 @@ def reduce(
         if truth("in_place", in_place):
             unequal = session.run(commands.Reduce(keys, op, session.master_rank, nccl))
             collective.raise_unequal("reduce", variables, unequal)
-            session.changes.apart(keys)
+            session.changes.note_apart(keys)
             return None
         session.run(commands.Expose(keys))
         results = []

@@ -315,7 +315,7 @@ class ParallelFunction:
             keys = session.registry.keys_of(arrays)
             if keys:
                 session.run(commands.Broadcast(keys, rank))
-                session.changes.undone(keys)
+                session.changes.note_undone(keys)
 
     def _bind(self, args, kwargs):
         """Return the values of all inputs in order; None where Theano should say what is wrong."""

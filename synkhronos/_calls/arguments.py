@@ -168,7 +168,7 @@ class Inputs:
         [value] = collective.copy_borrowed(session, [value])
         commands.assign(session.worker, key, value)
         session.run(commands.Broadcast((key,), session.master_rank))
-        session.changes.equal([key])
+        session.changes.note_equal([key])
 
     def _cast_given(self, position, value):
         entry = self.given[position]

@@ -95,7 +95,7 @@ class SerialComparison:
         if what not in self._told:
             self._told.add(what)
             if isinstance(what, _host.SharedVariable):
-                self._session.changes.unreduced.is_told(self._session.registry.keys_of([what]))
+                self._session.changes.unreduced.mark_told(self._session.registry.keys_of([what]))
             advise(message)
 
     def _differing_outputs(self, serial, everything):

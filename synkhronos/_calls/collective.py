@@ -163,7 +163,7 @@ def broadcast(session, variables, values, nccl=True):
         session.run(command)
     if objects:
         send_objects(session, tuple(objects), list(objects.values()))
-    session.changes.equal(keys)
+    session.changes.note_equal(keys)
     return command
 
 
@@ -178,7 +178,7 @@ def set_on_rank(session, name, variables, values, batch, rank):
         assign(session, name, *map(list, zip(*arrays)), batch, rank)
     if objects:
         keys = session.registry.keys_of([variable for variable, _ in objects])
-        session.changes.apart(keys)
+        session.changes.note_apart(keys)
         send_objects(session, keys, [value for _, value in objects], rank)
 
 
@@ -197,7 +197,7 @@ def assign(session, name, variables, values, batch, rank):
                 why = ": it is broadcastable along axis 0, and always has one" * (length == 1)
                 raise _cannot_give(name, variable, f"{count(len(rows), 'row')}{why}.")
     keys = session.registry.keys_of(variables)
-    session.changes.apart(keys)
+    session.changes.note_apart(keys)
     if rank == session.master_rank:
         values = copy_borrowed(session, values)
         commands.assign_all(session.worker, keys, map(np.asarray, values), selections)

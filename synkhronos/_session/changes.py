@@ -76,11 +76,11 @@ class Changes:
             for key, variable in watched:
                 self.watch(key, variable)
 
-    def equal(self, keys) -> None:
+    def note_equal(self, keys) -> None:
         """Note that a collective has set variables on all ranks."""
         self.made += 1
         if self.unreduced:
-            self.unreduced.are_set(map(self._session.worker.variables.get, keys))
+            self.unreduced.note_set(map(self._session.worker.variables.get, keys))
         if self.pending or self._read:
             for key in keys:
                 if key not in self._taken:
@@ -90,9 +90,9 @@ class Changes:
         if self._apart:
             self._apart.difference_update(keys)
 
-    def apart(self, keys) -> None:
+    def note_apart(self, keys) -> None:
         """Note that a collective has given each rank a value of its own."""
-        self.equal(keys)
+        self.note_equal(keys)
         self._apart.update(keys)
 
     def _note(self, key):
@@ -136,15 +136,15 @@ class Changes:
 
     def _is_changed(self, key, is_set):
         """Return whether ranks may lack the value of a variable."""
-        read, is_written = self._read.pop(key, None), self._is_written(key)
+        read, is_written = self._read.pop(key, None), self._take_written(key)
         if is_set or is_written or key in self._taken:
             return True
         variable = self._session.worker.variables.get(key)
         is_there = variable is not None and read is not None
         return is_there and not _is_equal(_host.peek(variable), read)
 
-    def _is_written(self, key):
-        """Return whether the script may have written to the array that it shares."""
+    def _take_written(self, key):
+        """Take the array that the script shares; return whether the script may have written to it."""
         variable = self._session.worker.variables.get(key)
         value, before = self.borrowed.pop(key, _NOTHING)
         if value is None or variable is None:
@@ -222,10 +222,10 @@ class Changes:
             if key in self.borrowed:
                 self.borrowed[key] = value, self._snapshot(variables[key], value)
 
-    def undone(self, keys) -> None:
+    def note_undone(self, keys) -> None:
         """Note that all ranks have the values, and borrow the arrays, of before a call again."""
         arrays = {key: self.borrowed.get(key, _NOTHING)[0] for key in keys}
-        self.equal(keys)
+        self.note_equal(keys)
         for key, array in arrays.items():
             variable = self._session.worker.variables.get(key)
             if variable is None or array is None:
@@ -357,7 +357,7 @@ class Unreduced(dict):
             if key not in self._told:
                 self[key] = weakref.ref(variable), owner
 
-    def are_set(self, variables):
+    def note_set(self, variables):
         """Note that a collective has set variables; those that are no more are None."""
         cells = {id(_host.cell(each)) for each in variables if each is not None}
         for key, (reference, _) in list(self.items()):
@@ -365,7 +365,7 @@ class Unreduced(dict):
             if variable is None or id(_host.cell(variable)) in cells:
                 self.pop(key, None)
 
-    def is_told(self, keys):
+    def mark_told(self, keys):
         """Note that a warning was about variables already."""
         self._told.update(keys)
         for key in keys:
@@ -382,7 +382,7 @@ class Unreduced(dict):
                 used[key] = variable, updating
         if not used:
             return
-        self.is_told(used)
+        self.mark_told(used)
         (variable, updating), *others = sorted(used.values(), key=lambda each: not each[0].name)
         advise(_about_update(variable, updating, owner, [each for each, _ in others]))
 

@@ -236,12 +236,12 @@ class Session:
         Return what the master's part returns: if it is not None, the command has set nothing.
         """
         if not command.leaves_equal:
-            self.changes.apart(command.keys)  # first: it may fail when some ranks have values
+            self.changes.note_apart(command.keys)  # first: it may fail when some ranks have values
         answer = self.run(command)
         if command.ends_on_master:
             answer = command.end(self.worker)
         if answer is None and command.leaves_equal:
-            self.changes.equal(command.keys)
+            self.changes.note_equal(command.keys)
         return answer
 
     def repeat(self, options, shared_vars) -> bool:
