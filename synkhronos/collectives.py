@@ -9,7 +9,7 @@ of the 2017 package is accepted everywhere, but matters only if each rank has a 
 
 from __future__ import annotations
 
-from typing import List, Union
+from typing import Any, List, Union
 
 import numpy as np
 
@@ -62,7 +62,8 @@ def broadcast(
     >>> synk.close()
     """
     options = None if values is not None else _options("broadcast", None, nccl)
-    if _is_repeated(options, shared_vars):
+    session: Any = Current.session
+    if session is not None and session.repeat(options, shared_vars):
         return
     with call("broadcast()") as session:
         variables = collective.check_variables("broadcast", shared_vars, objects=True)
@@ -336,7 +337,8 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
     >>> synk.close()
     """
     options = _options("all_reduce", op, nccl)
-    if _is_repeated(options, shared_vars):
+    session: Any = Current.session
+    if session is not None and session.repeat(options, shared_vars):
         return
     with call("all_reduce()") as session:
         variables, op = collective.check_reduction("all_reduce", shared_vars, op)
@@ -347,12 +349,6 @@ def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True)
         command = little if is_little else commands.Reduce(keys, op, None, nccl)
         session.repeated.keep(options, shared_vars, command)
         collective.raise_unequal("all_reduce", variables, session.run_collective(command))
-
-
-def _is_repeated(options, shared_vars):
-    """Make a call whose arguments an equal call has checked; return False if there was none."""
-    session = Current.session
-    return session is not None and session.repeat(options, shared_vars)
 
 
 def _options(name, option, nccl):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plain_name
-from synkhronos._arithmetic.operations import HALF, OPERATIONS, divides, wide
+from synkhronos._arithmetic.operations import HALF, OPERATIONS, constant, divides, wide
 
 
 class Gather(str):
@@ -88,8 +88,10 @@ def combine(mode, parts, weights, dtype):
     for part in others:
         operation.combine(result, part, out=result)
     if divisor != 1:
-        # Divided last: numbers of rows and their sums are often exact where the ratios are not.
-        np.divide(result, within.type(divisor), out=result)
+        # Divided last: numbers of rows and their sums are often exact where the ratios are not. Not
+        # in place without axes: NumPy then looks for overlaps, for longer than it divides.
+        quotient = result if shape else np.empty(shape, within)
+        result = np.divide(result, constant(within, divisor), out=quotient)
     return result if within is dtype else result.astype(dtype)
 
 

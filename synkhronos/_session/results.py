@@ -71,18 +71,19 @@ class Results:
         for rank, computed in enumerate(worker.gate.rows()):
             if computed >= 0 and combined:
                 parts = own_outputs if rank == worker.rank else collect(key, rank)
-                if rank in (source, worker.rank):  # the others have deposited no other parts
+                if len(parts) > len(combined):  # of the master, and of the source of others
                     parts = [parts[position] for position in combined]
                 weights.append(computed)
                 everyone.append(parts)
-        columns = dict(zip(combined, zip(*everyone)))
+        columns = zip(*everyone)  # the parts of each combined output, in their order
         results = []
         for position, output in enumerate(chosen):
             if position in reduced:
                 results.append(reduced[position])
                 continue
-            parts = columns.get(position)
-            if parts is None:
+            if position in combined:
+                parts = next(columns)
+            else:
                 parts = [(own_outputs if source == worker.rank else collect(key, source))[position]]
             try:
                 result = self._combine(modes[output], parts, weights, dtypes[output])
