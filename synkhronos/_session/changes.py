@@ -144,7 +144,7 @@ class Changes:
         return is_there and not _is_equal(_host.peek(variable), read)
 
     def _take_written(self, key):
-        """Take the array that the script shares; return whether the script may have written to it."""
+        """Take the array that the script shares; return whether it may have written to it."""
         variable = self._session.worker.variables.get(key)
         value, before = self.borrowed.pop(key, _NOTHING)
         if value is None or variable is None:
