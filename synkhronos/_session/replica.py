@@ -113,7 +113,11 @@ class Replica:
                     self._fetched = request, arrays
             begin = time.monotonic()
             try:
-                outputs = self._run_slices(worker, request, rows, arrays)
+                if request.counts is None and (request.num_slices == 1 or not rows):
+                    subset, weights = request.output_subset, worker.equal_weights
+                    outputs = self._run_rows(worker, request, rows, arrays, weights, PLAIN, subset)
+                else:
+                    outputs = self._run_slices(worker, request, rows, arrays)
             except (ValueError, IndexError, AssertionError) as error:
                 if _may_be_of_rows(error, computed, request):
                     is_short = worker.n_ranks * (time.monotonic() - begin) < SECONDS_AGAIN
@@ -177,9 +181,6 @@ class Replica:
 
     def _run_slices(self, worker, request, rows, arrays):
         subset = request.output_subset
-        if request.counts is None and (request.num_slices == 1 or not rows):
-            weights = worker.equal_weights
-            return self._run_rows(worker, request, rows, arrays, weights, PLAIN, subset)
         slices = self._slices(worker, request, rows)
         # If ranks reduce inside the function, all run the same variant, even those without rows.
         something = any(request.counts) if request.counts else rows

@@ -44,7 +44,8 @@ class Results:
             return None
         parts = outputs
         if worker.rank != request.source:
-            parts = [outputs[position] for position in _combined(request, reduced)]
+            combined = _combined(request, reduced) if reduced else request.combined
+            parts = [outputs[position] for position in combined]
         if not parts:
             return None
         recorder = worker.recorder
@@ -63,7 +64,8 @@ class Results:
         """
         worker, source, key = self._worker, request.source, request.function
         own_outputs, reduced = own
-        collect, combined = worker.comm.outputs.collect, _combined(request, reduced)
+        collect = worker.comm.outputs.collect
+        combined = _combined(request, reduced) if reduced else request.combined
         chosen = request.output_subset
         if chosen is None:
             chosen = range(len(modes))
@@ -126,7 +128,5 @@ def outputs_of_machine(worker, request):
 
 
 def _combined(request, reduced):
-    """Return the positions of the outputs that the master combines and workers deposit."""
-    if not reduced:
-        return request.combined
+    """Return the positions of the outputs that the master combines: all but the reduced ones."""
     return tuple([position for position in request.combined if position not in reduced])
