@@ -15,7 +15,7 @@ from support.walks import Walk, walk_of
 import synkhronos as synk
 
 LIMITS = {
-    "f(x)": Walk(29, 10, 27),
+    "f(x)": Walk(27, 10, 27),
     "all_reduce": Walk(24, 7, 19),
     "step of BSP": Walk(60, 9, 49),
     "pushpull": Walk(40, 7, 24),
