@@ -45,7 +45,7 @@ pytestmark = pytest.mark.faults
 # What is called, and where the rank is killed: before or after something that it does there.
 POINTS = [
     ("function", Gate, "next_command", "after"),
-    ("function", Replica, "_run_slices", "before"),
+    ("function", Replica, "_run_rows", "before"),
     ("function", _host, "run", "before"),
     ("function", _host, "run", "after"),
     ("function", Outputs, "deposit", "before"),
