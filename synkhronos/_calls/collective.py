@@ -39,6 +39,7 @@ def check_variables(name, shared_vars, objects=False):
 
 
 def check_axis(name, variables):
+    """Raise TypeError for variables without axes."""
     for variable in variables:
         if variable.ndim == 0:
             raise TypeError(f"{name} needs an axis 0, which {variable} does not have.")

@@ -304,6 +304,7 @@ def check_axes(axes, inputs, outputs, sliceables):
 
 
 def check_lengths(inputs):
+    """Raise ValueError for scattered inputs whose type fixes their number of rows."""
     for each in inputs:
         if each.is_scattered:
             _refuse_length(f"The input {each.variable} is scattered", each.variable, each.axis)

@@ -253,7 +253,7 @@ class Session:
         command = self.repeated.find(options, shared_vars)
         if command is None:
             return False
-        if self.recording is not None:
+        if self.recording is not None or self.changes.follow:
             with self.call(f"{options[0]}()"):
                 return self.run_collective(command) is None
         if self.state is not SessionState.OPEN:
@@ -266,10 +266,7 @@ class Session:
                     self.drain()
                 if self.changes.pending:
                     self.changes.broadcast_or_warn()
-                is_done = self.run_collective(command) is None
-                if self.changes.borrowed:
-                    self.changes.put_back()
-        return is_done
+                return self.run_collective(command) is None
 
     def ask(self, command) -> list:
         """Run one command on every rank; return the answers, some of them None, in rank order."""

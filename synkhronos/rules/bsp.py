@@ -75,7 +75,7 @@ def train(
 
 
 class BatchExchange(ABC):
-    """What ranks exchange: all of them make it, and call it equally often."""
+    """An exchange of all ranks: each makes it, and all call it equally often."""
 
     sync_type = "avg"  # as which the model is compiled: with whole steps (avg), or not (cdd)
     ends_epochs = False  # whether ranks exchange at the end of each epoch, too
@@ -141,7 +141,7 @@ EXCHANGES = {"cdd": SumVelocities, "avg": AverageParameters, "swap": SwapParamet
 
 
 class Progress(NamedTuple):
-    """What ranks tell each other after a batch: arrays with a number of each rank."""
+    """The progress of all ranks after a batch: arrays with a number of each rank."""
 
     rows: np.ndarray  # since the last exchange
     has_batch: np.ndarray

@@ -1,4 +1,4 @@
-"""What a rank does with its group.
+"""The methods of a group, which a rank calls.
 
     all ranks       barrier, all_gather, broadcast, all_reduce     in the same order on each rank
     pairs of ranks  send ──▶ receive                               in order; nobody else waits
