@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -185,6 +186,15 @@ def take_standard_streams() -> None:
         if fd > 2:
             return os.close(fd)
         os.set_inheritable(fd, True)  # as standard streams are
+
+
+def wait_or_kill(process: subprocess.Popen, seconds: float) -> None:
+    """Wait for the end of a child process; kill it if that takes longer."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def make_pipe():

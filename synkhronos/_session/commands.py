@@ -93,7 +93,9 @@ class _OfVariables:
 class _Collective(_OfVariables):
     """A command on the values of shared variables on all ranks."""
 
-    leaves_equal = True  # whether all ranks have the same values after it
+    # For `Session.run_collective`: whether all ranks have the same values after it. (Reductions to
+    # one rank, and commands that set nothing, don't go there.)
+    leaves_equal = True
     ends_on_master = False  # whether the master calls its `end` after the finish barrier
 
     def run(self, worker):

@@ -34,7 +34,7 @@ from typing import Any, Iterator, Sequence
 import numpy as np
 
 from synkhronos._machine.devices import module_command
-from synkhronos._machine.processes import name_of_signal
+from synkhronos._machine.processes import name_of_signal, wait_or_kill
 from synkhronos._wording import shown, whole_number
 from synkhronos.comm.channel import Channel, Closed
 from synkhronos.comm.handlers import Handlers
@@ -256,11 +256,7 @@ def _started(memory):
 def _end(process, channel):
     """Close the channel, which ends the process; kill it if that takes too long."""
     channel.close()
-    try:
-        process.wait(SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    wait_or_kill(process, SECONDS_TO_END)
 
 
 class _Work:

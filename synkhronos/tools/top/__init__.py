@@ -27,6 +27,7 @@ import time
 from typing import Any, Callable, Iterator
 
 from synkhronos._machine.devices import module_command
+from synkhronos._machine.processes import wait_or_kill
 from synkhronos._wording import printable
 from synkhronos.comm.mpi import folders
 from synkhronos.launch import mpirun, where
@@ -226,9 +227,5 @@ class _Hosts:
 
 def _end(child):
     child.terminate()
-    try:
-        child.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    wait_or_kill(child, _END_SECONDS)
     child.stdout.close()
