@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import os
+import re
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,10 +27,18 @@ if importlib.util.find_spec("pymc") is None:
         f"{pythons.span(pythons.PYTENSOR)}: {pythons.install('pymc')}"
     )
 
+import numpy as np
 import pymc as pm
 import pytensor
 
-from synkhronos._machine.devices import limit_threads, resolve, usable_cores
+from synkhronos._host.pytensor import jax_devices
+from synkhronos._machine.devices import (
+    VARIABLE,
+    has_nvidia_driver,
+    limit_threads,
+    resolve,
+    usable_cores,
+)
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
 from synkhronos._session.current import Current
@@ -43,8 +53,9 @@ from synkhronos.extensions.pymc.advice import (
     seconds_of,
     seconds_on,
 )
-from synkhronos.extensions.pymc.checks import checked, plain_call
+from synkhronos.extensions.pymc.checks import REWRITTEN, checked, plain_call
 from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine
+from synkhronos.extensions.pymc.on_devices import DeviceEvaluator, LayoutOfDevices, NotOnDevice
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
@@ -61,6 +72,10 @@ _SURE = 1e-3  # from there on ranks of one machine pay
 _CALL = 4e-6  # seconds from PyTensor's code into an evaluator, and back
 _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as times vary
 _SLOW = 2.0  # seconds until the log says what takes so long
+_FURTHER = 10  # times the tolerance of parts: devices round otherwise
+_DEVICE = re.compile(r"cpu|cuda\d*|jax:[a-z]+\d*")
+_GIVEN = ("n_parallel", "devices")  # arguments of `synkhronos run`
+_told: list[bool] = []  # whether the log has said that there are GPUs
 
 
 class ParallelLikelihood:
@@ -186,7 +201,9 @@ def likelihood(
         likelihood takes less time in this process alone, the block leaves it there, and says so in
         the log.
     devices : list of str, optional
-        ``["cpu"] * ranks``: there are no others for PyMC models.
+        The device of each rank: ``["cuda0"]``, ``["cuda0", "cuda1"]`` for GPUs, which compute with
+        JAX (``pip install 'synkhronos[jax-cuda]'``), or a device of any other platform of JAX, such
+        as ``"jax:rocm0"`` or ``"jax:cpu"``. By default ranks are on CPU cores, with numba.
 
     Yields
     ------
@@ -232,8 +249,14 @@ def likelihood(
             idata = pm.sample(chains=4, cores=1)
     """
     model = _root(model)
-    n_ranks = _number_of_ranks(ranks, devices)
+    n_ranks, names = _ranks_and_devices(ranks, devices)
     _check_model(model)
+    if not names:
+        _tell_of_gpus()
+    if names:
+        with _divided(model, LayoutOfDevices((len(names),), ("",), 0, names)) as parallel:
+            yield parallel
+        return
     with _layout(n_ranks) as (layout, is_given), _divided(model, layout, is_given) as parallel:
         yield parallel
 
@@ -328,23 +351,56 @@ def _divided(model, layout, is_given=True):
             )
 
 
-def _number_of_ranks(ranks, devices):
+def _ranks_and_devices(ranks, devices):
+    """Return the number of ranks or None, and the names of their devices; () for CPU cores."""
     if ranks is not None:
         ranks = whole_number("ranks", ranks, 1, _MOST_RANKS)
+    elif devices is None:
+        devices = _devices_of_run()
     if devices is None:
-        return ranks
+        return ranks, ()
     if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
-        raise TypeError(f"devices must be a list of 'cpu', got {devices!r}.")
-    if not devices or any(each != "cpu" for each in devices):
+        raise TypeError(f"devices must be a list, such as ['cuda0'], got {devices!r}.")
+    are_cores = {each == "cpu" for each in devices}
+    if len(are_cores) != 1 or not all(map(_DEVICE.fullmatch, map(str, devices))):
         raise ValueError(
-            f"devices must be a list of 'cpu', one for each rank, got {devices!r}: the likelihood "
-            "of a PyMC model is computed on CPU cores."
+            "devices must be a list with a name for each rank: all 'cpu', or all of GPUs and other "
+            f"devices of JAX, such as 'cuda0' or 'jax:cpu'; got {devices!r}."
         )
     if ranks not in (None, len(devices)):
         raise ValueError(
             f"ranks is {ranks}, but devices has {count(len(devices), 'device')}. Give one of them."
         )
-    return whole_number("the length of devices", len(devices), 1, _MOST_RANKS)
+    n_ranks = whole_number("the length of devices", len(devices), 1, _MOST_RANKS)
+    if are_cores == {True}:
+        return n_ranks, ()
+    if Current.link is not None:
+        raise ValueError(
+            f"devices must all be 'cpu' on several machines, got {devices!r}: ranks on GPUs are of "
+            "one machine. Start the script without synkhronos launch."
+        )
+    jax_devices.require_package()
+    return n_ranks, tuple(devices)
+
+
+def _devices_of_run():
+    """Return devices that a command or the environment names, if they are no CPU cores."""
+    of_run = Current.of_run or {}
+    text = os.environ.get(VARIABLE, "") if not any(of_run.get(each) for each in _GIVEN) else ""
+    names = of_run.get("devices") or [each.strip() for each in text.split(",") if each.strip()]
+    return names if {*names} - {"cpu"} else None
+
+
+def _tell_of_gpus():
+    """Say once in the log that GPUs are there, and how a block uses them."""
+    if has_nvidia_driver() and not _told:
+        _told.append(True)
+        needed = "" if importlib.util.find_spec("jax") else f", after {pythons.install('jax-cuda')}"
+        log.warning(
+            "this machine has an NVIDIA GPU, and the likelihood is computed on CPU cores. "
+            'likelihood(devices=["cuda0"]) computes it on the GPU%s',
+            needed,
+        )
 
 
 @contextlib.contextmanager
@@ -413,12 +469,13 @@ def _divide(model, layout, is_given):
 
     If the number of ranks is not given, it is None where plain PyMC is faster.
     """
+    devices = layout.devices if isinstance(layout, LayoutOfDevices) else ()
     terms, found, left = [], [], {}
     for observed in [*model.observed_RVs, *model.potentials]:
         try:
             with _told_of(observed.name):
                 term = cut(model, observed)
-                found.append(checked(model, observed, term))
+                found.append(checked(model, observed, term, REWRITTEN if devices else None))
             terms.append(term)
         except NoRows:
             log.debug("%r stays in the master", observed.name)
@@ -427,6 +484,11 @@ def _divide(model, layout, is_given):
         except raised_here(Exception) as error:  # such as PyTensor's, for sparse data
             log.debug("%r can't be divided", observed.name, exc_info=True)
             left[observed.name] = first_line(error)
+    if devices and terms:
+        evaluator = _on_devices(model, terms, found, devices, left)
+        if evaluator is not None:
+            return evaluator, left
+        terms = []
     if not terms and not left:
         raise ValueError("The model has no observed variables, so there is nothing to divide.")
     if not terms:
@@ -451,6 +513,42 @@ def _divide(model, layout, is_given):
             1e3 * pays,
         )
     return Evaluator(terms, layout, model.check_bounds, functions), left
+
+
+def _on_devices(model, terms, found, devices, left):
+    """Return an evaluator of the terms that JAX can compute; None if it can compute none.
+
+    What the devices compute must be what the test of the terms found. `left` gets other terms.
+    """
+    pairs = list(zip(terms, found))
+    while pairs:
+        evaluator = DeviceEvaluator([term for term, _ in pairs], devices, model.check_bounds)
+        try:
+            with _told_of(pairs[0][0].name):
+                _compare(evaluator, pairs)
+            return evaluator
+        except NotOnDevice as error:
+            evaluator.close()
+            left[error.args[0]] = str(error)
+            pairs = [pair for pair in pairs if pair[0].name != error.args[0]]
+        except BaseException:
+            evaluator.close()
+            raise
+    return None
+
+
+def _compare(evaluator, pairs):
+    values = [value for _, each in pairs for value in each.values]
+    [value, *gradients] = evaluator.evaluate("gradients", evaluator.flat(values))
+    whole = sum(each.result[0] for _, each in pairs)
+    begin, tolerance = 0, sum(each.tolerances[0] for _, each in pairs)
+    for term, each in pairs:
+        end = begin + each.result.size - 1
+        off = np.abs(gradients[begin:end] - each.result[1:]) > _FURTHER * each.tolerances[1:]
+        if off.any() or not abs(value - whole) <= _FURTHER * tolerance:
+            what = f"it is {value} there, {whole} here" if not off.any() else "gradients differ"
+            raise NotOnDevice(term.name, f"its results are not those of PyTensor: {what}")
+        begin = end
 
 
 @contextlib.contextmanager

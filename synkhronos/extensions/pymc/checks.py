@@ -26,7 +26,7 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
 _STEPS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6)  # from the initial point, until all is finite
 _POINTS = 2
 # Fused operations would run element by element in Python.
-_REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplace")
+REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplace")
 
 
 class Checked(NamedTuple):
@@ -36,16 +36,19 @@ class Checked(NamedTuple):
     seconds: float  # that it takes for all rows
     point: dict  # of the model
     values: list  # of the term's parameters there
+    result: np.ndarray  # its log-likelihood and gradients there
+    tolerances: np.ndarray  # for each number of the result
 
 
 @recurses_deep
-def checked(model: pm.Model, observed, term: Term) -> Checked:
+def checked(model: pm.Model, observed, term: Term, mode: Mode | None = None) -> Checked:
     """Test a term; return its compiled function, and its time and values in the test.
 
-    Raises NotByRows unless its parts add up to the model's likelihood.
+    The function is of this mode, by default that of ranks on CPU cores. Raises NotByRows unless the
+    parts of the term add up to the model's likelihood.
     """
     # With the rewrites that the function of a rank gets: without them log(sigmoid(x)) is rounded.
-    given = {"inputs": model.value_vars, "mode": _REWRITTEN, "on_unused_input": "ignore"}
+    given = {"inputs": model.value_vars, "mode": REWRITTEN, "on_unused_input": "ignore"}
     logp = type(model).logp(model, vars=[observed], jacobian=False)
     plain = pytensor.function(outputs=logp, **given)
 
@@ -57,7 +60,7 @@ def checked(model: pm.Model, observed, term: Term) -> Checked:
     frontier = model.replace_rvs_by_values(list(term.frontier))
     frontier = pytensor.function(outputs=frontier, **given)
     try:
-        function = compiled(term, gradients=True)
+        function = compiled(term, gradients=True, mode=mode)
     except raised_here(Exception) as error:  # of any kind, from the code of its operations
         raise NotByRows(f"it has no gradients: {first_line(error)}") from error
     parts = _Parts(term, function)
@@ -67,14 +70,14 @@ def checked(model: pm.Model, observed, term: Term) -> Checked:
         try:
             values = frontier(**point)
             wholes = [lambda: whole, lambda: float(precise()(**point))]  # noqa: B023
-            _compare(term, parts, values, wholes, random.permutation(term.length))
+            compared = _compare(term, parts, values, wholes, random.permutation(term.length))
         except NotByRows:
             raise
         except raised_here(Exception) as error:
             raise NotByRows(
                 f"its log-likelihood can't be computed from some of its rows: {first_line(error)}"
             ) from error
-    return Checked(function, parts.seconds, point, values)
+    return Checked(function, parts.seconds, point, values, *compared)
 
 
 @recurses_deep
@@ -146,18 +149,22 @@ def _compare(term, parts, values, plains, order):
     whole = parts(values, np.arange(len(order)))
     found = [parts(values, order[begin:end]) for begin, end in zip(bounds, bounds[1:])]
     sizes = [1, *(value.size for each, value in zip(term.parameters, values) if is_float(each))]
-    begin = 0
+    begin, tolerances = 0, np.empty(whole.size)
     for number, size in enumerate(sizes):
         part = slice(begin, begin + size)
         tolerance = TOLERANCE.get(term.logp.dtype, 1e-10)
-        _compare_one(number, [each[part] for each in found], whole[part], plains, tolerance)
+        tolerances[part] = _compare_one(
+            number, [each[part] for each in found], whole[part], plains, tolerance
+        )
         begin += size
+    return whole, tolerances
 
 
 def _compare_one(number, parts, whole, plains, tolerance):
-    scale = sum(np.abs(each).max(initial=0) for each in parts)
-    if number == 0 and not any(abs(whole[0] - each()) <= tolerance * scale for each in plains):
+    tolerance *= sum(np.abs(each).max(initial=0) for each in parts)
+    if number == 0 and not any(abs(whole[0] - each()) <= tolerance for each in plains):
         raise NotByRows(f"it is {whole[0]} where PyMC computes {plains[-1]()}")
-    if not np.abs(sum(parts) - whole).max(initial=0) <= tolerance * scale:
+    if not np.abs(sum(parts) - whole).max(initial=0) <= tolerance:
         what = "gradients" if number else "log-likelihoods"
         raise NotByRows(f"it is no sum over rows: {what} of parts don't add up to the whole")
+    return tolerance

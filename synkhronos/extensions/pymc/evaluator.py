@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import math
 import os
 import pickle
 import secrets
@@ -34,7 +33,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, replace
-from typing import Sequence
+from typing import Any, Sequence
 
 import cloudpickle
 import numpy as np
@@ -43,7 +42,6 @@ import pytensor
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
-from synkhronos._arithmetic.partition import share
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.processes import take_standard_streams
@@ -56,18 +54,9 @@ from synkhronos.comm.mpi.job import MachineLayout
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
-from synkhronos.extensions.pymc.runs import (
-    TermEvaluation,
-    along,
-    along_direction,
-    compiled,
-    floats,
-    number_of_blocks,
-    own_value,
-)
-from synkhronos.extensions.pymc.terms import Term, first_line, is_float, values_of
-
-_LINE = 8  # numbers in a cache line: no two ranks write to one
+from synkhronos.extensions.pymc.parts import Parts, open_axes, rows_before
+from synkhronos.extensions.pymc.runs import along, along_direction, compiled
+from synkhronos.extensions.pymc.terms import Term, first_line, values_of
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
@@ -123,10 +112,10 @@ class Receive:
                     f"PyMC is {self.version} on the first machine, and {pm.__version__} on "
                     f"{worker.gate.host}. Install the same on all machines."
                 )
-            content, data = _unpickled(worker.fetch(self.pickled))
+            content, data = unpickled(worker.fetch(self.pickled))
             worker.comm.memory.forget([self.pickled])
             if self.number not in _evaluators:
-                worker.at_end.callback(_restored(self.number, *content).close)
+                worker.at_end.callback(_restored(Evaluator, self.number, *content).close)
             _evaluators[self.number].take(data)
 
 
@@ -183,12 +172,7 @@ class Evaluator:
         self.is_used = False  # whether this process has evaluated it, or another one may have
         self.unheard: BaseException | None = None  # an error that no code in Python could catch
         self.parameters = [each for term in self.terms for each in term.parameters]
-        self.unknown = [
-            (i, axis)
-            for i, parameter in enumerate(self.parameters)
-            for axis, length in enumerate(parameter.type.shape)
-            if length is None
-        ]
+        self.unknown = open_axes(self.terms)
         self._functions: dict[str, list] = {}
         self._products: list | None = None  # derivatives of terms along directions, and these
         self._received: list | None = None  # the data, on other machines than the script's
@@ -205,18 +189,17 @@ class Evaluator:
     def _forget(self):
         self._session = None
         self._commands: dict[str, Evaluate] = {}
-        self._runs: dict[str, list] = {}  # kind -> for each rank a list of `TermEvaluation`
+        self._runs: dict[str, list] = {}  # kind -> for each rank a list of `Evaluation`
         self._prepared = None  # those of this process's rank whose functions have arguments
         self._sources: list = []  # the cells of shared variables, and the data that were in them
-        self._values, self._parts = np.empty(0), []  # in shared memory; a part of each rank
-        self._whole: list[slice] = []  # places of the parts that are summed; ranks share the rest
+        self._memory: Parts | None = None
         self._lengths = b""
 
     def __reduce__(self):
         self._check_machines(None)
         self.is_used = True
         content = self.number, self.terms, self.layout, self.check_bounds, self.is_closed
-        return _restored, content
+        return _restored, (type(self), *content)
 
     def _check_machines(self, link):
         """Refuse to evaluate in another process than the script's on several machines."""
@@ -296,13 +279,9 @@ class Evaluator:
     def evaluate_here(self, kind: str, values: np.ndarray) -> np.ndarray:
         """Return the sum of the parts of this machine's ranks."""
         command = self._command_for(kind, values)
-        self._values[: values.size] = values
+        self._memory.values[: values.size] = values
         self._session.run(command)
-        total = self._parts[0].copy()
-        for whole in self._whole:
-            for part in self._parts[1:]:
-                total[whole] += part[whole]
-        return total
+        return self._memory.total()
 
     def _command_for(self, kind, values):
         command = self._commands.get(kind)
@@ -317,8 +296,21 @@ class Evaluator:
         self._commands.clear()  # before `_sources` changes, by which `_is_current` knows old data
         self._sent = None  # some machines may have other data after an error
         found, layout = self._read_data(), self.layout
-        # Leave out the model and all data: a machine gets its own rows only.
-        terms = [
+        terms = self._without_data()  # a machine gets its own rows only
+        for machine in range(1, len(layout.counts)):
+            data = []
+            for term, (length, arrays) in zip(self.terms, found):
+                there = slice(*(rows_before(layout, m, length) for m in (machine, machine + 1)))
+                cut = [along(array, rows.axis, there) for rows, array in zip(term.rows, arrays)]
+                data.append((length, cut))
+            content = terms, replace(layout, machine=machine), self.check_bounds
+            _block, reference = session.comm.memory.wrap(pickled((content, data)))
+            session.run(Receive(self.number, machine, reference, pm.__version__))
+        self._sent = self._sources
+
+    def _without_data(self):
+        """Return the terms without the model and all data."""
+        return [
             replace(
                 term,
                 frontier=(),
@@ -326,22 +318,11 @@ class Evaluator:
             )
             for term in self.terms
         ]
-        for machine in range(1, len(layout.counts)):
-            data = []
-            for term, (length, arrays) in zip(self.terms, found):
-                there = slice(*(_rows_before(layout, m, length) for m in (machine, machine + 1)))
-                cut = [along(array, rows.axis, there) for rows, array in zip(term.rows, arrays)]
-                data.append((length, cut))
-            content = terms, replace(layout, machine=machine), self.check_bounds
-            pickled = _pickled((content, data))
-            _block, reference = session.comm.memory.wrap(pickled)
-            session.run(Receive(self.number, machine, reference, pm.__version__))
-        self._sent = self._sources
 
     @property
     def values(self) -> np.ndarray:
         """The values of the last evaluation."""
-        return self._values.copy()
+        return self._memory.values.copy()
 
     def round(self) -> None:
         """Run the start and the finish of an evaluation, in which no rank computes anything."""
@@ -443,10 +424,11 @@ class Evaluator:
         functions = {each: self._compile(each) for each in kinds}
         self._stop()
         data = self._read_data()
-        arguments, arranged = self._make_memory(values), {}
+        self._make_memory(values, Segments().create)
+        arranged = {}
         for each in kinds:
             self._runs[each] = [
-                list(self._runs_of(rank, each, functions[each], arguments, data, arranged))
+                list(self._memory.evaluations(rank, each, functions[each], data, arranged))
                 for rank in range(len(self.layout.ranks()))
             ]
             for run in self._runs[each][0]:
@@ -484,100 +466,16 @@ class Evaluator:
             found.append((lengths.pop(), arrays))
         return found
 
-    def _make_memory(self, values):
-        """Make the shared memory; return the parameters and directions in it, of each term."""
-        n_unknown = len(self.unknown)
-        self._lengths = values[:n_unknown].tobytes()
-        shapes = [list(each.type.shape) for each in self.parameters]
-        for (i, axis), length in zip(self.unknown, values):
-            shapes[i][axis] = int(length)
-        shapes_of = dict(zip(self.parameters, shapes))
-        self._begins, width = [], 0
-        for term in self.terms:
-            self._begins.append(width)
-            self._whole.append(slice(width, width := width + 1))
-            for parameter, axis in zip(term.parameters, term.axes):
-                size = math.prod(shapes_of[parameter]) * is_float(parameter)
-                if axis is None:
-                    self._whole[-1:] = _joined(self._whole[-1], slice(width, width + size))
-                width += size
-        # Each rank's part begins in a cache line of its own.
-        stride = -(-width // _LINE) * _LINE
-        n_directions = width - len(self.terms)
-        size = n_unknown + sum(map(math.prod, shapes)) + n_directions
-        n_ranks = len(self.layout.ranks())
-        memory = Segments().create(8 * (n_ranks * stride + size))
-        self._parts = list(memory.array("float64", (n_ranks, stride))[:, :width])
-        self._values = memory.array("float64", (size,), 8 * n_ranks * stride)
-        self._values[: values.size] = values
-        begin = n_unknown
-
-        def placed(parameter):
-            nonlocal begin
-            end = begin + math.prod(shapes_of[parameter])
-            own = self._values[begin:end].reshape(shapes_of[parameter])
-            begin = end
-            return own
-
-        parameters = [[placed(each) for each in term.parameters] for term in self.terms]
-        directions = [[placed(each) for each in floats(term)] for term in self.terms]
-        return list(zip(parameters, directions))
-
-    def _runs_of(self, rank, kind, functions, given, data, arranged):
-        """Yield the evaluations of a rank's rows; `arranged` keeps arrays for other kinds."""
-        for term, function, (parameters, directions), (length, arrays), begin in zip(
-            self.terms, functions, given, data, self._begins
-        ):
-            for parameter, value, axis in zip(term.parameters, parameters, term.axes):
-                _check_rows(term, parameter, value, axis, length)
-            axes_of = dict(zip(term.parameters, term.axes))
-            width = sum(v.size for v, axis in zip(parameters, term.axes) if axis is None)
-            inputs = [*zip(term.parameters, parameters)]
-            if kind == "products":
-                inputs += zip(floats(term), directions)
-            first, last = share(length, self.layout.n_ranks, self.layout.first() + rank)
-            before = _rows_before(self.layout, self.layout.machine, length)
-            n_blocks = number_of_blocks(last - first, term.rows, arrays, width)
-            for block in range(n_blocks):
-                begins, ends = (first + each for each in share(last - first, n_blocks, block))
-                chosen, there = slice(begins, ends), slice(begins - before, ends - before)
-                arguments, copies = [], []
-                for parameter, value in inputs:
-                    own = along(value, axes_of[parameter], chosen)
-                    arguments.append(own_value(own, parameter, copies))
-                for rows, array in zip(term.rows, arrays):
-                    key = rows, chosen.start, chosen.stop
-                    if key not in arranged:
-                        arranged[key] = rows.arranged(along(array, rows.axis, there))
-                    arguments.append(arranged[key])
-                sizes = [] if kind == "value" else [*zip(term.parameters, parameters)]
-                outs = self._outs_of(rank, begin, sizes, axes_of, chosen, block > 0)
-                yield TermEvaluation(function, arguments, copies, outs, n_blocks == 1)
-
-    def _outs_of(self, rank, start, parameters, axes_of, chosen, adds):
-        """Return the places for the result of a `TermEvaluation`, in as few pieces as possible."""
-        outs, begin, at = [], start, start + 1
-        for parameter, value in parameters:
-            if not is_float(parameter):
-                continue
-            end, axis = at + value.size, axes_of[parameter]
-            if axis is not None:
-                outs.append((self._parts[rank][begin:at], adds))
-                # These are gradients for this rank's rows, to which no other rank writes.
-                of_all = self._parts[0][at:end].reshape(value.shape)
-                outs.append((along(of_all, axis, chosen), False))
-                begin = end
-            at = end
-        return [*outs, (self._parts[rank][begin:at], adds)]
+    def _make_memory(self, values, make):
+        self._lengths = values[: len(self.unknown)].tobytes()
+        self._memory = Parts(self.terms, self.layout, values, make)
+        self._begins = self._memory.begins
 
     def _start_session(self):
         check_sharing()
         with interrupts_held():
-            take_standard_streams()
-            n_ranks = len(self.layout.ranks())
-            gate = make_gate(n_ranks, 0)
-            gate.first_rank, gate.host = self.layout.first(), self.layout.hosts[self.layout.machine]
-            self._session = Session(["cpu"] * n_ranks, 1, 0, False, gate=gate)
+            host = self.layout.hosts[self.layout.machine]
+            self._session = forked(len(self.layout.ranks()), self.layout.first(), host)
         try:
             self._session.begin()
         except BaseException:
@@ -588,12 +486,25 @@ class Evaluator:
         session = self._session
         self._forget()
         if session is not None:
-            try:
-                session.quit()
-            finally:
-                with interrupts_held():
-                    session.end()
-                    session.release()
+            released(session)
+
+
+def forked(n_ranks: int, first_rank: int = 0, host: str | None = None) -> Session:
+    """Return a new session whose workers have been forked, with this process as its first rank."""
+    take_standard_streams()
+    gate = make_gate(n_ranks, 0)
+    gate.first_rank, gate.host = first_rank, host
+    return Session(["cpu"] * n_ranks, 1, 0, False, gate=gate)
+
+
+def released(session: Session) -> None:
+    """End a session, in any state."""
+    try:
+        session.quit()
+    finally:
+        with interrupts_held():
+            session.end()
+            session.release()
 
 
 def _advised(death):
@@ -605,28 +516,11 @@ def _advised(death):
     return WorkerDied(f"{cause} {advice}", death.rank, death.exitcode)
 
 
-def _rows_before(layout, machine, length):
-    """Return how many of `length` rows the machines before one have."""
-    return share(length, layout.n_ranks, layout.first(machine))[0]
-
-
-def _joined(one, other):
-    return [slice(one.start, other.stop)] if one.stop == other.start else [one, other]
-
-
-def _check_rows(term, parameter, value, axis, length):
-    if axis is not None and value.shape[axis] != length:
-        raise ValueError(
-            f"The data of {term.name!r} have {length} rows, but {parameter.name!r} has "
-            f"{value.shape[axis]}: one for each row of the data that the model was made with."
-        )
-
-
-def _restored(number, terms, layout, check_bounds, is_closed=False):
+def _restored(kind, number, terms, layout, check_bounds, is_closed=False):
     """Return the evaluator of that number, made anew in a process that lacks it."""
     evaluator = _evaluators.get(number)
     if evaluator is None:
-        evaluator = Evaluator.__new__(Evaluator)
+        evaluator = kind.__new__(kind)
         evaluator.terms, evaluator.layout, evaluator.check_bounds = terms, layout, check_bounds
         evaluator._of_machines = None
         evaluator._open(number)
@@ -635,12 +529,14 @@ def _restored(number, terms, layout, check_bounds, is_closed=False):
 
 
 @recurses_deep
-def _pickled(content):
+def pickled(content: object) -> bytes:
+    """Return a pickle of anything that has graphs."""
     return cloudpickle.dumps(content, pickle.HIGHEST_PROTOCOL)
 
 
 @recurses_deep
-def _unpickled(data):
+def unpickled(data: bytes) -> Any:
+    """Return what was pickled."""
     return pickle.loads(data)
 
 

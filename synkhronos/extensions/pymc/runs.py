@@ -28,22 +28,45 @@ _MOST_FUNCTIONS = 64  # that are kept for later blocks
 _functions: dict[tuple, Callable] = {}  # numba's, by graph
 
 
-class TermEvaluation:
-    """An evaluation of some rows of a term: a compiled function, its arguments, places for results.
-
-    It calls the function's virtual machine, which does not check arguments as the function does.
+class Evaluation:
+    """An evaluation of some rows of a term, which `vector` computes.
 
     `copies` has pairs of arguments and the values that they are copies of. `outs` has the places
-    for parts of the result, in order, and whether a part is added there. With `is_alone` nothing
-    else gives the function arguments, so that they stay in it.
+    for parts of the result, in order, and whether a part is added there.
     """
 
-    def __init__(self, function, arguments, copies, outs, is_alone):
-        self._call, self._copies, self._is_alone = function.vm, copies, is_alone
-        self._outs, begin = [], 0
+    def __init__(self, copies, outs):
+        self._copies, self._outs, begin = copies, [], 0
         for out, adds in outs:
             self._outs.append((out, slice(begin, begin + out.size), adds))
             begin += out.size
+
+    def vector(self) -> np.ndarray:
+        """Return the log-likelihood and the gradients, in one flat vector."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Compute the vector of these rows, and put it into its places."""
+        for own, values in self._copies:
+            own[...] = values
+        result = self.vector()
+        for out, part, adds in self._outs:
+            if adds:
+                out += result[part]
+            else:
+                out[...] = result[part].reshape(out.shape)
+
+
+class TermEvaluation(Evaluation):
+    """An evaluation on a core: a compiled function, its arguments, places for results.
+
+    It calls the function's virtual machine, which does not check arguments as the function does.
+    With `is_alone` nothing else gives the function arguments, so that they stay in it.
+    """
+
+    def __init__(self, function, arguments, copies, outs, is_alone):
+        super().__init__(copies, outs)
+        self._call, self._is_alone = function.vm, is_alone
         self._cells = [each.storage for each in function.input_storage]
         self._arguments = arguments
         self._result = function.output_storage[0].storage
@@ -59,10 +82,8 @@ class TermEvaluation:
             octets = each.ravel("K").view("uint8")
             octets[: octets.size // 8 * 8].view("int64").sum()
 
-    def run(self):
-        """Compute the vector of these rows."""
-        for own, values in self._copies:
-            own[...] = values
+    def vector(self):
+        """Return the log-likelihood and the gradients, in one flat vector."""
         if not self._is_alone:
             self.prepare()
         try:
@@ -72,21 +93,21 @@ class TermEvaluation:
                 raise error.__cause__ from None
             raise
         [result] = self._result
-        for out, part, adds in self._outs:
-            if adds:
-                out += result[part]
-            else:
-                out[...] = result[part].reshape(out.shape)
+        return result
 
 
 @recurses_deep
-def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = ()):
-    """Return the function of a term: of its parameters, of directions, and of its rows."""
+def compiled(term: Term, gradients: bool, directions: Sequence[Variable] = (), mode=None):
+    """Return the function of a term: of its parameters, of directions, and of its rows.
+
+    By default its mode is the one of ranks on CPU cores.
+    """
     inputs = [*term.parameters, *directions, *(rows.variable for rows in term.rows)]
     output = pytensor.Out(term.vector() if gradients else term.logp.reshape((1,)), borrow=True)
-    mode = vectorized.including(get_default_mode())
-    if type(mode.linker) is NumbaLinker:
-        mode = Mode(_Linker(), mode.provided_optimizer)
+    if mode is None:
+        mode = vectorized.including(get_default_mode())
+        if type(mode.linker) is NumbaLinker:
+            mode = Mode(_Linker(), mode.provided_optimizer)
     return compile_function(inputs, [output], mode=mode, on_unused_input="ignore", trust_input=True)
 
 
