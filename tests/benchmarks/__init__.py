@@ -15,6 +15,7 @@ BENCHMARKS = {
     "import": "benchmarks.imports",
     "gallery": "benchmarks.gallery",
     "jax": "benchmarks.jax",
+    "likelihoods": "benchmarks.likelihoods",
     "losses": "benchmarks.losses",
     "overlap": "benchmarks.overlap",
     "parameter_server": "benchmarks.parameter_server",

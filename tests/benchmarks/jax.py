@@ -46,7 +46,7 @@ def _evaluation(name, rows, args):
 
     model = _negative_binomial(rows) if name == "negative_binomial" else None
     model = model or pymc.make_model(name, rows)[0]
-    calls = {"plain": compiled(model), "jax": _in_jax(model)}
+    calls = {"plain": compiled(model), "jax": in_jax(model)}
     with parallel.likelihood(model, ranks=args.ranks):
         calls["ranks"] = compiled(model)
         values = [float(call()[0]) for call in calls.values()]
@@ -62,7 +62,8 @@ def _evaluation(name, rows, args):
     return {"model": name, "rows": rows, **ms}
 
 
-def _in_jax(model):
+def in_jax(model):
+    """Return a call of JAX's value and gradient of a model."""
     import jax
     from pymc.sampling.jax import get_jaxified_logp
 

@@ -31,7 +31,7 @@ _SHAPE = {"depth": 50, "width": 64, "size": 224, "classes": 1000}
 def add_arguments(parser):
     """Add the options of this benchmark."""
     what = "one for each rank, such as cuda0,cuda1 (default: cpu)"
-    options.add(parser, "--devices", training.devices_of_ranks, None, what)
+    options.add(parser, "--devices", options.devices_of_ranks, None, what)
     options.add(parser, "--depth", options.count, _SHAPE["depth"], "layers, as of the demo")
     options.add(parser, "--width", options.count, _SHAPE["width"], "channels of the first stage")
     options.add(parser, "--size", options.count, _SHAPE["size"], "pixels, both ways")

@@ -19,7 +19,8 @@ WHEELS="Theano==1.0.5 numpy==1.23.5 scipy==1.10.1 six posix_ipc threadpoolctl cl
 PYMC_PYTHON=${PYMC_PYTHON:-3.12}
 PYMC_WHEELS="pytensor>=3.1,<3.4 pymc>=6,<7 arviz>=1.1,<2 arviz-base arviz-stats arviz-plots xarray xarray-einstats
     better-optimize cachetools<7 lazy-loader filelock rich markdown-it-py mdurl pygments python-dateutil tzdata packaging
-    typing-extensions setuptools posix_ipc threadpoolctl cloudpickle psutil"
+    typing-extensions setuptools posix_ipc threadpoolctl cloudpickle psutil
+    nutpie<0.17 arro3-core obstore zarr donfig numcodecs google-crc32c msgspec platformdirs" # nutpie's pyarrow is there
 
 usage() {
     cat << END
@@ -27,8 +28,8 @@ Usage: tests/gpu/make_kit.sh [--pymc] OUTDIR [PACKAGE ...]
 
 Writes OUTDIR/kit.tar.xz, some 43 MiB: Python 3.11, NumPy, SciPy, Theano, pygpu, pytest, Open MPI, for run_kit.sh. It
 needs Debian 12 on x86-64 with its package archive, PyPI, and a $PYTHON with pip (or another: PYTHON=...).
-With --pymc it writes OUTDIR/kit-pymc.tar.xz instead, some 6 MiB: PyTensor and PyMC for a Python $PYMC_PYTHON that has
-NumPy, SciPy, pandas and numba (or another: PYMC_PYTHON=3.13). Only pip and PyPI are needed for it.
+With --pymc it writes OUTDIR/kit-pymc.tar.xz instead, some 20 MiB: PyTensor, PyMC and nutpie for a Python $PYMC_PYTHON that
+has NumPy, SciPy, pandas, pyarrow, numba and JAX (or another: PYMC_PYTHON=3.13). Only pip and PyPI are needed for it.
 OUTDIR may be build/gpu-kit of the checkout, where git ignores it and run_kit.sh looks for it.
 Each PACKAGE is put into the kit too, without what it depends on: matplotlib
 END

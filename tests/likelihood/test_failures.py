@@ -144,7 +144,7 @@ def test_an_evaluation_in_the_middle_of_another_is_refused(monkeypatch):
 
         def compute(self, rank, gradients):
             with pytest.raises(SessionError, match="in the middle of another evaluation"):
-                self.evaluate(gradients, self._values + 1)
+                self.evaluate(gradients, self.values + 1)
             refused.append(rank)
             original(self, rank, gradients)
 

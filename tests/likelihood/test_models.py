@@ -330,7 +330,9 @@ def test_arguments():
     for arguments, error, message in (
         ({"ranks": 0}, ValueError, "ranks"),
         ({"ranks": "2"}, TypeError, "ranks"),
-        ({"devices": ["cuda0"]}, ValueError, "devices must be a list of 'cpu'"),
+        ({"devices": ["opencl0:0"]}, ValueError, "such as 'cuda0' or 'jax:cpu'"),
+        ({"devices": ["cuda0", "cpu"]}, ValueError, "all 'cpu', or all of GPUs"),
+        ({"devices": "cuda0"}, TypeError, "devices must be a list"),
         ({"devices": ["cpu"], "ranks": 2}, ValueError, "Give one"),
     ):
         with pytest.raises(error, match=message), parallel.likelihood(model, **arguments):

@@ -28,7 +28,7 @@ def require_package() -> None:
 
 def refuse_started(where: str) -> None:
     """Raise if JAX has started in this process: `where` names the call that comes too late."""
-    if _has_started():
+    if has_started():
         raise SessionError(
             f"{where} must come before JAX computes anything in this process: a process that is "
             "forked afterwards can't use JAX. Start Python again (in a notebook: restart the "
@@ -36,7 +36,8 @@ def refuse_started(where: str) -> None:
         )
 
 
-def _has_started():
+def has_started() -> bool:
+    """Return whether JAX has started in this process, with threads and perhaps a GPU."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bridge.backends_are_initialized()
 

@@ -85,6 +85,8 @@ class ParallelLikelihood:
     ----------
     ranks : int
         The number of ranks of all machines, this process included; 1 where ranks don't pay.
+    devices : list of str
+        The device of each rank.
     divided : list of str
         Names of the observed variables and potentials whose rows are divided over the ranks. Empty
         where plain PyMC is faster: the model is as before, then.
@@ -96,6 +98,8 @@ class ParallelLikelihood:
         self._model, self._evaluator = model, evaluator
         self._of_observed = None  # the evaluator of observed variables without potentials
         self.ranks = evaluator.layout.n_ranks if evaluator else 1
+        cores = ["cpu"] * self.ranks
+        self.devices = list(getattr(evaluator and evaluator.layout, "devices", cores))
         self._terms = evaluator.terms if evaluator else ()  # a closed evaluator has none
         self.divided = [term.name for term in self._terms]
         self.left = left
@@ -105,6 +109,8 @@ class ParallelLikelihood:
             return "<likelihood of plain PyMC, without ranks>"
         left = f", left={sorted(self.left)}" if self.left else ""
         on = count(self.ranks, "rank")
+        if {*self.devices} != {"cpu"}:
+            on += f" ({', '.join(self.devices)})"
         return f"<likelihood of {', '.join(self.divided)} on {on}{left}>"
 
     @property
@@ -493,9 +499,11 @@ def _divide(model, layout, is_given):
         raise ValueError("The model has no observed variables, so there is nothing to divide.")
     if not terms:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
+        where = "devices" if devices else "ranks"
+        instead = "on CPU ranks, likelihood(ranks=...), or " if devices else ""
         raise ValueError(
-            f"No likelihood of this model can be divided over ranks ({reasons}). Sample it without "
-            "likelihood(), with pm.sample(cores=...) for chains in parallel."
+            f"No likelihood of this model can be divided over {where} ({reasons}). Sample it "
+            f"{instead}without likelihood(), with pm.sample(cores=...) for chains in parallel."
         )
     functions = [each.function for each in found]
     seconds = sum(each.seconds for each in found)

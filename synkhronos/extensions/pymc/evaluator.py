@@ -67,6 +67,11 @@ def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
     return _evaluators[number].evaluate(kind, values)
 
 
+def all_evaluators() -> list[Evaluator]:
+    """Return those of this process."""
+    return list(_evaluators.values())
+
+
 def on_this_machine(n_ranks: int) -> MachineLayout:
     """Return the layout of `n_ranks` on one machine."""
     return MachineLayout((n_ranks,), ("",), 0)
@@ -541,17 +546,17 @@ def unpickled(data: bytes) -> Any:
 
 
 def _leave_in_child():
-    for each in list(_evaluators.values()):
+    for each in all_evaluators():
         each.leave_in_child()
 
 
 def _mark_as_used():
-    for each in list(_evaluators.values()):
+    for each in all_evaluators():
         each.is_used = True
 
 
 def _close_all():
-    for each in list(_evaluators.values()):
+    for each in all_evaluators():
         each.close()
     # nutpie's threads end some milliseconds after their sampler, and crash if Python ends before.
     end = time.monotonic() + 1

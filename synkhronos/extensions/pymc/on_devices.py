@@ -5,9 +5,8 @@
 
 This process computes no rows and starts no JAX, so that it may fork: chains in processes of their
 own start workers of their own. A worker keeps its rows on its device, and what JAX has compiled,
-until the block ends; new data of the same shape compile nothing. The workers themselves wait for
-later blocks until this process ends: after the script has computed with JAX, it could not fork
-others.
+until the block ends; new data of the same shape compile nothing. If the script has computed with
+JAX meanwhile, the workers wait for later blocks, as no others could be forked.
 """
 
 from __future__ import annotations
@@ -31,7 +30,14 @@ from synkhronos.comm import Reference
 from synkhronos.comm.mpi.job import MachineLayout
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
-from synkhronos.extensions.pymc.evaluator import Evaluator, forked, pickled, released, unpickled
+from synkhronos.extensions.pymc.evaluator import (
+    Evaluator,
+    all_evaluators,
+    forked,
+    pickled,
+    released,
+    unpickled,
+)
 from synkhronos.extensions.pymc.parts import Parts
 from synkhronos.extensions.pymc.runs import Evaluation, along, along_direction, compiled
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line
@@ -177,6 +183,7 @@ class DeviceEvaluator(Evaluator):
                     session.run(Drop(self.number))
             except (WorkerDied, SessionError) as error:
                 log.debug("the rows of a likelihood stay on their devices: %s", error)
+            _release_unused()
 
     def leave_in_child(self):
         """Leave the workers to the process that has forked this one."""
@@ -339,6 +346,16 @@ def _session_of(devices):
                 raise
             raise own from None
         return session
+
+
+def _release_unused():
+    """End the workers that no evaluator uses, if others can be forked in place of them."""
+    used = {evaluator._session for evaluator in all_evaluators()}
+    with _opening:
+        for devices, session in list(_sessions.items()):
+            if session not in used and not jax_devices.has_started():
+                del _sessions[devices]
+                released(session)
 
 
 def _close_all():

@@ -67,6 +67,17 @@ def names(known, what):
     return parse
 
 
+def devices_of_ranks(text):
+    """Return the devices in a list such as ``cuda0,cuda1``."""
+    from synkhronos._machine.devices import DEVICE_NAME, EXAMPLES
+
+    found = [name.strip() for name in text.split(",")]
+    for name in found:
+        if not DEVICE_NAME.fullmatch(name):
+            raise argparse.ArgumentTypeError(f"{name!r} is no device, {EXAMPLES}")
+    return found
+
+
 def add(parser, name, kind, default, what):
     """Add an option that takes numbers or names, and say its default in the help."""
     shown = ",".join(map(str, default)) if isinstance(default, (list, tuple)) else default

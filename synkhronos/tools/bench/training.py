@@ -15,7 +15,6 @@ rank gets so many, and serial Theano those of all ranks. With --one-core-each n 
 instead of all: so one rank is one device, and ``synkhronos bench scaling`` has the times of 1 to n.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -52,7 +51,7 @@ def add_arguments(parser):
     what = "ranks at most, or these numbers alone, such as 1,2,4 (default: one for each core)"
     options.add(parser, "--ranks", options.counts, None, what)
     what = "one for each rank, such as cuda0,cuda1; serial Theano gets the first (default: cpu)"
-    options.add(parser, "--devices", devices_of_ranks, None, what)
+    options.add(parser, "--devices", options.devices_of_ranks, None, what)
     options.add(parser, "--networks", options.names(NETWORKS, "network"), list(NETWORKS), "which")
     what = f"rows of a minibatch, on all ranks, or with --weak on each ({BATCH})"
     options.add(parser, "--batch", options.count, None, what)
@@ -68,17 +67,6 @@ def add_arguments(parser):
     parser.add_argument("--one-core-each", action="store_true", help=what)
     what = "time for each system and network"
     options.add(parser, "--seconds", options.positive, 10.0, what)
-
-
-def devices_of_ranks(text):
-    """Return the devices in a list such as ``cuda0,cuda1``."""
-    from synkhronos._machine.devices import DEVICE_NAME, EXAMPLES
-
-    found = [name.strip() for name in text.split(",")]
-    for name in found:
-        if not DEVICE_NAME.fullmatch(name):
-            raise argparse.ArgumentTypeError(f"{name!r} is no device, {EXAMPLES}")
-    return found
 
 
 class TrainingTask(NamedTuple):

@@ -1,0 +1,252 @@
+"""Likelihoods on devices of JAX, compared with plain models.
+
+SYNKHRONOS_TEST_JAX names the device: on a machine with a GPU, cuda0.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pm = pytest.importorskip("pymc", minversion="6")
+pytest.importorskip("jax")
+
+from support import pymc_models as models  # noqa: E402
+
+from synkhronos import WorkerDied  # noqa: E402
+from synkhronos._host.pytensor import jax_devices  # noqa: E402
+from synkhronos.extensions import pymc as parallel  # noqa: E402
+from synkhronos.extensions.pymc import on_devices  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
+    pytest.mark.usefixtures("no_session"),
+]
+
+DEVICE = os.environ.get("SYNKHRONOS_TEST_JAX", "jax:cpu")
+REFUSED_BY_JAX = {"of_its_own_operation"}
+
+
+def on(n_ranks):
+    """Return the names of the devices of so many ranks."""
+    return [DEVICE] * n_ranks
+
+
+def everything(model, points):
+    """Return value, gradient and Hessian at some points."""
+    functions = model.compile_logp(), model.compile_dlogp(), model.compile_d2logp()
+    return [np.asarray(function(point)) for point in points for function in functions]
+
+
+def assert_close(found, expected, rtol=1e-10):
+    """Compare arrays, relative to the largest number of each."""
+    for one, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, right, rtol=0, atol=rtol * np.abs(right).max())
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", sorted({*models.DIVIDED} - REFUSED_BY_JAX))
+def test_equal_to_the_plain_model(name):
+    model = models.make(models.DIVIDED[name])
+    at = models.points(model)
+    expected = models.evaluate(model, at)
+    with parallel.likelihood(model, devices=on(2)) as ours:
+        models.assert_equal(models.evaluate(model, at), expected)
+        assert set(ours.left) <= {"alone"} and len(ours.worker_pids) == 2
+        assert ours.devices == on(2)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 3])
+@pytest.mark.parametrize("name", ["hierarchical", "parameter_for_each_row", "two_lengths"])
+def test_second_derivatives(name, n_ranks):
+    model = models.make(models.DIVIDED[name])
+    at = models.points(model)
+    expected = everything(model, at)
+    with parallel.likelihood(model, devices=on(n_ranks)):
+        assert_close(everything(model, at), expected)
+
+
+def test_new_data():
+    with pm.Model() as model:
+        x = pm.Data("x", models.X)
+        mean = pm.math.dot(x, pm.Normal("weights", shape=3))
+        pm.Normal("y", mean, pm.HalfNormal("sigma"), observed=pm.Data("y_data", models.Y))
+    at = models.points(model)
+    given = [
+        {"x": models.X[::-1], "y_data": models.Y},
+        {"x": models.X[:7], "y_data": models.Y[:7]},
+        {"x": models.X[:1], "y_data": models.Y[:1]},
+    ]
+    expected = []
+    for data in given:
+        with model:
+            pm.set_data(data)
+        expected.append(everything(model, at))
+    with model:
+        pm.set_data({"x": models.X, "y_data": models.Y})
+    with parallel.likelihood(model, devices=on(3)) as ours:
+        workers = ours.worker_pids
+        for data, right in zip(given, expected):
+            pm.set_data(data)
+            assert_close(everything(model, at), right)
+        assert ours.worker_pids == workers
+
+
+def test_an_operation_that_jax_lacks():
+    model = models.make(models.of_its_own_operation)
+    with pytest.raises(
+        ValueError, match=r"y: JAX can't compute it: .*RowWiseSquares.*likelihood\("
+    ), parallel.likelihood(model, devices=on(2)):
+        pass
+    with model:
+        pm.Normal("z", pm.Normal("center"), observed=models.Y)
+    at = models.points(model, 1)
+    expected = models.evaluate(model, at)
+    with parallel.likelihood(model, devices=on(2)) as ours:
+        assert ours.divided == ["z"] and "RowWiseSquares" in ours.left["y"]
+        models.assert_equal(models.evaluate(model, at), expected)
+
+
+def test_a_worker_that_dies():
+    model, point = models.logistic_at_a_point()
+    expected = model.compile_logp()(point)
+    with pytest.raises(WorkerDied, match="enter it again"), parallel.likelihood(
+        model, devices=on(2)
+    ) as ours:
+        os.kill(ours.worker_pids[0], signal.SIGKILL)
+        model.compile_logp()(point)
+    with parallel.likelihood(model, devices=on(2)):
+        assert model.compile_logp()(point) == pytest.approx(expected)
+
+
+def test_rows_that_do_not_fit(monkeypatch):
+    class Full:
+        def memory_stats(self):
+            return {"bytes_limit": 2_000_000_000, "bytes_in_use": 1_500_000_000}
+
+    monkeypatch.setattr(on_devices._Own, "device", Full())
+    monkeypatch.setattr(on_devices._Own, "name", "cuda0")
+    rows = on_devices.DeviceRows(0, (), on_devices.LayoutOfDevices((1,), ("",), 0), True)
+    rows._check_room(400_000_000)
+    with pytest.raises(MemoryError, match=r"cuda0 take 0.6 GB, but 0.5 GB are free there"):
+        rows._check_room(600_000_000)
+
+
+def test_devices_that_are_not_there():
+    model = models.make(models.logistic)
+    with pytest.raises(
+        RuntimeError, match=r"JAX can't open the device jax:cpu7"
+    ), parallel.likelihood(model, devices=["jax:cpu7"]):
+        pass
+
+
+def test_without_jax(monkeypatch):
+    model = models.make(models.logistic)
+    monkeypatch.setattr(jax_devices.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ImportError, match=r"pip install 'synkhronos\[jax-cuda\]'"
+    ), parallel.likelihood(model, devices=["cuda0"]):
+        pass
+
+
+def test_the_environment_names_devices(monkeypatch):
+    model, point = models.logistic_at_a_point()
+    expected = model.compile_logp()(point)
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", ",".join(on(2)))
+    with parallel.likelihood(model) as ours:
+        assert ours.devices == on(2)
+        assert model.compile_logp()(point) == pytest.approx(expected)
+
+
+def test_a_gpu_is_told_of_once(monkeypatch, caplog):
+    model = models.make(models.logistic)
+    monkeypatch.setattr(parallel, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(parallel, "_told", [])
+    for _ in range(2):
+        with parallel.likelihood(model, ranks=1):
+            pass
+    told = [each for each in caplog.messages if "NVIDIA" in each]
+    assert len(told) == 1 and 'likelihood(devices=["cuda0"])' in told[0]
+
+
+STARTED_BEFORE = """
+import jax
+from support import pymc_models as models
+from synkhronos import SessionError
+from synkhronos.extensions import pymc as parallel
+
+jax.numpy.zeros(3).block_until_ready()
+model = models.make(models.logistic)
+try:
+    with parallel.likelihood(model, devices=["jax:cpu"]):
+        pass
+except SessionError as error:
+    print(error)
+with parallel.likelihood(model, ranks=2) as ours:
+    print(ours.ranks)
+"""
+
+STARTED_INSIDE = """
+import numpy as np
+from pymc.sampling.jax import get_jaxified_logp
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+model, point = models.logistic_at_a_point()
+expected = model.compile_logp()(point)
+for _ in range(2):
+    with parallel.likelihood(model, devices=["jax:cpu"] * 2) as ours:
+        import jax
+        logp = jax.jit(jax.value_and_grad(get_jaxified_logp(model)))
+        value, _ = logp([jax.numpy.asarray(point[each.name]) for each in model.value_vars])
+        print(np.allclose(value, expected, rtol=1e-5), *ours.worker_pids)
+"""
+
+
+CHAINS = """
+import numpy as np
+import pymc as pm
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+model = models.make(models.logistic)
+given = {"draws": 20, "tune": 20, "chains": 2, "random_seed": 1, "nuts_sampler": "pymc"}
+given.update(progressbar=False, compute_convergence_checks=False)
+draws = []
+with model:
+    draws.append(pm.sample(cores=1, **given).posterior["weights"])
+with parallel.likelihood(model, devices=["jax:cpu"]):
+    for cores in (1, 2):
+        draws.append(pm.sample(cores=cores, **given).posterior["weights"])
+print(*(np.allclose(each, draws[0], rtol=1e-3) for each in draws[1:]))
+"""
+
+
+def run(code):
+    """Run a script in a process of its own; return what it has printed."""
+    command = [sys.executable, "-W", "ignore", "-c", code.replace("jax:cpu", DEVICE)]
+    folders = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": folders}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_chains_in_this_process_and_in_others():
+    assert run(CHAINS) == "True True\n"
+
+
+def test_jax_that_has_started_before():
+    refused, ranks = run(STARTED_BEFORE).splitlines()
+    assert "must come before JAX computes anything in this process" in refused
+    assert ranks == "2"
+
+
+def test_jax_that_starts_in_a_block():
+    """The next block finds the same workers: no others could be forked."""
+    first, second = run(STARTED_INSIDE).splitlines()
+    assert first == second and first.startswith("True ")
