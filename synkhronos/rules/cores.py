@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
+from synkhronos._machine.cores import by_node, read
 from synkhronos._machine.devices import kind, module_command
 from synkhronos.launch import mpirun
 from synkhronos.launch.where import Host, is_here
 from synkhronos.rules.places import NO_DEVICE, RankPlace, by_host
 
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
-_NODES = Path("/sys/devices/system/node")
-_CPUS = Path("/sys/devices/system/cpu")
 _PCI = Path("/sys/bus/pci/devices")
 
 
@@ -33,19 +32,6 @@ def of_ranks(places: Sequence[RankPlace], options: Any) -> list[list[int] | None
             line = mpirun.line([Host(host)], options, command, {})
             cpus += mpirun.answer(line, Host(host), options.agent)
     return cpus
-
-
-def parse_range(text: str) -> list[int]:
-    """Return the numbers in a list in the kernel's format.
-
-    >>> parse_range("0-3,8-9"), parse_range("5")
-    ([0, 1, 2, 3, 8, 9], [5])
-    """
-    numbers = []
-    for part in filter(None, text.strip().split(",")):
-        first, dash, last = part.partition("-")
-        numbers += range(int(first), int(last if dash else first) + 1)
-    return numbers
 
 
 def share(nodes: Sequence[Sequence[Sequence[int]]], near: Sequence[int | None]) -> list[list[int]]:
@@ -80,30 +66,10 @@ def share(nodes: Sequence[Sequence[Sequence[int]]], near: Sequence[int | None]) 
 
 def cores_here(devices: Sequence[str]) -> list[list[int]]:
     """Return the CPUs for each rank of this machine, among those that this process may use."""
-    nodes, numbers = _topology(os.sched_getaffinity(0))
-    near = [numbers.get(_node_of(device)) for device in devices]
-    return share(nodes, near)
-
-
-def _topology(allowed):
-    """Return the cores of each NUMA node, and {number of a node: its place in that list}."""
-    nodes, numbers = [], {}
-    for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        cores = _cores(sorted(allowed.intersection(parse_range(_read(folder / "cpulist")))))
-        if cores:
-            numbers[int(folder.name[4:])] = len(nodes)
-            nodes.append(cores)
-    rest = sorted(allowed.difference(t for cores in nodes for core in cores for t in core))
-    return nodes + ([_cores(rest)] if rest else []), numbers
-
-
-def _cores(threads):
-    """Return the threads of each core."""
-    cores: dict[Any, list[int]] = {}
-    for thread in threads:
-        siblings = _read(_CPUS / f"cpu{thread}" / "topology" / "thread_siblings_list")
-        cores.setdefault(siblings or str(thread), []).append(thread)
-    return list(cores.values())
+    nodes = by_node()
+    places = {number: place for place, number in enumerate(nodes)}
+    near = [places.get(_node_of(device)) for device in devices]
+    return share([*nodes.values()], near)
 
 
 def _node_of(device):
@@ -120,15 +86,8 @@ def _node_of(device):
     buses = sorted(os.listdir(_NVIDIA))
     if number >= len(buses):
         return None
-    text = _read(_PCI / buses[number].lower() / "numa_node")
+    text = read(_PCI / buses[number].lower() / "numa_node")
     return int(text) if text.isdigit() else None  # "-1" stands for no node
-
-
-def _read(path):
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos.__main__ import main
-from synkhronos._machine import load
+from synkhronos._machine import cores, load
 from synkhronos.parameter_server import Store
 from synkhronos.tools import bench, turns
 from synkhronos.tools.bench import (
@@ -534,8 +534,8 @@ def test_processes_of_others_are_told_from_our_own(monkeypatch):
             during = watch.others()
         finally:
             os.kill(orphan, signal.SIGKILL)
-    cores = {pid: cores for cores, _, pid in during.busiest}
-    assert ours.pid not in cores and 0 < cores[orphan] < 1.1 * during.cores + 0.05
+    used = {pid: each for each, _, pid in during.busiest}
+    assert ours.pid not in used and 0 < used[orphan] < 1.1 * during.cores + 0.05
     # What has ended still counts as ours.
     assert watch.others().own * (time.monotonic() - begin) > 0.2
 
@@ -768,9 +768,9 @@ def test_pytorch_is_beside_ranks_of_one_kind(monkeypatch, capsys):
     beside = asked[2](training.TrainingTask("mlp", one_core=True), 2)["PyTorch, 2 ranks"]
     with beside.program as group:
         for rank, member in enumerate(group._members):
-            cores = map(str, training.cores_of(2))
+            bound = map(str, cores.spread(2))
             at = member._line.index("benchmarks.programs.torch_training") + 1
-            assert member._line[at:-3] == [str(rank), "2", "1", *cores]
+            assert member._line[at:-3] == [str(rank), "2", "1", *bound]
     assert label == "PyTorch, cuda1" and "cuda:1" in program._line
 
 

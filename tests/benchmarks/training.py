@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import groups
-from synkhronos._machine import devices
+from synkhronos._machine import cores, devices
 from synkhronos._wording import count
 from synkhronos.tools.bench import networks, training
 
@@ -63,7 +63,7 @@ def trainers(python, job, n_ranks, threads, device="cpu", network=None):
     with tempfile.TemporaryDirectory(prefix="torch-") as folder:
         _write(job, network or networks.NETWORKS[job.name](), Path(folder, "setup.npz"))
         # As our ranks.
-        bound = training.cores_of(n_ranks) if job.one_core and n_ranks > 1 else []
+        bound = cores.spread(n_ranks) if job.one_core and n_ranks > 1 else []
         with groups.Group(
             [
                 groups.program(

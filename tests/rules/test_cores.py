@@ -6,18 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from support.cores import machine
 
 from synkhronos.launch import mpirun
 from synkhronos.rules import cores
 from synkhronos.rules.places import find_places
-
-
-def test_a_range_of_one_number():
-    """Theirs could not read a single number, and no range under Python 3."""
-    assert cores.parse_range("3\n") == [3]
-    assert cores.parse_range("0-1,4,6-7") == [0, 1, 4, 6, 7]
-    assert cores.parse_range("") == []
-
 
 TWO_NODES = [[[0, 8], [1, 9], [2, 10], [3, 11]], [[4, 12], [5, 13], [6, 14], [7, 15]]]
 
@@ -39,33 +32,17 @@ def test_the_cores_of_ranks(nodes, near, expected):
     assert cores.share(nodes, near) == expected
 
 
-def machine(folder, monkeypatch, nodes, siblings=(), gpus=()):
-    """Write what the kernel says of a machine into a folder."""
-    for name in ("node", "cpu", "nvidia", "pci"):
-        (folder / name).mkdir()
-    for number, cpus in enumerate(nodes):
-        (folder / "node" / f"node{number}").mkdir()
-        (folder / "node" / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
-    for each in siblings:
-        for cpu in each:
-            (folder / "cpu" / f"cpu{cpu}" / "topology").mkdir(parents=True)
-            path = folder / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-            path.write_text(",".join(map(str, each)))
-    for bus, node in gpus:
-        (folder / "nvidia" / bus.upper()).mkdir()
-        (folder / "pci" / bus.lower()).mkdir()
-        (folder / "pci" / bus.lower() / "numa_node").write_text(f"{node}\n")
-    for name in ("node", "cpu", "nvidia", "pci"):
-        constant = {"node": "_NODES", "cpu": "_CPUS", "nvidia": "_NVIDIA", "pci": "_PCI"}[name]
-        monkeypatch.setattr(cores, constant, folder / name)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
 def test_the_topology_of_a_machine(tmp_path, monkeypatch):
     siblings = [(0, 4), (1, 5), (2, 6), (3, 7)]
     gpus = [("0000:0a:00.0", 1), ("0000:0b:00.0", 0), ("0000:0c:00.0", -1)]
-    machine(tmp_path, monkeypatch, ["0-1,4-5", "2-3,6-7"], siblings, gpus)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    machine(tmp_path, monkeypatch, ["0-1,4-5", "2-3,6-7"], siblings, range(8))
+    for bus, node in gpus:
+        (tmp_path / "nvidia" / bus.upper()).mkdir(parents=True)
+        (tmp_path / "pci" / bus).mkdir(parents=True)
+        (tmp_path / "pci" / bus / "numa_node").write_text(f"{node}\n")
+    monkeypatch.setattr(cores, "_NVIDIA", tmp_path / "nvidia")
+    monkeypatch.setattr(cores, "_PCI", tmp_path / "pci")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert cores.cores_here(["cpu", "cpu"]) == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert cores.cores_here(["cuda0", "cuda1"]) == [[2, 3, 6, 7], [0, 1, 4, 5]]
     assert cores.cores_here(["cuda0", "cuda2"]) == [[2, 3, 6, 7], [0, 1, 4, 5]]
@@ -79,8 +56,7 @@ def test_the_topology_of_a_machine(tmp_path, monkeypatch):
 
 
 def test_a_machine_without_nodes(tmp_path, monkeypatch):
-    machine(tmp_path, monkeypatch, [])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    machine(tmp_path, monkeypatch, [], allowed=range(4))
     assert cores.cores_here(["cpu", "cuda0"]) == [[0, 1], [2, 3]]
 
 

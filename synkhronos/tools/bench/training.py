@@ -21,7 +21,6 @@ import json
 import os
 import statistics
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -267,6 +266,7 @@ def stepping(form, where, job):
 
     import synkhronos as synk
     from synkhronos._host import library
+    from synkhronos._machine.cores import spread
     from synkhronos.extensions import train, updates
 
     name, batch, *_ = job
@@ -274,7 +274,7 @@ def stepping(form, where, job):
     with contextlib.ExitStack() as stack:
         if isinstance(where, list):
             if job.one_core:
-                os.sched_setaffinity(0, cores_of(len(where)))
+                os.sched_setaffinity(0, spread(len(where)))
             try:
                 synk.fork(devices=where)  # before the network is made, so that its values are there
             except (ImportError, RuntimeError) as error:
@@ -314,18 +314,6 @@ def stepping(form, where, job):
             )  # fmt: skip
         data = [synk.data(array) for array in rows]
         yield lambda: function(*data, batch=pick())
-
-
-def cores_of(n):
-    """Return n cores of those that this process may use: second threads of a core come last."""
-    allowed, first_threads = os.sched_getaffinity(0), {}
-    for cpu in sorted(allowed):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        core = siblings.read_text() if siblings.exists() else cpu
-        first_threads.setdefault(core, cpu)
-    firsts = [*first_threads.values()]
-    spread = [firsts[len(firsts) * i // n] for i in range(n)]  # over all sockets
-    return [*dict.fromkeys([*spread, *firsts, *sorted(allowed)])][:n]
 
 
 def text(found, cores):

@@ -24,8 +24,9 @@ from typing import Callable, Sequence
 from synkhronos import _systems
 from synkhronos._host import choice, pythons
 from synkhronos._host.theano import cudnn, import_support
+from synkhronos._machine import cores
 from synkhronos._machine import devices as _devices
-from synkhronos._wording import printable
+from synkhronos._wording import count, printable
 from synkhronos.tools.info import cuda_libraries
 from synkhronos.tools.info.cuda_libraries import Opened
 
@@ -304,15 +305,18 @@ def ldflags_origin(flags: str) -> str:
 
 
 def check_cores() -> Check:
-    """Count the cores that this process may use."""
+    """Count the cores that this process may use, and their threads."""
     usable = _devices.usable_cores()
     threads = ", ".join(
         f"{name}={os.environ[name]}"
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         if name in os.environ
     )
-    found = f"{usable} of {os.cpu_count()} usable" + (f", {threads}" if threads else "")
-    return Check("Cores", OK, found)
+    found = (
+        f"{cores.described()}; {usable} of {os.cpu_count()} CPUs usable; "
+        f"fork() takes {count(usable, 'rank')} without GPUs"
+    )
+    return Check("Cores", OK, found + (f"; {threads}" if threads else ""))
 
 
 def check_shm(path: str = "/dev/shm") -> Check:

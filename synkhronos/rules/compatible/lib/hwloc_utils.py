@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from synkhronos.rules.cores import parse_range
+from synkhronos._machine.cores import parse_range
 
 policy = "bind"
 flag_mem = 0
