@@ -18,12 +18,14 @@ fall with n, although it does between machines.
 The measurements are those of ``synkhronos bench training --json``; nothing is measured here. Those
 of the largest n are used. Only where each rank is one device, those of all n are: on GPUs, and with
 ``--ranks 1,2,4,8 --one-core-each``, with ``--weak`` or without. Then everything is fitted to all: C
-with a part that grows with n, k (n - 1), as for cores that share their memory; L and B to the time
-of the collectives; O with a part that grows so, too. Then a table has the model's time of a step
-for each n beside the measured one, and what the fit to the least n > 1 alone gives.
+is the time of the slowest rank, so waiting is part of it, and grows by a share with each doubling
+of n, because cores share their memory, and the slowest of more ranks is slower; L and B are fitted
+to the time of the collectives; and O has a part that grows with n - 1. Then a table has the model's
+time of a step for each n beside the measured one, and what the fit to the least n > 1 alone gives.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,7 +143,7 @@ def measured(results):
             serial = systems.get(f"serial, {names[0]}", systems["serial, 1 thread"])
             for system in systems.values():
                 if system["form"] == "one" and system["number"] >= first:
-                    samples.append(_sample(system, each.get("batch", 1), update))
+                    samples.append(_sample(system, each.get("batch", 1), update, are_apart))
                     points[system["number"]] = serial["seconds"] / system["seconds"]
         samples = sorted(samples) if are_apart else sorted(samples)[-1:]
         if not samples or samples[-1].n < 2:
@@ -163,22 +165,22 @@ def measured(results):
     return curves
 
 
-def _sample(system, batch, update):
+def _sample(system, batch, update, are_apart):
     n, seconds, shares = system["number"], system["seconds"], system["shares"]
     compute = max(0.0, seconds * (shares["compute"] + shares["input"]) - update)
-    other = seconds * (shares["waiting"] + shares["call"])
+    compute += seconds * shares["waiting"] * are_apart
+    other = seconds * (shares["call"] + shares["waiting"] * (not are_apart))
     return Sample(n, batch / n, compute, seconds * shares["collectives"], other, seconds)
 
 
 def _fitted(title, samples, nbytes, update, points):
     """Return the curve whose parts are fitted to the samples."""
     most, several = samples[-1], len(samples) > 1
-    others = [each.n - 1 for each in samples]
     reduced = [each for each in samples if each.n > 1]
     compute, contention = _fit(
         [each.compute for each in samples],
         [each.rows for each in samples],
-        [each.rows * more for each, more in zip(samples, others)] if several else None,
+        [each.rows * math.log2(each.n) for each in samples] if several else None,
     )
     moved = [2 * (each.n - 1) / each.n * nbytes for each in reduced]
     if len(reduced) > 1:
@@ -188,7 +190,9 @@ def _fitted(title, samples, nbytes, update, points):
     else:
         latency, bandwidth = LATENCY, fit_bandwidth(most.n, nbytes, most.reduce)
     overhead, waiting = _fit(
-        [each.other for each in samples], [1.0] * len(samples), others if several else None
+        [each.other for each in samples],
+        [1.0] * len(samples),
+        [each.n - 1 for each in samples] if several else None,
     )
     curve = curve_of(
         title, compute * most.rows, nbytes, bandwidth, overhead, points, most.n, update,
@@ -219,8 +223,8 @@ def curve_of(
 ):  # fmt: skip
     """Return a curve: what the model is fitted to, and the speedups, measured and modelled.
 
-    For each other device, `waiting` is added to the overhead, and `contention` is the share of the
-    compute time that is added to it.
+    For each other device `waiting` is added to the overhead, and with each doubling of the devices
+    `contention`, a share of it, to the compute time.
     """
     curve = {
         "name": name,
@@ -247,7 +251,7 @@ def step_of(curve, compute, n=None):
     n = curve["ranks"] if n is None else n
     return step_seconds(
         n,
-        compute * (1 + curve["contention"] * (n - 1)),
+        compute * (1 + curve["contention"] * math.log2(n)),
         curve["bytes"],
         curve["bandwidth"],
         curve["latency"],
@@ -287,7 +291,7 @@ def _steps(curve):
     lines = [
         f"\n{curve['name']}: {curve['bandwidth'] / 1e9:.2f} GB/s; each other rank adds "
         f"{1e6 * curve['latency']:.1f} us to a reduction, {1e6 * curve['waiting']:.1f} us to the "
-        f"rest, and {100 * curve['contention']:.2f} % to computing"
+        f"rest, and each doubling {100 * curve['contention']:.1f} % to computing"
     ]
     heads = "rows", "measured", "model", "error", "fit to least n", "error"
     table = frame.Table("milliseconds of a step on n ranks", *heads, first=34)
