@@ -229,6 +229,10 @@ OF_THE_SOURCE = {
             "8.4.seconds": positive,
         },
     ),
+    "threads --batch 16 --seconds 0.02": (
+        ["mlp, 16 rows", "  CPUs "],
+        {"machine": bool, "steps.0.seconds": positive, "steps.0.cpus": lambda cpus: len(cpus) == 1},
+    ),
     "updates --units 8,4/6 --rules adam --batch 4 --steps 2": (
         ["not vectorized", "adam"],
         {"updates.1.parameters": lambda value: value == 4780, "updates.0.ms.ranks": positive},

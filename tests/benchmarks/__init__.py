@@ -25,6 +25,7 @@ BENCHMARKS = {
     "rules": "benchmarks.rules",
     "simulate": "benchmarks.simulate",
     "start": "benchmarks.start",
+    "threads": "benchmarks.threads",
     "training": "benchmarks.training",
     "updates": "benchmarks.updates",
 }
