@@ -30,7 +30,7 @@ def measure(args, report):
         found = _evaluation(name, libraries[name], data, args)
         one, all_threads = found["stan_us"], found["stan_ranks_us"]
         report.show(
-            f"Stan, {name}: one thread {one / 1e3:.3f} ms, {args.ranks} threads with reduce_sum "
+            f"Stan, {name}: one thread {one / 1e3:.3f} ms, {args.ranks[0]} threads with reduce_sum "
             f"{all_threads / 1e3:.3f} ms ({one / all_threads:.2f})"
         )
         return found
@@ -48,7 +48,7 @@ def _evaluation(name, library, data, args):
 
     measured = turns.Turns(args.seconds)
     with contextlib.ExitStack() as stack:
-        for threads in dict.fromkeys([1, args.ranks]):
+        for threads in dict.fromkeys([1, args.ranks[0]]):
             program = stack.enter_context(stan.running(library, data, threads))
             measured.add(threads, lambda n, program=program: program.ask("times", count=n))
         measured.take_all(f"{name}, {data['n']:,} rows: Stan")

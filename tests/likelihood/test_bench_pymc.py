@@ -20,16 +20,18 @@ def test_bench(capsys, tmp_path):
     arguments = ["--models", "hierarchical", "--rows", "50", "--pays", "20", "--seconds", "0.1"]
     arguments += ["--busy-ok"]
     file, picture = tmp_path / "figures.json", tmp_path / "gains.png"
-    arguments += ["--draws", "3", "--json", str(file), "--plot", str(picture)]
+    arguments += ["--ranks", "2,1", "--draws", "3", "--json", str(file), "--plot", str(picture)]
     assert main(["bench", "pymc", *arguments]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "one chain" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "one chain" in shown and "  hierarchical, 2 ranks " in shown
     results = json.loads(file.read_text())
-    [evaluation], [pays], [sampling] = (
+    [evaluation, alone], [pays], [sampling] = (
         results[each] for each in ("evaluations", "pays", "sampling")
     )
     assert evaluation["model"] == "hierarchical"
     assert evaluation["reading"] > 0
+    assert (evaluation["ranks"], alone["ranks"], pays["ranks"], sampling["chains"]) == (2, 1, 2, 2)
     assert pays["rows"] == 20
     assert pays["ranks_us"] > 0
     assert sampling["ranks_means"] == pytest.approx(sampling["plain_means"], rel=1e-3)

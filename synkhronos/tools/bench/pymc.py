@@ -24,6 +24,7 @@ import itertools
 import numpy as np
 
 from synkhronos._host import pythons
+from synkhronos._wording import count
 from synkhronos.tools import turns
 from synkhronos.tools.bench import frame, options
 
@@ -36,7 +37,8 @@ _COLUMNS, _GROUPS = 20, 300
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    options.add(parser, "--ranks", options.count, 2, "ranks")
+    what = "ranks, or several numbers, such as 16,4: the first for all but the first table"
+    options.add(parser, "--ranks", options.counts, [2], what)
     options.add(parser, "--models", options.names(MODELS, "model"), list(MODELS), "models")
     options.add(parser, "--rows", options.count, None, "rows of each model, instead of its own")
     what = "rows of each model, to find where ranks begin to pay"
@@ -61,17 +63,18 @@ def measure_beside(peer, args, report):
 
     importlib.import_module("pymc")  # and the BLAS libraries whose threads are limited
     found = report.results
-    found.update(ranks=args.ranks, evaluations=[], pays=[], sampling=[])
-    table = frame.Table(
-        "  model", "rows", "plain", "one rank", "ranks", "gain", "of ranks", "reading", first=16
-    )
-    head = f"Value and gradient, {args.ranks} ranks; {found['cores']} cores; milliseconds"
+    n_ranks = args.ranks[0]
+    found.update(ranks=n_ranks, evaluations=[], pays=[], sampling=[])
+    heads = "  model", "rows", "plain", "one rank", "ranks", "gain", "of ranks", "reading"
+    table = frame.Table(*heads, first=16 if len(args.ranks) == 1 else 26)
+    numbers = ", ".join(map(str, args.ranks))
+    head = f"Value and gradient, {numbers} ranks; {found['cores']} cores; milliseconds"
     if args.samplers:
         found["samplers"] = []
         with threadpool_limits(1):
             for name in args.models:
                 for sampler in SAMPLERS:
-                    each = _one_sampler(sampler, name, args.rows or MODELS[name], args)
+                    each = _one_sampler(sampler, name, args.rows or MODELS[name], n_ranks, args)
                     found["samplers"].append(each)
                     report.show(_text_of_sampler(each))
         return
@@ -79,21 +82,22 @@ def measure_beside(peer, args, report):
         report.show(f"{head}\n{table.head}")
         for name in args.models:
             model, data = make_model(name, args.rows or MODELS[name])
-            each = _evaluation(name, model, data, args)
-            found["evaluations"].append(each)
-            report.show(_line(table, each))
-            each.update(peer(name, data))
+            for each in _evaluations(name, model, data, args.ranks, args.seconds):
+                found["evaluations"].append(each)
+                title = name if len(args.ranks) == 1 else f"{name}, {count(each['ranks'], 'rank')}"
+                report.show(_line(table, each, title))
+            found["evaluations"][-len(args.ranks)].update(peer(name, data))
         report.show("Where ranks begin to pay; the last columns are gains")
         for name, rows in itertools.product(args.models, args.pays):
-            each = _evaluation(name, *make_model(name, rows), args)
+            [each] = _evaluations(name, *make_model(name, rows), args.ranks[:1], args.seconds)
             del each["reading"]  # little data stay in caches
             found["pays"].append(each)
-            report.show(_line(table, each))
+            report.show(_line(table, each, name))
         fewest = min(found["pays"], key=lambda each: each["rows"])
         over = fewest["ranks_us"] - fewest["plain_us"]
         report.show(f"  an evaluation of {fewest['rows']:,} rows takes {over:+.1f} us with ranks")
         for name in args.models if args.draws else ():
-            each = _sampling(name, args.rows or MODELS[name], args)
+            each = _sampling(name, args.rows or MODELS[name], n_ranks, args.draws)
             found["sampling"].append(each)
             report.show(_text_of_sampling(each))
 
@@ -147,36 +151,43 @@ def make_model(name, rows):
     return model, {**data, "y": y}
 
 
-def _evaluation(name, model, data, args):
-    """Return the microseconds of an evaluation: plain, of one rank, and of all ranks, in turns."""
+def _evaluations(name, model, data, numbers, seconds):
+    """Yield the microseconds of an evaluation, for each number of ranks: plain, one rank, ranks.
+
+    Plain and one or several ranks take turns.
+    """
     from synkhronos.extensions import pymc as parallel
     from synkhronos.extensions.pymc.advice import QUANTILE, compiled, seconds_of
 
     plain = compiled(model)
-    result, reading = {"model": name, "rows": data["n"]}, []
-    for way, n_ranks in (("one", 1), ("ranks", args.ranks)):
+    result, reading_of_one = {"model": name, "rows": data["n"]}, 0.0
+    for n_ranks in [1, *numbers]:
         with parallel.likelihood(model, ranks=n_ranks) as ours:
-            measured = turns.Turns(args.seconds / 2, _TURNS, most=100_000)
+            measured = turns.Turns(seconds / 2, _TURNS, most=100_000)
             measured.add_calls({"plain": plain, "divided": compiled(model)})
             measured.take_all(f"{name}, {data['n']:,} rows: ranks={n_ranks}, turns")
-            reading.append(seconds_of(ours.evaluators[0].read))
+            reading = seconds_of(ours.evaluators[0].read)
         turn = {key: [np.median(each) for each in of] for key, of in measured.rounds_of.items()}
         plain_us, us = (1e6 * float(np.percentile(each, QUANTILE)) for each in turn.values())
-        gain = np.median(np.divide(turn["plain"], turn["divided"]))
-        result.update({"plain_us": plain_us, f"{way}_us": us, f"gain_of_{way}": float(gain)})
-    return {**result, "reading": reading[0] / reading[1]}
+        gain = float(np.median(np.divide(turn["plain"], turn["divided"])))
+        if not reading_of_one:
+            reading_of_one = reading
+            result.update(one_us=us, gain_of_one=gain)
+            continue
+        result.update(plain_us=plain_us, ranks=n_ranks, ranks_us=us, gain_of_ranks=gain)
+        yield {**result, "reading": reading_of_one / reading}
 
 
-def _sampling(name, rows, args):
+def _sampling(name, rows, n_ranks, draws):
     """Return the seconds that pm.sample takes, and the means of the posterior."""
     import pymc as pm
 
     from synkhronos.extensions import pymc as parallel
 
     model, _ = make_model(name, rows)
-    result = {"model": name, "rows": rows, "draws": args.draws, "chains": args.ranks}
+    result = {"model": name, "rows": rows, "draws": draws, "chains": n_ranks}
     given = {
-        "draws": args.draws, "tune": args.draws, "random_seed": 1, "progressbar": False,
+        "draws": draws, "tune": draws, "random_seed": 1, "progressbar": False,
         "nuts_sampler": "pymc", "compute_convergence_checks": False, "quiet": True,
     }  # fmt: skip
 
@@ -190,21 +201,21 @@ def _sampling(name, rows, args):
 
     with model:
         sample("plain", 1, 1)
-        sample("plain_chains", args.ranks, args.ranks)
-    with parallel.likelihood(model, ranks=args.ranks):
+        sample("plain_chains", n_ranks, n_ranks)
+    with parallel.likelihood(model, ranks=n_ranks):
         sample("ranks", 1, 1)
-        sample("ranks_chains", args.ranks, 1)
+        sample("ranks_chains", n_ranks, 1)
     return result
 
 
-def _one_sampler(sampler, name, rows, args):
+def _one_sampler(sampler, name, rows, n_ranks, args):
     """Return draws and effective samples a second, plain and on ranks, or why there are none."""
     import pymc as pm
     from arviz import ess
 
     from synkhronos.extensions import pymc as parallel
 
-    result = {"sampler": sampler, "model": name, "rows": rows, "ranks": args.ranks}
+    result = {"sampler": sampler, "model": name, "rows": rows, "ranks": n_ranks}
     if importlib.util.find_spec(sampler) is None:
         return {**result, "refused": "not installed"}
     model, _ = make_model(name, rows)
@@ -224,7 +235,7 @@ def _one_sampler(sampler, name, rows, args):
     try:
         with model:
             sample("plain")
-        with parallel.likelihood(model, ranks=args.ranks):
+        with parallel.likelihood(model, ranks=n_ranks):
             sample("ranks")
     except Exception as error:  # of any kind, from a sampler that does not fit this PyMC
         first = str(error).strip().split("\n")[0]
@@ -245,12 +256,12 @@ def _text_of_sampler(each):
     return f"{head}{'; '.join(ways)} ({gain:.2f} times as fast)"
 
 
-def _line(table, each):
+def _line(table, each, title):
     times = [f"{each[f'{way}_us'] / 1e3:.3f}" for way in ("plain", "one", "ranks")]
     gains = [each["gain_of_ranks"], each["gain_of_ranks"] / each["gain_of_one"]]
     gains += [each["reading"]] if "reading" in each else []
     shown = [f"{gain:.2f}" for gain in gains]
-    return table.line(f"  {each['model']}", f"{each['rows']:,}", *times, *shown)
+    return table.line(f"  {title}", f"{each['rows']:,}", *times, *shown)
 
 
 def _text_of_sampling(each):
