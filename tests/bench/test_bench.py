@@ -124,7 +124,7 @@ CELLS = [
 ]
 # For a command in its smallest size: what its table has, and its figures by their paths.
 OURS = {
-    "call --calls 200 --idle 0.2 --megabytes 8": (
+    "call --calls 200 --idle 0.2 --megabytes 8 --device cpu": (
         ["One Data in, one number out; 2 ranks", "batch=slice(...)", "A Data of 0.01 GB"],
         {
             **dict.fromkeys(["theano_us", "sliced_us", "pipe_us", "profile_long_us"], positive),
@@ -134,7 +134,7 @@ OURS = {
             "idle_cpu_percent": lambda value: value < 10,
         },
     ),
-    "collectives --sizes 1K,64K --seconds 0.02 --plot a.png": (
+    "collectives --sizes 1K,64K --seconds 0.02 --device cpu --plot a.png": (
         ["reduce; 2 ranks, ", "algbw GB/s", "\n        1,024 ", "memcpy"],
         {
             "cells": lambda cells: (
@@ -402,6 +402,20 @@ def test_sizes_and_names_are_parsed():
 def test_what_can_not_be_is_refused(given, said, capsys):
     assert main(["bench", "training", *given]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["call", "collectives", "function"])
+def test_ranks_for_which_there_is_no_gpu_are_refused_with_the_option_to_give(
+    name, monkeypatch, capsys
+):
+    monkeypatch.setattr("synkhronos._machine.devices._count_default_gpus", lambda: 1)
+    assert main(["bench", name, "--busy-ok"]) == 2
+    said = capsys.readouterr().err
+    assert "this machine has 1 CUDA device" in said
+    assert "Here: --device cuda0, or --device cpu." in said
+    with pytest.raises(SystemExit):
+        main(["bench", name, "--device", "gpu"])
+    assert "argument --device: 'gpu' is no device, such as 'cpu'" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -758,8 +772,8 @@ def test_pytorch_is_beside_ranks_of_one_kind(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(training, "measure_beside", lambda peers, *_: asked.append(peers))
     monkeypatch.setattr(groups, "find", lambda package, pythons: "python")
-    for devices in (["cuda1", "cpu"], ["cuda1", "cuda0"], None):
-        args = types.SimpleNamespace(devices=devices, peer_python=[])
+    for named in (["cuda1", "cpu"], ["cuda1", "cuda0"], None):
+        args = types.SimpleNamespace(devices=named, peer_python=[])
         beside_torch.measure(args, frame.Report(None))
     assert (
         capsys.readouterr().err == "not compared with PyTorch: that is for ranks on CPUs or CUDA\n"

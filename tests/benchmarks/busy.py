@@ -83,7 +83,7 @@ def _ours(n_ranks, stack):
     from synkhronos._host import library
     from synkhronos._host import tensor as T
 
-    synk = stack.enter_context(frame.session(n_ranks))
+    synk = stack.enter_context(frame.session(n_ranks, "cpu"))
     x = T.matrix("x", "float32")
     f = synk.function([x], x.sum())
     data = synk.data(np.ones((2 * n_ranks, 4), "float32"))

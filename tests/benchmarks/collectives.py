@@ -43,7 +43,7 @@ def measure(args, report):
         collectives.measure_beside(peers, args, report)
         report.results["versions"] = {peer.name: peer.version for peer in peers}
         if not args.no_models:
-            with frame.session(args.ranks):
+            with frame.session(args.ranks, args.device):
                 _measure_models(peers, args, report)
 
 

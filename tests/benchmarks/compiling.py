@@ -45,7 +45,7 @@ import theano, theano.tensor as T
 import synkhronos as synk
 
 n_ranks, number = map(int, sys.argv[1:])
-synk.fork(n_ranks)
+synk.fork(n_ranks, use_gpu=False)
 x = T.fmatrix("x")
 
 def make():
@@ -126,7 +126,7 @@ def _measure_distribute(n_ranks):
     """
     from synkhronos.extensions import update_rules
 
-    with frame.session(n_ranks) as synk:
+    with frame.session(n_ranks, "cpu") as synk:
         for _ in turns.progress("functions, compiled and distributed", range(2)):
             network = networks.Mlp()
             updates = update_rules.sgd(network.loss, network.params, np.float32(0.1))

@@ -69,7 +69,7 @@ def measure(args, report):
     with compiling.quickly():
         serial = {}
         for ranks in args.ranks:
-            with frame.session(ranks, threads_per_rank=1, check="first"):
+            with frame.session(ranks, "cpu", threads_per_rank=1, check="first"):
                 for loss in turns.progress(f"losses on {ranks} ranks", chosen):
                     for way in args.ways:
                         if loss.keras if way == "keras" else loss.make:

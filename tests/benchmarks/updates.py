@@ -47,7 +47,7 @@ def measure(args, report):
     for units in args.units:
         for rule in args.rules:
             # One session for each, so that no other functions take memory.
-            with frame.session(args.ranks, threads_per_rank=1):
+            with frame.session(args.ranks, "cpu", threads_per_rank=1):
                 each = _measure(rule, units, args)
             found.append(each)
             ms = [f"{each['ms'][way]:.3f}" for way in WAYS]

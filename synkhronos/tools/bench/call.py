@@ -24,7 +24,7 @@ _RANKS_OF_A_DATA = 4
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    options.add(parser, "--ranks", options.count, 2, "ranks of the session")
+    options.add_session(parser)
     options.add(parser, "--calls", options.count, 5000, "calls to time")
     options.add(parser, "--idle", options.positive, 10.0, "seconds to stay idle")
     options.add(parser, "--megabytes", options.count, 1000, "size of the Data that ranks share")
@@ -33,13 +33,14 @@ def add_arguments(parser):
 def measure(args, report):
     """Measure all, and show the tables."""
     found = report.results
-    found.update(measure_call(args.ranks, args.calls), **measure_profile(args.ranks, args.calls))
-    found.update(measure_idle(args.ranks, args.idle))
-    found.update(measure_memory(_RANKS_OF_A_DATA, args.megabytes))
+    where = args.ranks, args.device
+    found.update(measure_call(*where, args.calls), **measure_profile(*where, args.calls))
+    found.update(measure_idle(*where, args.idle))
+    found.update(measure_memory(_RANKS_OF_A_DATA, args.device, args.megabytes))
     report.show(_text(found, args))
 
 
-def measure_call(n_ranks, n_calls):
+def measure_call(n_ranks, device, n_calls):
     """Time a trivial function, and a bare round trip of a pipe.
 
     Also with other rows of a longer Data in each call, as in a loop over minibatches.
@@ -47,7 +48,7 @@ def measure_call(n_ranks, n_calls):
     from synkhronos._host import tensor as T
 
     rows = 2 * n_ranks
-    with frame.session(n_ranks) as synk, Echo() as echo:
+    with frame.session(n_ranks, device) as synk, Echo() as echo:
         x = T.matrix("x", "float32")
         f = synk.function([x], x.sum())
         data, longer = (synk.data(np.ones((n, 4), "float32")) for n in (rows, 100 * rows))
@@ -99,11 +100,11 @@ class Echo:
         self._process.join()
 
 
-def measure_profile(n_ranks, n_calls):
+def measure_profile(n_ranks, device, n_calls):
     """Time calls with a profile and without: short ones, and ones that take a millisecond."""
     from synkhronos._host import tensor as T
 
-    with frame.session(n_ranks) as synk:
+    with frame.session(n_ranks, device) as synk:
         x = T.matrix("x", "float32")
         f = synk.function([x], T.tanh(x).sum())
         short = long = synk.data(np.ones((n_ranks, 1), "float32"))
@@ -134,9 +135,9 @@ def measure_profile(n_ranks, n_calls):
     }
 
 
-def measure_idle(n_ranks, seconds):
+def measure_idle(n_ranks, device, seconds):
     """Measure the CPU time of an idle session's processes, as a share of one core."""
-    with frame.session(n_ranks):
+    with frame.session(n_ranks, device):
         pids = _all_pids()
         time.sleep(0.2)
         before = sum(map(cpu_seconds_of, pids))
@@ -146,11 +147,11 @@ def measure_idle(n_ranks, seconds):
     return {"idle_cpu_percent": 100 * used / seconds}
 
 
-def measure_memory(n_ranks, megabytes):
+def measure_memory(n_ranks, device, megabytes):
     """Measure the growth of the PSS of all ranks together when all use one large Data."""
     from synkhronos._host import tensor as T
 
-    with frame.session(n_ranks) as synk:
+    with frame.session(n_ranks, device) as synk:
         x = T.matrix("x", "float32")
         total = synk.function([x], x.sum(), bcast_inputs=[])
         every = synk.function([], bcast_inputs=[x], outputs=(x.sum(), "max"))

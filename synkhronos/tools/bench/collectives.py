@@ -23,7 +23,7 @@ _COLOURS = {"synk": "C3", "Open MPI": "C0", "gloo": "C1", "memcpy": "0.6"}
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    options.add(parser, "--ranks", options.count, 2, "ranks")
+    options.add_session(parser)
     options.add(parser, "--sizes", options.sizes, SIZES, "bytes of a rank's array")
     known = options.names(COLLECTIVES, "collective")
     options.add(parser, "--collectives", known, list(COLLECTIVES), "which")
@@ -40,7 +40,7 @@ def measure_beside(peers, args, report):
     """Measure Synkhronos, a copy, and other systems with the methods of these two in between."""
     cells = report.results["cells"] = []
     report.results["ranks"] = args.ranks
-    with frame.session(args.ranks):
+    with frame.session(args.ranks, args.device):
         systems = [_Synk(args.ranks), *peers, _Copy(args.ranks)]
         for collective in args.collectives:
             for system in systems:

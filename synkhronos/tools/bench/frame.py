@@ -217,11 +217,14 @@ class Table:
 
 
 @contextlib.contextmanager
-def session(n_ranks, **options):
-    """Yield `synkhronos` with a session."""
+def session(n_ranks, device=None, **options):
+    """Yield `synkhronos` with a session on a device, or on those that fork() chooses."""
     import synkhronos as synk
 
-    synk.fork(n_ranks, **options)
+    try:
+        synk.fork(n_ranks, devices=device and [device] * n_ranks, **options)
+    except ValueError as error:
+        raise Refused(f"{error} Here: --device cuda0, or --device cpu.") from None
     try:
         yield synk
     finally:

@@ -21,7 +21,7 @@ _PICKS = 40
 
 def add_arguments(parser):
     """Add the options of this benchmark."""
-    options.add(parser, "--ranks", options.count, 2, "ranks of the session")
+    options.add_session(parser)
     options.add(parser, "--rows", options.count, 60_000, "rows of the pass")
     options.add(parser, "--slices", options.count, 10, "slices of each rank")
     options.add(parser, "--passes", options.count, 7, "passes to time")
@@ -43,7 +43,7 @@ def measure_pass(args):
     from synkhronos._machine import devices
     from synkhronos.tools.bench import networks
 
-    with frame.session(args.ranks) as synk:
+    with frame.session(args.ranks, args.device) as synk:
         network = networks.Mlp(_UNITS)
         hits = T.eq(T.argmax(network.scores, axis=1), network.y).mean()
         f = synk.function([network.x, network.y], [network.loss, hits])
@@ -90,7 +90,7 @@ def measure_picks(args):
     row_bytes = 4 * int(np.prod(_IMAGE))
     rows = max(1, args.megabytes * 1_000_000 // row_bytes)
     random = np.random.RandomState(0)
-    with frame.session(args.ranks) as synk:
+    with frame.session(args.ranks, args.device) as synk:
         x = T.tensor4("x", "float32")
         f = synk.function([x], (x[:, 0, 0, 0].sum(), "sum"))
         data = synk.data(var=x)

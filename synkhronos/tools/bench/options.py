@@ -52,6 +52,20 @@ def sizes(text):
     return found
 
 
+def device(text):
+    """Return the name of a device, such as ``cuda0``."""
+    from synkhronos._machine.devices import DEVICE_NAME, EXAMPLES
+
+    if not DEVICE_NAME.fullmatch(text.strip()):
+        raise argparse.ArgumentTypeError(f"{text.strip()!r} is no device, {EXAMPLES}")
+    return text.strip()
+
+
+def devices_of_ranks(text):
+    """Return the devices in a list such as ``cuda0,cuda1``."""
+    return [device(name) for name in text.split(",")]
+
+
 def names(known, what):
     """Return a function that parses a list of names such as ``a,b``, all of them known."""
 
@@ -67,20 +81,16 @@ def names(known, what):
     return parse
 
 
-def devices_of_ranks(text):
-    """Return the devices in a list such as ``cuda0,cuda1``."""
-    from synkhronos._machine.devices import DEVICE_NAME, EXAMPLES
-
-    found = [name.strip() for name in text.split(",")]
-    for name in found:
-        if not DEVICE_NAME.fullmatch(name):
-            raise argparse.ArgumentTypeError(f"{name!r} is no device, {EXAMPLES}")
-    return found
+def add_session(parser):
+    """Add the options of a session on this machine."""
+    add(parser, "--ranks", count, 2, "ranks of the session")
+    what = "of each rank, such as cpu (default: a GPU for each if there are GPUs, else cpu)"
+    add(parser, "--device", device, None, what)
 
 
 def add(parser, name, kind, default, what):
     """Add an option that takes numbers or names, and say its default in the help."""
     shown = ",".join(map(str, default)) if isinstance(default, (list, tuple)) else default
-    metavar = None if kind is count else {positive: "S"}.get(kind, "LIST")
+    metavar = {count: None, positive: "S", device: "NAME"}.get(kind, "LIST")
     text = what if default is None else f"{what} ({shown})"
     parser.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
