@@ -9,15 +9,15 @@ usage() {
     cat << END
 Usage: tests/gpu/all.sh [PART ...] [--time SECONDS] [--cpu] [--dry-run]
 
-Runs these parts, or those that are named, in this order:
+Runs these parts, or those that are named, in the order in which they are named:
 
-  gpu     the check's group cudnn; a step of training of the cnn and the mlp on cuda0, with cuDNN and without, beside
+  gpu     what synkhronos info finds; a step of training of the cnn and the mlp on cuda0, with cuDNN and without, beside
           serial Theano and PyTorch there; the demo's ResNet-50 beside PyTorch's
-  cores   on 1 to 16 CPU ranks: calls, collectives beside Open MPI, training with the same rows for all ranks together
-          and for each, and the model of bench scaling fitted to both
-  check   check.py with one rank on cuda0 and with two, NCCL between 1, 2 and 4 ranks on it, beside one another; then
-          the check's figures alone
-  pymc    bench pymc on 1 to 16 ranks, with the kit of make_kit.sh --pymc and python3
+  cores   on 1 to 16 CPU ranks: training with the same rows for all ranks together and for each, the model of bench
+          scaling fitted to both, second threads of cores, calls, and collectives beside Open MPI
+  pymc    bench pymc on 2 to 16 ranks, with the kit of make_kit.sh --pymc and python3
+  check   the check's group cudnn, and NCCL between 1 to 4 ranks on cuda0, beside one another
+  whole   check.py with one rank on cuda0 and with two, beside one another; then the check's figures alone
 
 Each step has a time after which it is ended, and all together have --time (570). What no time is left for is left
 out. A step's output and figures are written as soon as they are there. After each step, OUT (a folder; default:
@@ -39,11 +39,10 @@ fail() {
     exit 2
 }
 
-parts=() limit=570 cpu='' dry=''
+all=(gpu cores pymc check whole) parts=() limit=570 cpu='' dry=''
 while [ $# -gt 0 ]; do
     case "$1" in
         -h | --help) usage; exit 0 ;;
-        gpu | cores | check | pymc) parts+=("$1") ;;
         --cpu) cpu=yes ;;
         --dry-run) dry=yes ;;
         --time)
@@ -51,11 +50,14 @@ while [ $# -gt 0 ]; do
             limit=$2
             shift
             ;;
-        *) fail "there is no part or option $1; the parts are gpu, cores, check and pymc (--help)" ;;
+        *)
+            [[ " ${all[*]} " == *" $1 "* ]] || fail "there is no part or option $1; the parts are ${all[*]} (--help)"
+            parts+=("$1")
+            ;;
     esac
     shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(gpu cores check pymc)
+[ ${#parts[@]} -gt 0 ] || parts=("${all[@]}")
 
 least=${LEAST:-15} # seconds in which a step can do something
 out=${OUT:-gpu-results}
@@ -87,23 +89,24 @@ bench=("${theano[@]}" -m synkhronos bench)
 beside=("${theano[@]}" -m benchmarks)
 torch=(--peer-python "$work/peer-python")
 if [ -n "$cpu" ]; then
-    one=cpu two=cpu,cpu ranks=1,2
-    networks=mlp more=mlp rows=16 strong_rows=16 weak_rows=8 seconds=0.02 brief=0.02 plain=() large=(--depth 8 --width 2 --size 8 --classes 4 --batch 8)
+    one=cpu two=cpu,cpu ranks=1,2 few=1,2 groups=2 pymc_ranks=2,1
+    networks=mlp cnn=mlp rows=16 cnn_rows=4 weak_rows=8 seconds=0.02 brief=0.02 plain=() large=(--depth 8 --width 2 --size 8 --classes 4 --batch 8 --seconds 0.02)
     calls=(--calls 50 --idle 0.1 --megabytes 8) sizes=1K one_groups=versions two_groups=failure
     quick=(--quick) pymc=(--models logistic --rows 2000 --pays 1000)
 else
-    one=cuda0 two=cuda0,cuda0 ranks=1,2,4,8,16
-    networks=cnn,mlp more=mlp,cnn,resnet rows=512 strong_rows=512 weak_rows=64 seconds=3 brief=0.5 plain=(--plain-graphs) large=(--batch 64)
-    calls=() sizes=1K,64K,1M,16M one_groups=versions,operations two_groups=training,failure,suites
-    quick=() pymc=(--models logistic,hierarchical --pays 10000,100000)
+    one=cuda0 two=cuda0,cuda0 ranks=1,2,4,8,16 few=1,4,16 groups='16 4' pymc_ranks=16,4,2
+    networks=cnn,mlp cnn=cnn rows=512 cnn_rows=256 weak_rows=64 seconds=0.7 brief=0.5 plain=(--plain-graphs) large=(--batch 64 --seconds 3)
+    calls=(--calls 2000 --idle 3 --megabytes 300) sizes=1K,64K,1M,16M one_groups=versions,operations two_groups=training,failure,suites
+    quick=() pymc=(--models logistic,hierarchical --pays 10000)
 fi
+cores=(training --busy-ok --one-core-each --seconds $brief)
 
 note() { # NAME WHAT SECONDS
     printf '%s\t%s\t%s\n' "$@" > "$results/$1.status"
 }
 
-step() { # NAME SECONDS COMMAND ...: run it for at most so long
-    local name=$1 most=$2 left began=$SECONDS status=0 file
+step() { # NAME SECONDS COMMAND ...: run it for at most so long; with SECONDS+ for longer if nothing else comes
+    local name=$1 most=${2%+} more=${2##*[0-9]} left began=$SECONDS status=0 file
     shift 2
     if [ -n "$dry" ]; then
         printf '%-16s %4d s  %s\n' "$name" "$most" "$*"
@@ -114,6 +117,7 @@ step() { # NAME SECONDS COMMAND ...: run it for at most so long
         leave_out "$name" "$left s of $limit were left"
         return
     fi
+    [ -z "$more" ] || [ "$part" != "${parts[-1]}" ] || [ "$left" -lt "$most" ] || most=$left
     rm -rf "$results/$name" "$results/$name".*
     # Whatever a step starts has this variable, also in a session of its own.
     KEEP=${keep:-$work/kit} RECORD=$results/$name SYNKHRONOS_STEP=$$-$name \
@@ -148,58 +152,60 @@ leave_out() { # NAME REASON
 }
 
 part_gpu() {
-    if [ -n "$cpu" ]; then
-        leave_out cudnn "it needs a GPU"
-    elif [ ! -e "$here/scenarios/cudnn.py" ]; then
-        leave_out cudnn "the check has no such group"
-    else
-        step cudnn 180 "${check[@]}" --devices $one --only cudnn --json "$results/cudnn.json"
-    fi
-    step training 220 "${beside[@]}" training --busy-ok --devices $one --networks $networks --batch $rows "${plain[@]}" \
+    step info 30 "${theano[@]}" -m synkhronos info
+    step training 100 "${beside[@]}" training --busy-ok --devices $one --networks $networks --batch $rows "${plain[@]}" \
         --seconds $seconds "${torch[@]}" --json "$results/training.json"
-    step resnet 300 "${beside[@]}" resnet --busy-ok --devices $one "${large[@]}" --seconds $seconds "${torch[@]}" \
+    step resnet 185 "${beside[@]}" resnet --busy-ok --devices $one "${large[@]}" "${torch[@]}" \
         --json "$results/resnet.json"
 }
 
 part_cores() {
-    local n file
-    step call 30 "${bench[@]}" call --busy-ok "${calls[@]}" --json "$results/call.json"
-    for n in ${ranks//,/ }; do
-        [ "$n" = 1 ] || step "collectives-$n" 30 "${beside[@]}" collectives --busy-ok --ranks "$n" --sizes $sizes --no-models \
+    local n
+    scaled strong 55 --networks mlp --ranks $ranks --batch $rows
+    step threads 45 "${beside[@]}" threads --busy-ok --batch $rows --seconds $brief --json "$results/threads.json"
+    step call 20 "${bench[@]}" call --busy-ok --device cpu "${calls[@]}" --json "$results/call.json"
+    scaled strong-cnn 55 --networks $cnn --ranks $few --batch $cnn_rows
+    scaled weak 45 --networks mlp --ranks $few --weak --batch $weak_rows
+    for n in $groups; do
+        step "collectives-$n" 25 "${beside[@]}" collectives --busy-ok --device cpu --ranks "$n" --sizes $sizes --no-models \
             --seconds 0.05 "${torch[@]}" --json "$results/collectives-$n.json"
     done
-    for n in strong weak; do
-        file=$results/$n.json
-        {
-            step $n 120 "${bench[@]}" training --busy-ok --ranks $ranks --one-core-each --networks $more --seconds $brief --json "$file" \
-                $([ $n = strong ] && echo --batch $strong_rows || echo --weak --batch $weak_rows)
-            step scaling-$n 20 "${bench[@]}" scaling "$file"
-        } &
-        [ -n "$cpu" ] || wait # those of CPU ranks say nothing, so they may disturb one another
-    done
-    wait
+}
+
+scaled() { # NAME SECONDS OPTION ...: training on several numbers of ranks, and the model of it
+    local name=$1 most=$2
+    shift 2
+    step "$name" "$most" "${bench[@]}" "${cores[@]}" "$@" --json "$results/$name.json"
+    step "scaling-$name" 4 "${bench[@]}" scaling "$results/$name.json"
 }
 
 part_check() {
-    local name
+    if [ -n "$cpu" ]; then
+        leave_out cudnn "it needs a GPU"
+        leave_out nccl "it needs a GPU"
+        return
+    fi
+    step cudnn 55+ "${check[@]}" --devices $one --only cudnn --json "$results/cudnn.json" &
+    step nccl 55+ "${theano[@]}" -m pytest -q -m "" -p no:cacheprovider \
+        "$checkout/tests/devices/test_cuda.py" -k "test_nccl and not stand_in" &
+    wait
+}
+
+part_whole() {
     keep=$work/kit-1 step check-one 400 "${check[@]}" "${quick[@]}" --devices $one --only $one_groups \
         --json "$results/check-one.json" &
     keep=$work/kit-2 step check-two 400 "${check[@]}" "${quick[@]}" --devices $two --only $two_groups \
         --json "$results/check-two.json" &
     if [ -z "$cpu" ]; then
-        keep=$work/kit-3 step check-suites 400 "${check[@]}" --devices $one --only $two_groups \
+        keep=$work/kit-3 step check-suites 400 "${check[@]}" --devices $one --only cudnn,$two_groups \
             --json "$results/check-suites.json" &
-        keep=$work/kit-4 step nccl 400 "${theano[@]}" -m pytest -q -m "" -p no:cacheprovider \
-            "$checkout/tests/devices/test_cuda.py" -k "test_nccl and not stand_in" &
-    else
-        leave_out nccl "it needs a GPU"
     fi
     wait
     step figures 100 "${check[@]}" "${quick[@]}" ${cpu:+--devices $two} --only figures --json "$results/figures.json"
 }
 
 part_pymc() {
-    local kit=$checkout/build/gpu-kit/kit-pymc.tar.xz site=$work/pymc n
+    local kit=$checkout/build/gpu-kit/kit-pymc.tar.xz site=$work/pymc
     if [ ! -e "$kit" ]; then
         leave_out pymc "there is no kit-pymc.tar.xz beside the kit: make_kit.sh --pymc makes it"
         return
@@ -209,11 +215,9 @@ part_pymc() {
         tar xJf "$kit" -C "$work/pymc-part"
         mv "$work/pymc-part" "$site"
     fi
-    for n in ${ranks//,/ }; do
-        [ "$n" = 1 ] || step "pymc-$n" 60 env PYTHONPATH="$checkout:$site" PYTENSOR_FLAGS="base_compiledir=$work/pytensor" \
-            "$peer" -m synkhronos bench pymc --busy-ok --ranks "$n" "${pymc[@]}" --draws 0 --seconds 1 \
-            --json "$results/pymc-$n.json"
-    done
+    step pymc 80 env PYTHONPATH="$checkout:$site" PYTENSOR_FLAGS="base_compiledir=$work/pytensor" \
+        "$peer" -m synkhronos bench pymc --busy-ok --ranks $pymc_ranks "${pymc[@]}" --draws 0 --seconds 1 \
+        --json "$results/pymc.json"
 }
 
 [ -n "$dry" ] || trap 'tell; cat "$out/summary.txt"' EXIT

@@ -37,10 +37,10 @@ def main(folder):
     if lines:
         print("\nTimes by those of others; a goal is the largest that is wanted")
         print("\n".join(lines))
-    for name in ("strong", "weak"):
-        said = text_of(folder / f"scaling-{name}.txt").strip()
+    for name in ("threads", "scaling-strong", "scaling-strong-cnn", "scaling-weak"):
+        said = text_of(folder / f"{name}.txt").strip()
         if said:
-            print(f"\n{name}: {said}")
+            print(f"\n{name.replace('scaling-', '')}: {said}")
 
 
 def of_check(file):
@@ -116,11 +116,12 @@ def collectives(folder):
 
 def likelihoods(folder):
     """Yield a line for each number of ranks: gains over plain PyMC."""
-    for file in sorted(folder.glob("pymc-*.json"), key=lambda file: file.stat().st_mtime):
-        found = figures(folder, file.stem)
-        measured = found.get("evaluations", []) + found.get("pays", [])
-        said = [f"{e['model']} {e['rows']:,}: {e['gain_of_ranks']:.2f}" for e in measured]
-        yield f"  PyMC, {found.get('ranks')} ranks, speed / plain   {'; '.join(said)}"
+    found, said = figures(folder, "pymc"), collections.defaultdict(list)
+    for each in found.get("evaluations", []) + found.get("pays", []):
+        gain = f"{each['model']} {each['rows']:,}: {each['gain_of_ranks']:.2f}"
+        said[each["ranks"]].append(gain)
+    for ranks, gains in said.items():
+        yield f"  PyMC, {ranks} ranks, speed / plain   {'; '.join(gains)}"
 
 
 if __name__ == "__main__":

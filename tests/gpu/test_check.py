@@ -181,11 +181,12 @@ def test_steps_write_their_results_and_all_have_options_that_there_are(tmp_path)
         done = subprocess.run([HERE / "all.sh", "cores", "--cpu", "--time", "1200"], **given)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == (out / "summary.txt").read_text()
-    assert done.stdout.startswith("Steps: 6 ok, 0 failed, 0 left out\n")
+    assert done.stdout.startswith("Steps: 9 ok, 0 failed, 0 left out\n")
     with tarfile.open(out / "results.tar.gz") as results:
         names = {Path(name).name for name in results.getnames()}
-    assert names >= {f"{step}.json" for step in ["call", "collectives-2", "strong", "weak"]}
-    for step in ("strong", "weak"):
+    assert names >= {f"{step}.json" for step in ["call", "collectives-2", "threads"]}
+    assert "\nthreads: " in done.stdout
+    for step in ("strong", "strong-cnn", "weak"):
         assert f"\n{step}: speedup on n devices" in done.stdout
         [curve] = scaling.measured(json.loads((kept / f"results/{step}.json").read_text()))
         assert [each["ranks"] for each in curve["steps"]] == [1, 2]
@@ -194,7 +195,7 @@ def test_steps_write_their_results_and_all_have_options_that_there_are(tmp_path)
         lines = [line.split() for line in done.stdout.splitlines() if " -m " in line]
         for words in lines:
             _, program, *rest = words[words.index("-m") :]
-            if program != "pytest":
+            if program != "pytest" and rest != ["info"]:
                 name, *options = rest[program == "synkhronos" :]
                 module = importlib.import_module({**bench.BENCHMARKS, **BENCHMARKS}[name])
                 frame.parser(name, module).parse_args(options)
@@ -203,10 +204,24 @@ def test_steps_write_their_results_and_all_have_options_that_there_are(tmp_path)
         assert {*",".join(checks).split(",")} <= {*scenarios.GROUPS}
 
 
+def test_two_commands_are_enough():
+    """Of ten minutes each, and thirteen together."""
+    given = {"env": {**os.environ, "PYTHON": sys.executable}, "text": True}
+    seconds = []
+    for parts in (["gpu"], ["cores", "pymc", "check"]):
+        line = [HERE / "all.sh", "--dry-run", *parts]
+        said = subprocess.run(line, check=True, capture_output=True, **given).stdout
+        steps = dict(re.findall(r"^(\S+) +(\d+) s  ", said, re.MULTILINE))
+        steps.pop("nccl", None)  # beside the group cudnn
+        seconds.append(sum(map(int, steps.values())))
+    assert max(seconds) < 570 and sum(seconds) <= 780
+
+
 def test_steps_that_fail_or_take_too_long_or_have_no_time_are_told(tmp_path):
     """A Python that hangs, with a child in a session of its own, takes the time of all."""
     python, out = tmp_path / "python", tmp_path / "out"
-    python.write_text("#!/bin/sh\ncase $* in *call*) echo begun; setsid sleep 300; esac\nexit 3\n")
+    hangs = "case $* in *strong*) echo begun; setsid sleep 300; esac"
+    python.write_text(f"#!/bin/sh\n{hangs}\nexit 3\n")
     python.chmod(0o755)
     given = {"OUT": out, "KEEP": tmp_path / "kept", "PYTHON": python, "LEAST": "1"}
     earlier = tmp_path / "kept" / "results" / "resnet.status"
@@ -218,7 +233,7 @@ def test_steps_that_fail_or_take_too_long_or_have_no_time_are_told(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [" ".join(text.split()) for text in done.stdout.splitlines()]
     assert lines[0].startswith("Steps: 1 ok, 1 failed, ") and "resnet 7 s ok" in lines
-    [late] = [n for n, line in enumerate(lines) if line.startswith("call ")]
+    [late] = [n for n, line in enumerate(lines) if line.startswith("strong ")]
     assert "failed: out of time" in lines[late] and lines[late + 1] == "| begun"
     assert "training 0 s left out: 0 s of 16 were left" in lines
 

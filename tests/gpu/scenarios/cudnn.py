@@ -103,6 +103,75 @@ def convolution_and_gradients(dtype, image, filters, **options):
 ALL = ("float32", "float64", "float16")
 
 
+@scenario(limit=400)
+def all_of_a_network(run):
+    """The CNN of ``synkhronos bench training``: no convolution is a matrix product."""
+    need_cudnn(run)
+    status, detail = in_a_fork(operations_of_a_network, run.devices[0])
+    true(status == "ok", detail)
+    return detail
+
+
+def operations_of_a_network(device):
+    """Compile the training function, call it once, and return the names of its operations."""
+    from synkhronos.tools.bench.networks import Cnn
+
+    synk.fork(devices=[device])
+    network = Cnn()
+    grads = T.grad(network.loss, network.params)
+    updates = [(p, p - 0.01 * g) for p, g in zip(network.params, grads)]
+    train = theano.function([network.x, network.y], network.loss, updates=updates)
+    need_operations(train, (*CONVOLUTIONS, "GpuDnnPool", "GpuDnnPoolGrad"))
+    names = sorted({type(node.op).__name__ for node in train.maker.fgraph.apply_nodes})
+    true(not any("Corr" in name for name in names), f"there are matrix products: {names}")
+    true(np.isfinite(train(*network.rows(64))), "the loss is not finite")
+    return ", ".join(name for name in names if "Dnn" in name)
+
+
+@scenario(limit=400)
+def tf32_is_off_unless_asked_for(run):
+    """float32 convolutions differ from float64 by rounding, and with TF32 by more."""
+    need_cudnn(run)
+    for setting, most in (("0", 1e-5), ("1", TF32_ERROR)):
+        status, error = in_a_fork(errors_of_convolutions, setting, run.devices[0])
+        true(status == "ok", error)
+        run.figures[f"largest relative error, SYNKHRONOS_TF32={setting}"] = f"{error:.1e}"
+        true(error <= most, f"with SYNKHRONOS_TF32={setting} the error is {error:.1e}")
+
+
+def errors_of_convolutions(setting, device):
+    """Return the largest error of a convolution and its gradients in float32."""
+    os.environ["SYNKHRONOS_TF32"] = setting
+    shapes = (16, 64, 16, 16), (64, 64, 3, 3)
+    values, outputs = convolution_and_gradients("float64", *shapes, border_mode="half")
+    arrays = [value.astype("float32") for value in values.values()]
+    reference = theano.function(list(values), outputs)
+    expected = reference(*[each.astype("float64") for each in arrays])
+    synk.fork(devices=[device])
+    values, outputs = convolution_and_gradients("float32", *shapes, border_mode="half")
+    compiled = theano.function(list(values), outputs)
+    need_operations(compiled, CONVOLUTIONS)
+    return max(relative(got, value) for got, value in zip(compiled(*arrays), expected))
+
+
+@of_cudnn("GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference")
+def batch_normalization(dtype):
+    """Of channels and of activations: training, gradients, and with given statistics."""
+    x, top, scale, shift = (array(name, 4, dtype) for name in ("x", "top", "scale", "shift"))
+    outputs = []
+    for axes in ("spatial", "per-activation"):
+        once = (True, False, axes == "spatial", axes == "spatial")
+        part = tuple(slice(0, 1) if each else slice(None) for each in once)
+        one, two = (T.patternbroadcast(each[part], once) for each in (scale, shift))
+        y, mean, inverse = bn.batch_normalization_train(x, one, two, axes)
+        grads = T.grad(None, [x, scale, shift], known_grads={y: top})
+        given = bn.batch_normalization_test(x, one, two, one, two, axes)
+        outputs += [y, mean, inverse, *grads, given]
+    positive = 1 + signed(1, 5, 7, 6, seed=1) / 4
+    values = {x: signed(16, 5, 7, 6), top: signed(16, 5, 7, 6, seed=2)}
+    return {**values, scale: positive, shift: 1 + positive}, outputs
+
+
 @of_cudnn(*CONVOLUTIONS, dtypes=ALL, quick=True)
 def convolution_valid(dtype):
     return convolution_and_gradients(dtype, (8, 3, 28, 27), (16, 3, 5, 5))
@@ -178,72 +247,3 @@ def reductions(dtype):
     outputs = [x.sum(), x.sum(axis=0), T.sqr(x).sum(axis=1), x.max(axis=1), x.argmax(axis=0)]
     values = {x: 1 + signed(300, 257) / 4, y: 1 + signed(9, 8, 7, 5) / 4}
     return values, [*outputs, y.sum(axis=(0, 2, 3)), y.mean(axis=(2, 3))]
-
-
-@of_cudnn("GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference")
-def batch_normalization(dtype):
-    """Of channels and of activations: training, gradients, and with given statistics."""
-    x, top, scale, shift = (array(name, 4, dtype) for name in ("x", "top", "scale", "shift"))
-    outputs = []
-    for axes in ("spatial", "per-activation"):
-        once = (True, False, axes == "spatial", axes == "spatial")
-        part = tuple(slice(0, 1) if each else slice(None) for each in once)
-        one, two = (T.patternbroadcast(each[part], once) for each in (scale, shift))
-        y, mean, inverse = bn.batch_normalization_train(x, one, two, axes)
-        grads = T.grad(None, [x, scale, shift], known_grads={y: top})
-        given = bn.batch_normalization_test(x, one, two, one, two, axes)
-        outputs += [y, mean, inverse, *grads, given]
-    positive = 1 + signed(1, 5, 7, 6, seed=1) / 4
-    values = {x: signed(16, 5, 7, 6), top: signed(16, 5, 7, 6, seed=2)}
-    return {**values, scale: positive, shift: 1 + positive}, outputs
-
-
-@scenario(limit=400)
-def all_of_a_network(run):
-    """The CNN of ``synkhronos bench training``: no convolution is a matrix product."""
-    need_cudnn(run)
-    status, detail = in_a_fork(operations_of_a_network, run.devices[0])
-    true(status == "ok", detail)
-    return detail
-
-
-def operations_of_a_network(device):
-    """Compile the training function, call it once, and return the names of its operations."""
-    from synkhronos.tools.bench.networks import Cnn
-
-    synk.fork(devices=[device])
-    network = Cnn()
-    grads = T.grad(network.loss, network.params)
-    updates = [(p, p - 0.01 * g) for p, g in zip(network.params, grads)]
-    train = theano.function([network.x, network.y], network.loss, updates=updates)
-    need_operations(train, (*CONVOLUTIONS, "GpuDnnPool", "GpuDnnPoolGrad"))
-    names = sorted({type(node.op).__name__ for node in train.maker.fgraph.apply_nodes})
-    true(not any("Corr" in name for name in names), f"there are matrix products: {names}")
-    true(np.isfinite(train(*network.rows(64))), "the loss is not finite")
-    return ", ".join(name for name in names if "Dnn" in name)
-
-
-@scenario(limit=400)
-def tf32_is_off_unless_asked_for(run):
-    """float32 convolutions differ from float64 by rounding, and with TF32 by more."""
-    need_cudnn(run)
-    for setting, most in (("0", 1e-5), ("1", TF32_ERROR)):
-        status, error = in_a_fork(errors_of_convolutions, setting, run.devices[0])
-        true(status == "ok", error)
-        run.figures[f"largest relative error, SYNKHRONOS_TF32={setting}"] = f"{error:.1e}"
-        true(error <= most, f"with SYNKHRONOS_TF32={setting} the error is {error:.1e}")
-
-
-def errors_of_convolutions(setting, device):
-    """Return the largest error of a convolution and its gradients in float32."""
-    os.environ["SYNKHRONOS_TF32"] = setting
-    shapes = (16, 64, 16, 16), (64, 64, 3, 3)
-    values, outputs = convolution_and_gradients("float64", *shapes, border_mode="half")
-    arrays = [value.astype("float32") for value in values.values()]
-    reference = theano.function(list(values), outputs)
-    expected = reference(*[each.astype("float64") for each in arrays])
-    synk.fork(devices=[device])
-    values, outputs = convolution_and_gradients("float32", *shapes, border_mode="half")
-    compiled = theano.function(list(values), outputs)
-    need_operations(compiled, CONVOLUTIONS)
-    return max(relative(got, value) for got, value in zip(compiled(*arrays), expected))
