@@ -571,7 +571,7 @@ def test_networks_have_their_sizes():
 
 def test_wrong_results_are_told_of(no_session, capsys, monkeypatch):
     wrong = types.SimpleNamespace(name="nonsense", check=lambda collective: False)
-    args = types.SimpleNamespace(ranks=2, collectives=["reduce"])
+    args = types.SimpleNamespace(ranks=2, device=None, collectives=["reduce"])
     with pytest.raises(frame.Failed, match="nonsense computed a wrong reduce"):
         collectives.measure_beside([wrong], args, frame.Report("-"))
 

@@ -31,7 +31,7 @@ def measure(args, report):
     half = len(allowed) // 2
     chosen = [allowed[:1], allowed[:2], allowed[:: max(1, half)][:2]]
     chosen += [allowed[:half], allowed[::2], allowed]
-    report.results.update(machine=cores.described(), steps=[])
+    report.results["steps"] = []
     for name in args.networks:
         job, measured = training.TrainingTask(name, args.batch), turns.Turns(args.seconds, 10)
         with contextlib.ExitStack() as stack:

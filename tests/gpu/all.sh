@@ -109,7 +109,7 @@ step() { # NAME SECONDS COMMAND ...: run it for at most so long; with SECONDS+ f
     local name=$1 most=${2%+} more=${2##*[0-9]} left began=$SECONDS status=0 file
     shift 2
     if [ -n "$dry" ]; then
-        printf '%-16s %4d s  %s\n' "$name" "$most" "$*"
+        printf '%-18s %4d s  %s\n' "$name" "$most" "$*"
         return
     fi
     left=$((limit > SECONDS ? limit - SECONDS : 0))

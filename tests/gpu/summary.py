@@ -30,7 +30,7 @@ def main(folder):
     count = collections.Counter(what.split(":")[0] for _, what, _ in steps)
     print(f"Steps: {count['ok']} ok, {count['failed']} failed, {count['left out']} left out\n")
     for name, what, seconds in steps:
-        print(f"{name:16} {seconds:>4} s  {what}{of_check(folder / f'{name}.txt')}")
+        print(f"{name:18} {seconds:>4} s  {what}{of_check(folder / f'{name}.txt')}")
         if what.startswith("failed"):
             print(end_of(folder / f"{name}.txt"))
     lines = [*goals(folder), *collectives(folder), *likelihoods(folder)]

@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from synkhronos._machine import load
+from synkhronos._machine import cores, load
 from synkhronos._wording import printable
 from synkhronos.errors import SessionError, SharedMemoryFull
 from synkhronos.tools import turns
@@ -158,6 +158,7 @@ class Report:
             raise Refused(f"{text} Times would tell little. End them, or measure with --busy-ok.")
         print(f"{text} Times tell little." if before.is_high else text, file=sys.stderr)
         self.results.update(cores=os.cpu_count(), busy_cores=round(before.cores, 2))
+        self.results["machine"] = cores.described()
         watch = load.LoadWatch()
         yield
         during = watch.others()
