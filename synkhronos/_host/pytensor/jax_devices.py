@@ -6,7 +6,9 @@ it can use JAX.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -42,6 +44,20 @@ def has_started() -> bool:
     return bridge is not None and bridge.backends_are_initialized()
 
 
+@contextlib.contextmanager
+def _failures_of_plugins():
+    """Yield a list of what plugins of JAX raise in the block: JAX only writes it to its log."""
+    failures: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: failures.append(str((record.exc_info or "?")[1]).splitlines()[0])
+    logger = logging.getLogger("jax._src.xla_bridge")
+    logger.addHandler(handler)
+    try:
+        yield failures
+    finally:
+        logger.removeHandler(handler)
+
+
 def start(name: str, threads: int):
     """Start JAX in this process for one device; return this device, which is JAX's default one.
 
@@ -65,13 +81,16 @@ def start(name: str, threads: int):
     # Callbacks from JAX's code to Python go through its CPU device.
     jax.config.update("jax_platforms", platform if platform == "cpu" else f"{platform},cpu")
     try:
-        device = jax.devices(platform)[int(number)]
+        with _failures_of_plugins() as failures:
+            device = jax.devices(platform)[int(number)]
     except (RuntimeError, IndexError, AssertionError) as error:
         reason = "it has no device of that number"
         if not isinstance(error, IndexError):
             lines = str(error).strip().splitlines() or [f"it has no plugin for {platform}"]
-            reason = lines[0]
-        raise RuntimeError(f"JAX can't open the device {name}: {reason}.") from error
+            reason = "; ".join([lines[0].rstrip("."), *failures])
+        used = " (has this process, from which the rank was forked, used CUDA before?)"
+        advice = used if platform == "cuda" and failures else ""
+        raise RuntimeError(f"JAX can't open the device {name}: {reason}{advice}.") from error
     jax.config.update("jax_default_device", device)
     # PyTensor says what JAX is to do when it is first asked to compile: it would undo this.
     import pytensor.link.jax.dispatch  # noqa: F401

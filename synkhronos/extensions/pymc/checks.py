@@ -7,15 +7,20 @@ in random order, must add up to it, with all gradients.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from typing import Callable, NamedTuple
 
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 from pymc.pytensorf import compile as compile_function
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.mode import Mode
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.scalar.math import Log1mexp, Softplus
+from pytensor.tensor.elemwise import Elemwise
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
@@ -25,8 +30,26 @@ from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_flo
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
 _STEPS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6)  # from the initial point, until all is finite
 _POINTS = 2
-# Fused operations would run element by element in Python.
-REWRITTEN = Mode(linker="py", optimizer="fast_run").excluding("fusion", "inplace")
+_MOST_ROWS = 50_000  # of the parts that must add up
+
+
+@node_rewriter([Elemwise])
+def _by_functions_of_arrays(fgraph, node):
+    """Express operations by those of NumPy: PyTensor computes these two number by number."""
+    [x], kind = node.inputs[:1], type(node.op.scalar_op)
+    if kind is Softplus:
+        return [pt.maximum(x, 0) + pt.log1p(pt.exp(-abs(x)))]
+    if kind is Log1mexp:
+        return [pt.switch(x > -math.log(2), pt.log(-pt.expm1(x)), pt.log1p(-pt.exp(x)))]
+    return False
+
+
+# Fused operations would run element by element in Python. 48 is after all other rewrites of them.
+REWRITTEN = (
+    Mode(linker="py", optimizer="fast_run")
+    .excluding("fusion", "inplace")
+    .register((dfs_rewriter(_by_functions_of_arrays), 48))
+)
 
 
 class Checked(NamedTuple):
@@ -118,7 +141,7 @@ class _Parts:
         self.seconds = float("inf")  # the shortest time of a call with all rows
         self._arrays = values_of([rows.data for rows in term.rows])
 
-    def __call__(self, values, chosen):
+    def __call__(self, values, chosen=slice(None)):
         rows = [
             each.arranged(along(array, each.axis, chosen))
             for array, each in zip(self._arrays, self._term.rows)
@@ -126,7 +149,7 @@ class _Parts:
         own = [along(value, axis, chosen).copy() for value, axis in zip(values, self._term.axes)]
         begin = time.perf_counter()
         [result] = self._function(*own, *rows)
-        if len(chosen) == self._term.length:
+        if isinstance(chosen, slice):
             self.seconds = min(self.seconds, time.perf_counter() - begin)
         return self._of_all_rows(np.array(result), values, chosen)
 
@@ -144,27 +167,28 @@ class _Parts:
 
 
 def _compare(term, parts, values, plains, order):
+    whole = parts(values)
+    tolerance = TOLERANCE.get(term.logp.dtype, 1e-10)
+    order = order[:_MOST_ROWS]
+    together = whole if len(order) == term.length else parts(values, order)
     # No part of one row: it would be C and Fortran contiguous, for which numba compiles anew.
     bounds = sorted({0, min(2, len(order) - 1), len(order) // 3 + 1, len(order)})
-    whole = parts(values, np.arange(len(order)))
     found = [parts(values, order[begin:end]) for begin, end in zip(bounds, bounds[1:])]
     sizes = [1, *(value.size for each, value in zip(term.parameters, values) if is_float(each))]
     begin, tolerances = 0, np.empty(whole.size)
     for number, size in enumerate(sizes):
         part = slice(begin, begin + size)
-        tolerance = TOLERANCE.get(term.logp.dtype, 1e-10)
-        tolerances[part] = _compare_one(
-            number, [each[part] for each in found], whole[part], plains, tolerance
-        )
+        of_parts = [each[part] for each in found]
+        allowed = tolerance * sum(np.abs(each).max(initial=0) for each in of_parts)
+        if not np.abs(sum(of_parts) - together[part]).max(initial=0) <= allowed:
+            what = "gradients" if number else "log-likelihoods"
+            raise NotByRows(f"it is no sum over rows: {what} of parts don't add up to the whole")
+        tolerances[part] = allowed * term.length / len(order)
         begin += size
+    _compare_value(whole[0], plains, tolerances[0])
     return whole, tolerances
 
 
-def _compare_one(number, parts, whole, plains, tolerance):
-    tolerance *= sum(np.abs(each).max(initial=0) for each in parts)
-    if number == 0 and not any(abs(whole[0] - each()) <= tolerance for each in plains):
-        raise NotByRows(f"it is {whole[0]} where PyMC computes {plains[-1]()}")
-    if not np.abs(sum(parts) - whole).max(initial=0) <= tolerance:
-        what = "gradients" if number else "log-likelihoods"
-        raise NotByRows(f"it is no sum over rows: {what} of parts don't add up to the whole")
-    return tolerance
+def _compare_value(value, plains, tolerance):
+    if not any(abs(value - each()) <= tolerance for each in plains):
+        raise NotByRows(f"it is {value} where PyMC computes {plains[-1]()}")
