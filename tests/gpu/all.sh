@@ -15,7 +15,9 @@ Runs these parts, or those that are named, in the order in which they are named:
           serial Theano and PyTorch there; the demo's ResNet-50 beside PyTorch's
   cores   on 1 to 16 CPU ranks: training with the same rows for all ranks together and for each, the model of bench
           scaling fitted to both, second threads of cores, calls, and collectives beside Open MPI
-  pymc    bench pymc on 2 to 16 ranks, with the kit of make_kit.sh --pymc and python3
+  jax     likelihoods of PyMC models on cuda0 beside JAX alone, nutpie with JAX, numpyro, and 16 CPU ranks; then the
+          suites of ranks on JAX's devices, with the kit of make_kit.sh --pymc and python3
+  pymc    bench pymc on 2 to 16 ranks, with the same kit
   check   the check's group cudnn, and NCCL between 1 to 4 ranks on cuda0, beside one another
   whole   check.py with one rank on cuda0 and with two, beside one another; then the check's figures alone
 
@@ -30,7 +32,7 @@ a step failed, whatever the figures.
   KEEP         folder for the unpacked kit and compiled code, kept for the next call (build/gpu-all)
   PYTHON       a Python with Theano to use in place of the kit's
   LEAST        seconds that must be left for a step to begin (15)
-  PEER_PYTHON  the one with PyTorch, and for the part pymc with NumPy, SciPy, pandas and numba (python3)
+  PEER_PYTHON  the one with PyTorch, and for jax and pymc with NumPy, SciPy, pandas, numba and JAX (python3)
 END
 }
 
@@ -39,7 +41,7 @@ fail() {
     exit 2
 }
 
-all=(gpu cores pymc check whole) parts=() limit=570 cpu='' dry=''
+all=(gpu cores check jax pymc whole) parts=() limit=570 cpu='' dry=''
 while [ $# -gt 0 ]; do
     case "$1" in
         -h | --help) usage; exit 0 ;;
@@ -93,11 +95,14 @@ if [ -n "$cpu" ]; then
     networks=mlp cnn=mlp rows=16 cnn_rows=4 weak_rows=8 seconds=0.02 brief=0.02 plain=() large=(--depth 8 --width 2 --size 8 --classes 4 --batch 8 --seconds 0.02)
     calls=(--calls 50 --idle 0.1 --megabytes 8) sizes=1K one_groups=versions two_groups=failure
     quick=(--quick) pymc=(--models logistic --rows 2000 --pays 1000)
+    jax=jax:cpu likelihoods=(--ranks 2 --rows 2000 --seconds 0.2) large_rows=5000 draws=20 chosen=logistic
 else
     one=cuda0 two=cuda0,cuda0 ranks=1,2,4,8,16 few=1,4,16 groups='16 4' pymc_ranks=16,4,2
     networks=cnn,mlp cnn=cnn rows=512 cnn_rows=256 weak_rows=64 seconds=0.7 brief=0.5 plain=(--plain-graphs) large=(--batch 64 --seconds 3)
     calls=(--calls 2000 --idle 3 --megabytes 300) sizes=1K,64K,1M,16M one_groups=versions,operations two_groups=training,failure,suites
     quick=() pymc=(--models logistic,hierarchical --pays 10000)
+    jax=cuda0 likelihoods=(--ranks 16 --seconds 1.5) large_rows=5000000 draws=100
+    chosen='derivatives or new_data or chains or jax_that or dies or plain_model or functions or collectives'
 fi
 cores=(training --busy-ok --one-core-each --seconds $brief)
 
@@ -204,10 +209,11 @@ part_whole() {
     step figures 100 "${check[@]}" "${quick[@]}" ${cpu:+--devices $two} --only figures --json "$results/figures.json"
 }
 
-part_pymc() {
-    local kit=$checkout/build/gpu-kit/kit-pymc.tar.xz site=$work/pymc
+pytensor() { # NAME SECONDS ARGUMENT ...: a step of python3 with the kit of PyMC
+    local kit=$checkout/build/gpu-kit/kit-pymc.tar.xz site=$work/pymc name=$1 most=$2
+    shift 2
     if [ ! -e "$kit" ]; then
-        leave_out pymc "there is no kit-pymc.tar.xz beside the kit: make_kit.sh --pymc makes it"
+        leave_out "$name" "there is no kit-pymc.tar.xz: make_kit.sh --pymc makes it"
         return
     fi
     if [ -z "$dry" ] && [ ! -e "$site" ]; then
@@ -215,8 +221,21 @@ part_pymc() {
         tar xJf "$kit" -C "$work/pymc-part"
         mv "$work/pymc-part" "$site"
     fi
-    step pymc 80 env PYTHONPATH="$checkout:$site" PYTENSOR_FLAGS="base_compiledir=$work/pytensor" \
-        "$peer" -m synkhronos bench pymc --busy-ok --ranks $pymc_ranks "${pymc[@]}" --draws 0 --seconds 1 \
+    step "$name" "$most" env PYTHONPATH="$checkout:$checkout/tests:$site" PYTENSOR_FLAGS="base_compiledir=$work/pytensor" \
+        SYNKHRONOS_HOST=pytensor SYNKHRONOS_TEST_JAX=$jax PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 "$peer" -W ignore "$@"
+}
+
+part_jax() {
+    local beside=(-m benchmarks likelihoods --busy-ok --devices $jax "${likelihoods[@]}")
+    pytensor jax 100 "${beside[@]}" --json "$results/jax.json"
+    pytensor jax-large 50 "${beside[@]}" --models logistic --rows $large_rows --json "$results/jax-large.json"
+    pytensor jax-draws 90 "${beside[@]}" --models logistic --draws $draws --json "$results/jax-draws.json"
+    pytensor jax-suites 60 -m pytest -q -p no:cacheprovider -W ignore -k "$chosen" \
+        tests/likelihood/test_likelihood_devices.py tests/jax_devices
+}
+
+part_pymc() {
+    pytensor pymc 80 -m synkhronos bench pymc --busy-ok --ranks $pymc_ranks "${pymc[@]}" --draws 0 --seconds 1 \
         --json "$results/pymc.json"
 }
 

@@ -37,6 +37,13 @@ def main(folder):
     if lines:
         print("\nTimes by those of others; a goal is the largest that is wanted")
         print("\n".join(lines))
+    for name in ("jax", "jax-large", "jax-draws"):
+        said = text_of(folder / f"{name}.txt")
+        rows = re.findall(
+            r"^(?:  \w+ +[\d,]{4,} .*|Value and .*|.*(?:chains: ).*)$", said, re.MULTILINE
+        )
+        if rows:
+            print(f"\n{name}:\n" + "\n".join(rows))
     for name in ("threads", "scaling-strong", "scaling-strong-cnn", "scaling-weak"):
         said = text_of(folder / f"{name}.txt").strip()
         if said:
