@@ -5,9 +5,6 @@ SYNKHRONOS_TEST_JAX names the device: on a machine with a GPU, cuda0.
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,27 +223,23 @@ print(*(np.allclose(each, draws[0], rtol=1e-3) for each in draws[1:]))
 """
 
 
-def run(code):
-    """Run a script in a process of its own; return what it has printed."""
-    command = [sys.executable, "-W", "ignore", "-c", code.replace("jax:cpu", DEVICE)]
-    folders = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "PYTHONPATH": folders}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def on_device(script):
+    """Return a function that runs a script on the device, and returns what it has printed."""
+    return lambda code: script(code.replace("jax:cpu", DEVICE), timeout=300).stdout
 
 
-def test_chains_in_this_process_and_in_others():
-    assert run(CHAINS) == "True True\n"
+def test_chains_in_this_process_and_in_others(on_device):
+    assert on_device(CHAINS) == "True True\n"
 
 
-def test_jax_that_has_started_before():
-    refused, ranks = run(STARTED_BEFORE).splitlines()
+def test_jax_that_has_started_before(on_device):
+    refused, ranks = on_device(STARTED_BEFORE).splitlines()
     assert "must come before JAX computes anything in this process" in refused
     assert ranks == "2"
 
 
-def test_jax_that_starts_in_a_block():
+def test_jax_that_starts_in_a_block(on_device):
     """The next block finds the same workers: no others could be forked."""
-    first, second = run(STARTED_INSIDE).splitlines()
+    first, second = on_device(STARTED_INSIDE).splitlines()
     assert first == second and first.startswith("True ")

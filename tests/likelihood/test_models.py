@@ -1,5 +1,7 @@
 """Log-probabilities and gradients on ranks, compared with those of the plain models."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -322,6 +324,27 @@ def test_functions_of_the_block_refuse_after_it():
         function(point)
     with pytest.raises(SessionError, match="after the end of the block"):
         function(point)
+
+
+OF_32_BITS = """
+import numpy as np
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+model = models.make(models.logistic)  # the outcomes are integers: the sum has 64 bits
+at = models.points(model)
+at = [{name: value.astype("float32") for name, value in each.items()} for each in at]
+expected = models.evaluate(model, at)
+with parallel.likelihood(model, ranks=2) as ours:
+    models.assert_equal(models.evaluate(model, at), expected, rtol=1e-5)
+    print(ours.divided)
+"""
+
+
+def test_models_of_32_bits(script):
+    flags = f"{os.environ.get('PYTENSOR_FLAGS', '')},floatX=float32".strip(",")
+    done = script(OF_32_BITS, env={"PYTENSOR_FLAGS": flags})
+    assert done.stdout == "['y']\n"
 
 
 def test_arguments():

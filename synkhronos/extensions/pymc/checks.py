@@ -27,7 +27,7 @@ from synkhronos._machine.interrupts import raised_here
 from synkhronos.extensions.pymc.runs import along, compiled
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}  # of the largest part, by dtype
+_TOLERANCE, _OF_32_BITS = 1e-10, 1e-5  # of the largest part
 _STEPS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6)  # from the initial point, until all is finite
 _POINTS = 2
 _MOST_ROWS = 50_000  # of the parts that must add up
@@ -168,7 +168,9 @@ class _Parts:
 
 def _compare(term, parts, values, plains, order):
     whole = parts(values)
-    tolerance = TOLERANCE.get(term.logp.dtype, 1e-10)
+    variables = [term.logp, *term.parameters, *(rows.variable for rows in term.rows)]
+    is_of_32_bits = "float32" in {each.dtype for each in variables}  # the sum may have 64
+    tolerance = _OF_32_BITS if is_of_32_bits else _TOLERANCE
     order = order[:_MOST_ROWS]
     together = whole if len(order) == term.length else parts(values, order)
     # No part of one row: it would be C and Fortran contiguous, for which numba compiles anew.
