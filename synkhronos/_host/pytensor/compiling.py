@@ -113,12 +113,15 @@ def run(function, arguments, output_subset=None):
 expression_of = on_no_device  # for ranks on other devices than the master's
 
 
+def import_operations():
+    """Tell numba of operations. Importing it takes a second, and a C mode doesn't need it."""
+    importlib.import_module("synkhronos._host.pytensor.numba_operations")
+
+
 @node_rewriter([RankOperation, Rows, PythonOperation])
 def _for_numba(fgraph, node):
-    # Imported here because it imports numba, which takes a second, and a C mode needs no numba.
-    numba_operations = importlib.import_module("synkhronos._host.pytensor.numba_operations")
-    op = numba_operations.for_numba(node.op)
-    return False if op is None else op(*node.inputs, return_list=True)
+    import_operations()
+    return False
 
 
 # This is for all functions that numba compiles, also those of users.

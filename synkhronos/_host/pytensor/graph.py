@@ -1,6 +1,6 @@
 """All-reduce as an operation of a PyTensor graph.
 
-`numba_operations` has operations of its own for numba's code, which call `reduce_in_place`.
+Code of `numba_operations` calls `reduce_in_place`.
 """
 
 import numpy as np

@@ -2,8 +2,7 @@
 
     numba's code ──▶ objmode: arrays as NumPy's ──▶ reduce_in_place(ops, *arrays) ──▶ numba's code
 
-`compiling` replaces each operation by the one of this module. A pickle of a compiled function
-names this module, so unpickling imports it, which tells numba of the operations.
+Importing this module tells numba of the operations, before it compiles a function.
 
 Numba keeps machine code on disk, under a key that must say what the code does. It contains the
 names of the operations, but no serial numbers, which differ between two processes.
@@ -20,39 +19,17 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
-from synkhronos._host.base import rank_operations, rows, serial_random
+from synkhronos._host.base import rows
 from synkhronos._host.base.calls import current_weight
 from synkhronos._host.base.functions import PythonOperation
-from synkhronos._host.base.rows import numbers_of_rows
-from synkhronos._host.base.serial_random import drawn_rows
+from synkhronos._host.base.rank_operations import RankWeight
+from synkhronos._host.base.serial_random import OwnRows, WholeSize, drawn_rows
 from synkhronos._host.pytensor import graph
 
 _VERSION = 1  # raise it with each change of the code below
 
 
-class NumbaAllReduce(graph.PyTensorAllReduce):
-    """The AllReduce of a function that numba compiles."""
-
-
-_OF_CLASSES = {
-    each: type(each.__name__, (each,), {"__module__": __name__})
-    for each in (
-        *(rank_operations.RankWeight, serial_random.WholeSize, serial_random.OwnRows),
-        *(rows.Rows, rows.TotalRows, rows.RowsOfRank),
-    )
-}
-# Pickles find them by these names.
-RankWeight, WholeSize, OwnRows, Rows, TotalRows, RowsOfRank = _OF_CLASSES.values()
-
-
-def for_numba(op):
-    """Return the operation of this module that computes what another one computes, or None."""
-    if type(op) is graph.PyTensorAllReduce:
-        return NumbaAllReduce(op.ops, op.serials, op.inplace)
-    return _OF_CLASSES[type(op)]() if type(op) in _OF_CLASSES else None
-
-
-@register_funcify_and_cache_key(NumbaAllReduce)
+@register_funcify_and_cache_key(graph.PyTensorAllReduce)
 def _all_reduce(op, node, **kwargs):
     names = [f"x{position}" for position in range(len(node.inputs))]
     copies = "" if op.inplace else "".join(f"    {name} = {name}.copy()\n" for name in names)
@@ -78,7 +55,7 @@ def _rank_weight(op, node, **kwargs):
     return calling_python("rank_weight", source, current_weight)
 
 
-@register_funcify_and_cache_key(Rows)
+@register_funcify_and_cache_key(rows.Rows)
 def _rows(op, node, **kwargs):
     names = ["index", "size", "length"][: len(node.inputs)]
     source = (
@@ -87,10 +64,10 @@ def _rows(op, node, **kwargs):
         f"        found = numbers_of_rows({', '.join(f'int({name})' for name in names)})\n"
         "    return found\n"
     )
-    return calling_python("numbers", source, numbers_of_rows)
+    return calling_python("numbers", source, rows.numbers_of_rows)
 
 
-@register_funcify_and_cache_key(TotalRows)
+@register_funcify_and_cache_key(rows.TotalRows)
 def _total_rows(op, node, **kwargs):
     source = (
         "def total(mine):\n"
@@ -101,7 +78,7 @@ def _total_rows(op, node, **kwargs):
     return calling_python("total", source, rows.total_rows)
 
 
-@register_funcify_and_cache_key(RowsOfRank)
+@register_funcify_and_cache_key(rows.RowsOfRank)
 def _rows_of_rank(op, node, **kwargs):
     source = (
         "def bounds(start, stop, length):\n"

@@ -8,9 +8,10 @@ import pickle
 
 import pytensor
 from pytensor.compile import Function
+from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._host.base.pickles import Pickler, dump_with, load_with
-from synkhronos._host.pytensor.compiling import compile_now
+from synkhronos._host.pytensor.compiling import compile_now, import_operations
 
 
 class _PyTensorPickler(Pickler):
@@ -45,6 +46,8 @@ class _PyTensorPickler(Pickler):
 
 
 def _rebuild_function(nodes, maker, input_storage):
+    if isinstance(maker.linker, NumbaLinker):
+        import_operations()
     function = maker.create(input_storage)
     function.trust_input = True
     return function
