@@ -52,10 +52,9 @@ class Rows(host.Operation):
 
     def infer_shape(self, node, shapes):
         index, size, *length = node.inputs
-        end = (index + 1) * size
-        for each in length:
-            end = tensor.minimum(end, each)
-        return [(tensor.maximum(end - index * size, 0),)]
+        if not length:
+            return [(size,)]
+        return [(tensor.maximum(tensor.minimum(size, length[0] - index * size), 0),)]
 
     def connection_pattern(self, node):
         """Return that row numbers have no gradient."""
