@@ -37,9 +37,14 @@ _SOFTLY = 1  # omp_pause_soft of omp.h
 
 _LEAVE_OUT = "import sys; sys.path[:] = filter(None, sys.path)"  # the working folder is ""
 COUNT_DEVICES = """
-import sys
-from pygpu import gpuarray
+import os, sys
+from importlib.util import find_spec
 kind = sys.argv[1]
+if kind == "cuda" and find_spec("jax") and not find_spec("pygpu"):
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+    sys.exit(print(len(jax.devices(kind))))
+from pygpu import gpuarray
 platforms = 1 if kind == "cuda" else gpuarray.count_platforms(kind)
 print(sum(gpuarray.count_devices(kind, platform) for platform in range(platforms)))
 """
@@ -158,7 +163,7 @@ def why_failed(child: subprocess.CompletedProcess[str]) -> str:
 
 
 def probe(kind: str, timeout: float = 60.0) -> tuple[int, str]:
-    """Return the number of devices of `kind` ("cuda", "opencl") that pygpu finds, and any error."""
+    """Return the number of devices of `kind` ("cuda", "opencl"), of pygpu or JAX, and any error."""
     try:
         child = run_captured(python_command(COUNT_DEVICES, kind), timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -177,7 +182,7 @@ def get_n_gpu() -> int:
     Raises
     ------
     ImportError
-        If pygpu, the GPU library of Theano, cannot be imported.
+        If neither pygpu, the GPU library of Theano, nor JAX, that of PyTensor, can be imported.
 
     Examples
     --------
@@ -192,9 +197,9 @@ def get_n_gpu() -> int:
     n_gpu, problem = probe("cuda")
     if re.match(r"(ModuleNotFound|Import)Error", problem):
         raise ImportError(
-            f"get_n_gpu() asks pygpu, the GPU library of Theano, which cannot be imported here "
-            f"({problem}). `synkhronos info` says how to install it for Theano; CPU ranks work "
-            "without it."
+            "get_n_gpu() asks pygpu, the GPU library of Theano, which cannot be imported here "
+            f"({problem}), or for PyTensor JAX, which is not installed. `synkhronos info` says how "
+            "to install them; CPU ranks work without them."
         )
     return n_gpu
 
@@ -269,7 +274,7 @@ def _first_devices(n_parallel: int | None, use_gpu: bool | None) -> tuple[str, .
         n_gpu = get_n_gpu()
         if n_gpu == 0:
             raise RuntimeError(
-                "use_gpu=True, but this machine has no CUDA device that pygpu can use: "
+                "use_gpu=True, but this machine has no CUDA device that pygpu can use, or JAX: "
                 f"{probe('cuda')[1] or 'it counts 0'}. `synkhronos info` says more; "
                 "use_gpu=False runs on CPU cores."
             )
@@ -293,8 +298,10 @@ def has_nvidia_driver() -> bool:
 
 
 def _count_default_gpus() -> int:
-    """Count the CUDA devices; ask pygpu only if there is a driver."""
+    """Count the CUDA devices for Theano; ask pygpu only if there is a driver."""
     if not has_nvidia_driver() or importlib.util.find_spec("pygpu") is None:
+        if has_nvidia_driver() and importlib.util.find_spec("jax_plugins"):
+            log.info('ranks run on CPU cores; fork(devices=["cuda0"]) takes the GPU, with PyTensor')
         return 0
     n_gpu, problem = probe("cuda")
     if n_gpu == 0:

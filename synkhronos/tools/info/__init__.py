@@ -78,6 +78,7 @@ def checks() -> list[Check]:
             check_numba(facts),
             check_optional_compiler(facts),
             check_cache("PyTensor", facts),
+            check_jax(),
             *(check_package(system) for system in _systems.there() if system.package),
             check_cores(),
             check_shm(),
@@ -214,6 +215,19 @@ def check_optional_compiler(facts: dict) -> Check:
         )
         return Check("C++ compiler", OK, f"{path}, with no BLAS", advice)
     return Check("C++ compiler", OK, f"{path}, with {facts['ldflags']}")
+
+
+def check_jax() -> Check:
+    """Name JAX, with which ranks on GPUs compute, and its devices."""
+    code = "import jax; print(jax.__version__, *{each.device_kind for each in jax.devices()})"
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    child = _devices.run_captured(_devices.python_command(code), env=environment)
+    if not child.returncode:
+        return Check("JAX", OK, child.stdout.strip())
+    is_there = installed_version("jax")
+    found = last_line(child.stderr) if is_there else "not installed"
+    advice = f"only GPUs need it: {pythons.install('jax-cuda')}"
+    return Check("JAX", BROKEN if is_there else MISSING, found, advice)
 
 
 def check_package(system: _systems.SystemRow) -> Check:
