@@ -156,7 +156,7 @@ def fork(
         if n_here > 1 or _Current.link is not None:
             check_sharing()
         if set(names) != {"cpu"}:
-            _host.import_device_backend()
+            _host.import_device_backend(names)
         threads = default_threads(n_here)
         if threads_per_rank is not None:
             threads = whole_number("threads_per_rank", threads_per_rank, 1, _MOST_THREADS)
@@ -176,6 +176,8 @@ def fork(
             more = master, threads_per_rank, profile_workers, compress is not None
             plan = job.plan(link, wish, names, *more)
             names = plan.devices
+            if set(names) != {"cpu"}:
+                _host.import_device_backend(names)
         _host.overlap_reductions(overlap and plan is not None and set(names) == {"cpu"})
         begin(plan, n_here, names, threads, master, profile_workers, follow, check, restart)
         if profile_file is not None:

@@ -65,6 +65,8 @@ class Changes:
             kept = self.pending, self._read, self.borrowed, self.unreduced
             forgotten = weakref.finalize(variable, _forget, key, kept)
             forgotten.atexit = False
+        elif self._session.devices != ("cpu",):
+            _host.watch(variable, bool)  # it does nothing, but scripts read NumPy's arrays
 
     def follow_from_now(self) -> None:
         """Broadcast the script's changes from now on, also of variables that the workers have."""

@@ -289,7 +289,7 @@ class Replica:
             first = partition.share(request.rows, worker.n_ranks, worker.rank)[0]
         pairs = []
         for number, variable in enumerate(self.description.sliceables):
-            value = _host.peek(variable)
+            value = _host.rows_from(variable)
             chosen = range(len(value)) if picked is None else picked
             chosen = chosen[rows.start - first : rows.stop - first]
             if _host.is_on_device(value):

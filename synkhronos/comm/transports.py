@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from synkhronos import _host
 from synkhronos._machine.devices import usable_cores
 from synkhronos.comm import Gate, Memory
 from synkhronos.comm.arrays import Arrays
@@ -46,7 +47,7 @@ def kinds_for(devices) -> Tuple[str, ...]:
     """
     base = "single" if len(devices) == 1 else "shared"
     # NCCL refuses two ranks on one GPU.
-    are_gpus = all(device.startswith("cuda") for device in devices)
+    are_gpus = _host.title == "Theano" and all(device.startswith("cuda") for device in devices)
     return (base, "nccl") if are_gpus and len({*devices}) == len(devices) else (base,)
 
 

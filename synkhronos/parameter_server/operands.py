@@ -173,7 +173,7 @@ class _SharedOnDevice(_Shared):
         return _host.to_host(_host.peek(self._variable))
 
     def write(self, array):
-        _host.copy_to_device(_host.peek(self._variable), _cast(array, self.dtype))
+        _host.replace(self._variable, _cast(array, self.dtype))
 
 
 def _cast(array, dtype):

@@ -15,6 +15,11 @@ import sys
 
 import numpy as np
 
+from synkhronos._host.base import chosen_library as host
+
+# Arrays of JAX can't be written, and most functions take NumPy's: scripts get copies.
+_for_scripts = getattr(host, "for_scripts", lambda value: value)
+
 
 def peek(variable):
     """Return a shared variable's own value, not a copy."""
@@ -51,7 +56,7 @@ class _Watched:
         for _, on_read, _ in self.watchers:
             if on_read is not None:
                 on_read(storage[0])
-        return storage[0]  # a watcher may have put the current value there
+        return _for_scripts(storage[0])  # a watcher may have put the current value there
 
     def _set(self, value):
         self.plain_class.__set__(self, value)
@@ -108,6 +113,8 @@ def watch(variable, on_set, on_read=None, on_take=None) -> None:
 def borrows(variable, known=0) -> bool:
     """Return whether more than `known` references of the caller lead to a variable's memory."""
     value = peek(variable)
+    if _for_scripts(value) is not value:
+        return False
     while isinstance(value, np.ndarray):
         known += 3  # `value`, getrefcount's argument, and the cell or the view
         if sys.getrefcount(value) > known:
@@ -122,9 +129,10 @@ def borrows(variable, known=0) -> bool:
 
 
 def unwatch(variable) -> None:
-    """Undo `watch`."""
+    """Undo `watch`, and leave the variable a value that scripts can use."""
     container = variable.container
     if isinstance(container, _Watched):
+        put(variable, _for_scripts(peek(variable)))
         container.__class__ = container.plain_class
         del container.watchers
 

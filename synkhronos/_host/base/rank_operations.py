@@ -140,13 +140,14 @@ def rank_weight():
 
 def has_inside(op, *kinds) -> bool:
     """Return whether a scan or an OpFromGraph has an operation of some kinds in its graph."""
-    return any(_is_or_has(node, kinds) for node in nodes_of(host.inner_outputs(op)))
+    return any(is_or_has(node, kinds) for node in nodes_of(host.inner_outputs(op)))
 
 
 def communicates(function) -> bool:
     """Return whether a compiled function reduces over the ranks, or uses the ranks' rows."""
-    return any(_is_or_has(node, (RankOperation,)) for node in function.maker.fgraph.apply_nodes)
+    return any(is_or_has(node, (RankOperation,)) for node in function.maker.fgraph.apply_nodes)
 
 
-def _is_or_has(node, kinds):
+def is_or_has(node, kinds):
+    """Return whether a node has an operation of some kinds, or has one inside."""
     return isinstance(node.op, kinds) or has_inside(node.op, *kinds)

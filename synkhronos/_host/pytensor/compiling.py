@@ -7,7 +7,7 @@ the master, then the workers, which find the code in numba's cache on the disk.
     master   compile_function ──▶ compile_now ──▶ dump ───▶ load ──▶ compile_now   worker
 
 In numba's code an AllReduce is a call of Python. Numba leaves PyTensor's rewrites for BLAS out, so
-no product is computed in shared memory.
+no product is computed in shared memory. Ranks on devices compute with `jax_functions`.
 """
 
 import importlib
@@ -15,7 +15,9 @@ import warnings
 
 import numpy as np
 import pytensor
+from pytensor.compile.mode import Mode
 from pytensor.link.basic import JITLinker
+from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos import _systems
@@ -28,7 +30,7 @@ from synkhronos._host.base.functions import (
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.base.rows import Rows
-from synkhronos._host.pytensor.device_arrays import on_no_device
+from synkhronos._host.pytensor.device_arrays import device_context, to_host
 from synkhronos._host.pytensor.library import (
     WalkingGraphRewriter,
     get_mode,
@@ -56,13 +58,20 @@ def compile_function(inputs, outputs, **kwargs):
 
 def _checked(mode):
     linker = mode.linker
+    name = type(linker).__name__.replace("Linker", "").upper()
+    if device_context() is not None:
+        if not isinstance(linker, JAXLinker):
+            raise ValueError(
+                f"A function of the mode {name} can't run on ranks on devices, which compute with "
+                "JAX: leave the mode out, or write mode='JAX'. fork(n) gives ranks CPU cores."
+            )
+        return Mode(get_mode("JAX").linker.clone(), mode.provided_optimizer)
     if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
-        name = type(linker).__name__.replace("Linker", "").upper()
         raise ValueError(
             f"A function of the mode {name} can't run on several ranks: its library starts threads "
             "in the master, which no process survives that is forked afterwards, and its arrays "
-            "are not NumPy's. Give mode='NUMBA' (PyTensor's default) or mode='CVM'."
-            + _systems.advice("JAX")
+            "are not NumPy's. Give mode='NUMBA' (PyTensor's default) or mode='CVM'; with JAX "
+            "compute ranks of fork(devices=['cuda0']), or ['jax:cpu']." + _systems.advice("JAX")
         )
     return mode
 
@@ -96,21 +105,23 @@ def _type_of(container):
 def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
     try:
-        if hasattr(function.vm, "jit_fn"):
+        if isinstance(function.maker.linker, NumbaLinker):
             arguments = [
                 array if array.flags.carray else np.require(array, requirements="CAW")
                 for array in arguments
             ]
         outputs = function(*arguments)
-        if output_subset is None:
-            return outputs
-        return [outputs[index] for index in output_subset]
+        if output_subset is not None:
+            outputs = [outputs[index] for index in output_subset]
+        return outputs if device_context() is None else [*map(to_host, outputs)]
     except BaseException:
         release_arguments(function)
         raise
 
 
-expression_of = on_no_device  # for ranks on other devices than the master's
+def expression_of(function, *expression):
+    """Return a compiled function, for ranks whose JAX has another kind of device: itself."""
+    return function
 
 
 def import_operations():

@@ -1,6 +1,6 @@
 """All-reduce as an operation of a PyTensor graph.
 
-Code of `numba_operations` calls `reduce_in_place`.
+Code of `numba_operations` and `jax_functions` calls `reduce_in_place`.
 """
 
 import numpy as np

@@ -57,6 +57,8 @@ try:
 except ImportError:  # PyTensor 3.2 and older
     from pytensor.ifelse import IfElse
 
+from synkhronos._host.pytensor.device_arrays import to_host as for_scripts
+
 title = "PyTensor"
 tuple_forms = ""
 CONVERTS_UPDATES = True  # whether `function` converts updates to the types of their variables

@@ -10,14 +10,29 @@ from pytensor.tensor.type import DenseTensorType
 from synkhronos._host.base.cells import peek, replace_object
 from synkhronos._host.base.functions import fixed_axes
 from synkhronos._host.base.serial_random import is_state_equal
-from synkhronos._host.pytensor.device_arrays import is_on_device, to_host
+from synkhronos._host.pytensor.device_arrays import device_context, is_on_device, to_device, to_host
 
-lives_on_device, on_host, on_device = is_on_device, to_host, to_host
+on_host = on_device = to_host  # of a variable, whose type is the same on devices: the variable
 
 
 def replace(variable, value) -> None:
-    """Make `value` the value of a shared variable, cast to its dtype, with no copy."""
-    variable.container.storage[0] = np.asarray(value, dtype=variable.dtype)
+    """Make `value` the value of a shared variable, cast to its dtype: a copy only on a device."""
+    if not is_on_device(value):
+        value = np.asarray(value, dtype=variable.dtype)
+        value = to_device(value) if lives_on_device(variable) else value
+    variable.container.storage[0] = value
+
+
+def lives_on_device(variable) -> bool:
+    """Return whether a variable is a shared one whose value is on a device now."""
+    return hasattr(variable, "container") and is_on_device(peek(variable))
+
+
+def rows_from(variable):
+    """Return a shared variable's value, to take rows from: on the device, if there is one."""
+    if device_context() is not None:
+        replace(variable, to_device(peek(variable)))
+    return peek(variable)
 
 
 def lengths(variable):

@@ -27,6 +27,9 @@ def replace(variable, value) -> None:
             storage[0] = device_arrays.to_device(value)
 
 
+rows_from = peek  # returns a value to take rows from, on the device if it is there
+
+
 def lengths(variable):
     """Return for each axis of a variable the length that it always has: 1, or None."""
     return tuple(1 if is_fixed else None for is_fixed in fixed_axes(variable))
