@@ -15,7 +15,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import compiling
-from support.layouts import ON_DEVICES, Layout
+from support.layouts import ON_THEANO_DEVICES, Layout
 from theano import function as function_of_a_library
 from theano.compile.function_module import Function
 from theano.compile.nanguardmode import NanGuardMode
@@ -33,7 +33,7 @@ from synkhronos import PortingWarning
 from synkhronos._session import changes
 from synkhronos.porting import ParallelFunction
 
-pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")
+pytestmark = pytest.mark.skipif(ON_THEANO_DEVICES, reason="graphs of the CPU")
 LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
 ROWS = 7  # no multiple of 2 or 3
 

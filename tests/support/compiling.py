@@ -11,6 +11,8 @@ from support.layouts import ON_DEVICES
 
 # The graph of FAST_RUN, computed by Python. Operations that have no Python code can't run in it.
 IN_PYTHON = theano.Mode(theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False), "fast_run")
+if MODE == "JAX":  # ranks on devices of JAX have no other
+    IN_PYTHON = mode.predefined_modes["FAST_COMPILE"] = mode.predefined_modes[MODE]
 
 # The same on the host, beside ranks on devices: with variables of `tensor_constructor`.
 ON_HOST = IN_PYTHON.excluding("gpuarray_opt", "gpuarray")

@@ -19,7 +19,8 @@ from support.layouts import ON_DEVICES
 from support.waiting import LONG
 
 # Operations on devices have compiled code only, so they need a linker that runs it.
-MODE = theano.Mode("vm", "fast_compile") if ON_DEVICES else host_library.MODE
+IS_VM = ON_DEVICES and not host_library.ON_PYTENSOR
+MODE = theano.Mode("vm", "fast_compile") if IS_VM else host_library.MODE
 function = functools.partial(synk.function, mode=host_library.MODE)
 
 

@@ -28,6 +28,7 @@ SUITES = [
     "tests/calls",
     "tests/collectives",
     "tests/training",
+    "tests/jax_devices",
     "tests/faults",
     "tests/host",
     "tests/likelihood",

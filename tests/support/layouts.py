@@ -96,6 +96,7 @@ def from_environment():
 
 ONLY = from_environment()
 ON_DEVICES = ONLY is not None and ONLY.is_on_devices
+ON_THEANO_DEVICES = ON_DEVICES and NAME == "theano"
 IS_MIXED = ONLY is not None and ONLY.is_mixed
 ON_CUDA = ONLY is not None and any(device.startswith("cuda") for device in ONLY.devices)
 
