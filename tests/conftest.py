@@ -63,6 +63,8 @@ if importlib.util.find_spec("pymc") is None:
     collect_ignore.append("support/pymc_models.py")
 if not layouts.ON_DEVICES:
     collect_ignore.append("devices/test_device_ranks.py")
+if not (layouts.ON_DEVICES and host_library.ON_PYTENSOR):
+    collect_ignore.append("jax_devices/jax_cases.py")
 if layouts.ONLY is None or layouts.ONLY.transport == "shared":
     collect_ignore.append("devices/test_nccl.py")
 
