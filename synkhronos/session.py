@@ -71,9 +71,10 @@ def fork(
     max_n_var, max_dim : int
         Ignored: there is no limit on the number of variables or dimensions any more.
     devices : list of str, optional
-        The device of each rank, such as ``["cpu"] * 4``, ``["cuda0", "cuda1"]`` or
-        ``["opencl0:0"] * 2``; ranks may share one, and kinds may be mixed. By default the
-        environment variable ``SYNKHRONOS_DEVICES=cpu,cpu`` names the devices, if it is set.
+        The device of each rank, such as ``["cpu"] * 4`` or ``["cuda0", "cuda1"]``, with Theano
+        ``["opencl0:0"] * 2``, and with PyTensor ``["jax:cpu"] * 2``; ranks may share one, and kinds
+        may be mixed. By default the environment variable ``SYNKHRONOS_DEVICES=cpu,cpu`` names the
+        devices, if it is set.
     threads_per_rank : int, optional
         The number of threads that BLAS and OpenMP may use in each rank; by default the usable cores
         divided by the ranks, at least 1.
@@ -115,7 +116,7 @@ def fork(
     TypeError, ValueError
         For arguments of the wrong kind, and arguments that contradict each other.
     ImportError
-        For ranks on other devices than CPU cores, without pygpu.
+        For ranks on other devices than CPU cores, without pygpu, or JAX for PyTensor.
     WorkerError
         If a rank can't open its device.
     WorkerDied

@@ -28,7 +28,7 @@ from pytensor.tensor.random.type import RandomType
 from synkhronos._host.base.calls import current_weight, rows_of_ranks
 from synkhronos._host.base.chosen_library import Constant, MakeVector
 from synkhronos._host.base.functions import is_by, line_of, operation_name
-from synkhronos._host.base.rank_operations import After, RankWeight, is_or_has
+from synkhronos._host.base.rank_operations import RankWeight, is_or_has
 from synkhronos._host.base.rows import Rows, TotalRows, total_rows
 from synkhronos._host.base.serial_random import OwnRows, WholeSize, drawn_rows
 from synkhronos._host.pytensor import graph
@@ -150,7 +150,7 @@ _OF_ROWS = {  # computed while JAX compiles for a division of the rows
     WholeSize: lambda size: (int(drawn_rows(size)[0]), *size[1:]),
     OwnRows: lambda numbers, size: numbers[slice(*drawn_rows(size)[1:])],
 }
-for _kind, _function in {**_OF_ROWS, After: lambda x, *others: x}.items():  # callbacks are in order
+for _kind, _function in _OF_ROWS.items():
     jax_funcify.register(_kind, lambda op, function=_function, **kwargs: function)
 
 
