@@ -1,5 +1,6 @@
 """Which device each rank gets, and what is refused."""
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -140,6 +141,16 @@ def test_gpus_that_pygpu_can_not_use_are_told_of(monkeypatch, tmp_path, driver, 
     assert resolve(2) == ("cpu", "cpu")
     [record] = caplog.records
     assert "no libcuda.so" in record.getMessage() and "synkhronos info" in record.getMessage()
+
+
+def test_a_gpu_that_jax_can_use_is_told_of(monkeypatch, driver, caplog):
+    caplog.set_level("INFO", "synkhronos")
+    for has_jax in (False, True):
+        names = {"jax_plugins"} if has_jax else ()
+        find = functools.partial(dict.get, dict.fromkeys(names, True))
+        monkeypatch.setattr(_devices.importlib.util, "find_spec", find)
+        assert resolve(2) == ("cpu", "cpu")
+        assert ('fork(devices=["cuda0"])' in caplog.text) == has_jax
 
 
 def test_without_a_gpu_nobody_is_asked(monkeypatch):

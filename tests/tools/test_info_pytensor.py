@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import subprocess
 import sys
 
 import pytest
@@ -91,6 +92,19 @@ def test_what_one_system_needs_may_be_missing(monkeypatch, version, status):
     check = info.check_package(system)
     assert (check.status, check.failed) == (status, False)
     assert ("pip install 'synkhronos[pymc]'" in check.advice) == (version is None)
+
+
+@pytest.mark.parametrize("version", [None, "0.11.2"])
+def test_jax_is_named_with_its_devices(monkeypatch, version):
+    child = subprocess.CompletedProcess([], 0, "0.11.2 cpu\n", "")
+    monkeypatch.setattr(info._devices, "run_captured", lambda *command, **options: child)
+    monkeypatch.setattr(info, "installed_version", lambda name: version)
+    assert info.check_jax() == info.Check("JAX", "ok", "0.11.2 cpu")
+    child.returncode, child.stderr = 1, "RuntimeError: no such device\n"
+    check = info.check_jax()
+    assert (check.status, check.failed) == ("broken" if version else "missing", False)
+    assert check.found == ("RuntimeError: no such device" if version else "not installed")
+    assert "synkhronos[jax-cuda]" in check.advice
 
 
 def chosen(monkeypatch, capsys, host):
