@@ -118,7 +118,7 @@ class Replica:
                     outputs = self._run_rows(worker, request, rows, arrays, weights, PLAIN, subset)
                 else:
                     outputs = self._run_slices(worker, request, rows, arrays)
-            except (ValueError, IndexError, AssertionError) as error:
+            except (TypeError, ValueError, IndexError, AssertionError) as error:
                 if _may_be_of_rows(error, computed, request):
                     is_short = worker.n_ranks * (time.monotonic() - begin) < SECONDS_AGAIN
                     self._explain(worker, error, computed, request, arrays, is_short)

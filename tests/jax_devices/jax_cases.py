@@ -312,3 +312,14 @@ def test_an_error_leaves_the_session_usable(ranks):
         np.testing.assert_array_equal(w.get_value(), np.zeros(3))
     f(matrix(rows=ranks.n))
     equal(w.get_value(), np.full(3, matrix(rows=ranks.n).sum()))
+
+
+def test_a_rank_whose_rows_do_not_fit_is_told_of(ranks):
+    x = pt.dvector("x")
+    total = synk.ops.all_reduce(x.reshape((2, -1)).sum(), "sum")
+    f = synk.function([x], (total, None))
+    for rows in (4 * ranks.n, 8 * ranks.n):
+        if ranks.n > 1:
+            with pytest.raises(WorkerError, match=rf"had \d of the {rows + 1} rows"):
+                f(np.ones(rows + 1))  # the other ranks wait for this one
+        assert f(np.ones(rows)) == rows
