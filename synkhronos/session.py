@@ -60,7 +60,7 @@ def fork(
     n_parallel : int, optional
         The number of ranks, the master included; it may be 1, or more than there are cores. By
         default the number given to ``synkhronos run`` or ``launch``; else one for each CUDA device
-        or, without any, one for each core that this process may use.
+        or, without any or with PyTensor, one for each core that this process may use.
     use_gpu : bool, optional
         True asks for CUDA devices, False for CPU cores.
     master_rank : int

@@ -3,6 +3,8 @@
 All of these tests share one session, as a process can start JAX once; see support/layouts.py.
 """
 
+import concurrent.futures
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -323,3 +325,14 @@ def test_a_rank_whose_rows_do_not_fit_is_told_of(ranks):
             with pytest.raises(WorkerError, match=rf"had \d of the {rows + 1} rows"):
                 f(np.ones(rows + 1))  # the other ranks wait for this one
         assert f(np.ones(rows)) == rows
+
+
+def test_plain_functions_of_other_threads_reduce_nothing(ranks):
+    x = pt.dvector("x")
+    total = synk.ops.all_reduce(x.sum(), "sum")
+    f, plain = synk.function([x], (total, None)), pytensor.function([x], total)
+    f(np.ones(ranks.n))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        found = pool.submit(lambda: [float(plain([2.0])) for _ in range(100)])
+        assert {float(f(np.ones(ranks.n))) for _ in range(100)} == {ranks.n}
+        assert {*found.result()} == {2}

@@ -124,14 +124,10 @@ def expression_of(function, *expression):
     return function
 
 
-def import_operations():
-    """Tell numba of operations. Importing it takes a second, and a C mode doesn't need it."""
-    importlib.import_module("synkhronos._host.pytensor.numba_operations")
-
-
 @node_rewriter([RankOperation, Rows, PythonOperation])
 def _for_numba(fgraph, node):
-    import_operations()
+    # It imports numba, which takes a second, and a C mode needs no numba.
+    importlib.import_module("synkhronos._host.pytensor.numba_operations")
     return False
 
 

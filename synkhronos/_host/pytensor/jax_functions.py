@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import copy
 import re
+import threading
 import warnings
 
 import jax
@@ -35,8 +36,9 @@ from synkhronos._host.pytensor import graph
 from synkhronos._host.pytensor.device_arrays import to_device
 from synkhronos._host.pytensor.library import WalkingGraphRewriter, node_rewriter, register
 
-# The context of the running call, and its errors: JAX may call from a thread of its own.
+# The context of the running call, and its errors: JAX may call back from a thread of its own.
 _call = [contextvars.copy_context(), []]
+_one_at_a_time = threading.RLock()  # functions of other threads would replace `_call`
 
 
 class JAXLinker(PlainLinker):
@@ -79,11 +81,12 @@ class JAXLinker(PlainLinker):
                 else:
                     cell[0] = to_device(cell[0])
                     inputs.append(cell[0])
-            _call[:] = contextvars.copy_context(), []
-            outputs = compiled(rows_of_ranks() if uses_rows else None, *inputs)
-            jax.block_until_ready(outputs)  # the arrays, the reductions and their errors are there
-            for error in _call[1]:
-                raise error
+            with _one_at_a_time:
+                _call[:] = contextvars.copy_context(), []
+                outputs = compiled(rows_of_ranks() if uses_rows else None, *inputs)
+                jax.block_until_ready(outputs)  # then all reductions have been made
+                for error in _call[1]:
+                    raise error
             for i, output in updated:
                 outputs[output] = after[i]
             return outputs or None

@@ -4,6 +4,7 @@ master   dump(functions)     a shared variable that the worker has: its id; a ne
 worker   load(data)          compiled functions: neither the rewrites nor the compilers run again
 """
 
+import importlib
 import pickle
 
 import pytensor
@@ -11,7 +12,7 @@ from pytensor.compile import Function
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos._host.base.pickles import Pickler, dump_with, load_with
-from synkhronos._host.pytensor.compiling import compile_now, import_operations
+from synkhronos._host.pytensor.compiling import compile_now
 
 
 class _PyTensorPickler(Pickler):
@@ -47,7 +48,7 @@ class _PyTensorPickler(Pickler):
 
 def _rebuild_function(nodes, maker, input_storage):
     if isinstance(maker.linker, NumbaLinker):
-        import_operations()
+        importlib.import_module("synkhronos._host.pytensor.numba_operations")
     function = maker.create(input_storage)
     function.trust_input = True
     return function
