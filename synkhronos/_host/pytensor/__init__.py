@@ -10,6 +10,8 @@ by the first block of `parallel`, by `dividing.intercept`: libraries keep `pyten
 the class of objects that the script has already: so it sees no other objects than its own
     pytensor.link.basic.Container                  `base.cells`: tells when the value is set or read
     pytensor.compile.executor.Function             `dividing.serial_functions`: tells of its calls
+in a rank on a device: plain functions can't read the values of shared variables there
+    pytensor.compile.mode.predefined_modes["JAX"]  `jax_functions`: a mode with a linker of its own
 """
 
 from pytensor import __version__

@@ -74,8 +74,7 @@ def start(name: str, threads: int):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
     import jax
 
-    # Callbacks of a computation would wait for threads that wait for it.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # callbacks could wait for ever
     jax.config.update("jax_default_matmul_precision", "highest")  # else TF32 on GPUs
     visible = f"jax_{platform}_visible_devices"
     if hasattr(jax.config, visible):  # else JAX opens all GPUs

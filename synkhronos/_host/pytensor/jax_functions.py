@@ -130,8 +130,7 @@ def _all_reduce(op, node, **kwargs):
 
     def all_reduce(*inputs):
         # A constant may be a number of Python.
-        pairs = zip(inputs, node.inputs)
-        arrays = [jax.numpy.asarray(each, x.type.dtype) for each, x in pairs]
+        arrays = [jax.numpy.asarray(each, x.type.dtype) for each, x in zip(inputs, node.inputs)]
         like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]
         reduced = io_callback(reduce, like, *arrays, ordered=True)
         return reduced if len(reduced) > 1 else reduced[0]
