@@ -1,8 +1,8 @@
 """The likelihood of PyMC models on devices of JAX, beside JAX alone there, and beside CPU ranks.
 
-Value and gradient, in milliseconds, in turns: the whole model in a likelihood(devices=...) block;
-what its ranks compute of it; one call of jax.jit for the same graph and rows; JAX's own gradient of
-the whole model, as numpyro has it. Then the whole model in a block of CPU ranks.
+Value and gradient, in turns: the whole model in a likelihood(devices=...) block; what its ranks
+compute of it; one call of jax.jit for the same graph and rows. Then the whole model in a block of
+CPU ranks, and by JAX's own gradient, as numpyro has it.
 
 Draws per second: of one chain, and of several: nutpie in either block, nutpie with its JAX backend,
 and numpyro, whose chains are vectorized. Each samples twice, with so many draws and with five times
@@ -49,16 +49,15 @@ def measure(args, report):
     missing = [each for each in ("jax", "pymc") if importlib.util.find_spec(each) is None]
     if missing:
         raise frame.Refused("bench likelihoods needs PyMC and JAX: 'synkhronos[pymc,jax]'")
-    table = frame.Table("  model", "rows", "block", "ranks", "jit", "JAX", "CPU ranks", first=16)
+    found = report.results["evaluations"] = [
+        {"model": name, "rows": args.rows or _MODELS[name]} for name in args.models
+    ]
     where = ", ".join(args.devices)
-    report.show(f"Value and gradient on {where}; milliseconds, medians\n{table.head}")
-    found = report.results["evaluations"] = []
-    for name in args.models:
-        each = _evaluation(name, args.rows or _MODELS[name], args)
-        found.append(each)
-        ms = [each.get(f"{way}_ms") for way in ("block", "ranks", "jit", "jax", "cpu")]
-        times = ["" if one is None else f"{one:.3f}" for one in ms]
-        report.show(table.line(f"  {name}", f"{each['rows']:,}", *times))
+    _table(report, f"On {where}", ("block", "ranks", "jit"), found, _on_devices, args)
+    if args.ranks:
+        _table(report, f"On {args.ranks} CPU ranks", ("cpu",), found, _on_cores, args)
+    few = [each for each in found if each["rows"] <= _MOST_IN_JAX]
+    _table(report, "JAX's own gradient of the model", ("jax",), few, _by_jax, args)
     found = report.results["sampling"] = []
     for name in args.models if args.draws else ():
         for way, chains in [(way, chains) for way in _WAYS for chains in (1, _CHAINS)]:
@@ -96,30 +95,51 @@ def make_model(name, rows):
     return model
 
 
-def _evaluation(name, rows, args):
+def _table(report, title, ways, found, measured, args):
+    """Measure each model, and show a table of its milliseconds."""
+    table = frame.Table("  model", "rows", *ways, first=16)
+    report.show(f"{title}: value and gradient, medians in milliseconds\n{table.head}")
+    for each in found:
+        begin = time.monotonic()
+        each.update(measured(each, args))
+        each[f"{ways[0]}_seconds"] = time.monotonic() - begin
+        times = [f"{each[f'{way}_ms']:.3f}" for way in ways]
+        report.show(table.line(f"  {each['model']}", f"{each['rows']:,}", *times))
+
+
+def _on_devices(each, args):
     from synkhronos.extensions import pymc as parallel
     from synkhronos.extensions.pymc.advice import compiled
 
-    model, result = make_model(name, rows), {"model": name, "rows": rows}
-    begin = time.monotonic()
+    name, rows = each["model"], each["rows"]
+    model, begin = make_model(name, rows), time.monotonic()
     with parallel.likelihood(model, devices=args.devices) as ours:
-        result["enter_s"] = time.monotonic() - begin
+        entered = time.monotonic() - begin
         [evaluator] = ours.evaluators
-        block = compiled(model)
+        calls = {"block": compiled(model)}
         values = evaluator.values
-        calls = {"block": block, "ranks": lambda: evaluator.evaluate("gradients", values)}
+        calls["ranks"] = lambda: evaluator.evaluate("gradients", values)
         # After the workers have been forked: here JAX starts in this process.
         calls["jit"] = _jitted(evaluator, values, args.devices[0])
-        if rows <= _MOST_IN_JAX:
-            calls["jax"] = in_jax(model)
         one, other = (calls[key]() for key in ("ranks", "jit"))
         if len(args.devices) == 1 and not np.allclose(one, other, rtol=1e-9):
             raise frame.Failed(f"{name}: {one} on ranks, {other} by jax.jit")
-        result.update(_medians(calls, f"{name}, {rows:,} rows", args.seconds))
-    if args.ranks:
-        with parallel.likelihood(model, ranks=args.ranks):
-            result.update(_medians({"cpu": compiled(model)}, f"{name}, CPU ranks", args.seconds))
-    return result
+        return {"entered_s": entered, **_medians(calls, f"{name}, {rows:,} rows", args.seconds)}
+
+
+def _on_cores(each, args):
+    from synkhronos.extensions import pymc as parallel
+    from synkhronos.extensions.pymc.advice import compiled
+
+    model = make_model(each["model"], each["rows"])
+    with parallel.likelihood(model, ranks=args.ranks):
+        return _medians({"cpu": compiled(model)}, f"{each['model']}, CPU ranks", args.seconds)
+
+
+def _by_jax(each, args):
+    _start(args.devices[0])
+    call = in_jax(make_model(each["model"], each["rows"]))
+    return _medians({"jax": call}, f"{each['model']}, JAX", args.seconds)
 
 
 def _medians(calls, what, seconds):

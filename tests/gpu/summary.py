@@ -40,7 +40,7 @@ def main(folder):
     for name in ("jax", "jax-large", "jax-draws"):
         said = text_of(folder / f"{name}.txt")
         rows = re.findall(
-            r"^(?:  \w+ +[\d,]{4,} .*|Value and .*|.*(?:chains: ).*)$", said, re.MULTILINE
+            r"^(?:  \w+ +[\d,]{4,} .*|.*: value and .*|.*(?:chains: ).*)$", said, re.MULTILINE
         )
         if rows:
             print(f"\n{name}:\n" + "\n".join(rows))

@@ -63,7 +63,7 @@ class LayoutOfDevices(MachineLayout):
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenDevices:
     """Start JAX in each worker, for its device."""
 
     devices: tuple[str, ...]
@@ -76,7 +76,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadRows:
     """Give each worker its rows of the data of an evaluator."""
 
     number: int
@@ -100,7 +100,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Compute:
+class ComputeOnDevices:
     """Compute the parts of all workers."""
 
     number: int
@@ -113,7 +113,7 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Drop:
+class DropRows:
     """Free what the workers keep for an evaluator: rows, and what JAX has compiled."""
 
     number: int
@@ -153,7 +153,7 @@ class DeviceEvaluator(Evaluator):
         """Load the data, unless only the kind is new."""
         if not (self._commands and self._is_current(values)):
             self._load(values)
-        return self._commands.setdefault(kind, Compute(self.number, kind))
+        return self._commands.setdefault(kind, ComputeOnDevices(self.number, kind))
 
     def _load(self, values):
         self._commands.clear()  # before `_sources` changes, by which `_is_current` knows old data
@@ -172,7 +172,7 @@ class DeviceEvaluator(Evaluator):
         block, reference = memory.wrap(pickled((content, values)))
         blocks.append(block)
         shared = self._memory.memory.reference("uint8", ())
-        self._session.run(Load(self.number, reference, tuple(data), shared))
+        self._session.run(LoadRows(self.number, reference, tuple(data), shared))
 
     def _stop(self):
         session = self._session
@@ -180,7 +180,7 @@ class DeviceEvaluator(Evaluator):
         if session is not None and session.state is SessionState.OPEN:
             try:
                 with session.call("likelihood", broadcasts=False):
-                    session.run(Drop(self.number))
+                    session.run(DropRows(self.number))
             except (WorkerDied, SessionError) as error:
                 log.debug("the rows of a likelihood stay on their devices: %s", error)
             _release_unused()
@@ -337,7 +337,7 @@ def _session_of(devices):
             _sessions[devices] = session = forked(1 + len(devices))
         try:
             session.begin()
-            session.run(Open(devices))
+            session.run(OpenDevices(devices))
         except BaseException as error:
             del _sessions[devices]
             released(session)
