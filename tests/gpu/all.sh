@@ -227,10 +227,10 @@ pytensor() { # NAME SECONDS ARGUMENT ...: a step of python3 with the kit of PyMC
 
 part_jax() {
     local beside=(-m benchmarks likelihoods --busy-ok --devices $jax "${likelihoods[@]}")
-    pytensor jax 100 "${beside[@]}" --json "$results/jax.json"
-    pytensor jax-large 50 "${beside[@]}" --models logistic --rows $large_rows --json "$results/jax-large.json"
-    pytensor jax-draws 90 "${beside[@]}" --models logistic --draws $draws --json "$results/jax-draws.json"
-    pytensor jax-suites 60 -m pytest -q -p no:cacheprovider -W ignore -k "$chosen" \
+    pytensor jax 85 "${beside[@]}" --json "$results/jax.json"
+    pytensor jax-large 40 "${beside[@]}" --models logistic --rows $large_rows --json "$results/jax-large.json"
+    pytensor jax-draws 75 "${beside[@]}" --models logistic --draws $draws --json "$results/jax-draws.json"
+    pytensor jax-suites 70 -m pytest -q -p no:cacheprovider -W ignore -k "$chosen" \
         tests/likelihood/test_likelihood_devices.py tests/jax_devices
 }
 
