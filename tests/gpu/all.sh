@@ -102,7 +102,7 @@ else
     calls=(--calls 2000 --idle 3 --megabytes 300) sizes=1K,64K,1M,16M one_groups=versions,operations two_groups=training,failure,suites
     quick=() pymc=(--models logistic,hierarchical --pays 10000)
     jax=cuda0 likelihoods=(--ranks 16 --seconds 1.5) large_rows=5000000 draws=100
-    chosen='derivatives or new_data or chains or jax_that or dies or plain_model or functions or collectives'
+    chosen='functions or jax_that or dies or new_data or derivatives or chains or logistic or mixture'
 fi
 cores=(training --busy-ok --one-core-each --seconds $brief)
 
