@@ -1,6 +1,7 @@
 """Switch the changes of this folder on, in a process or in a function.
 
     compile_cache                          processes find what others have compiled        always
+    graph_checks                           the optimizer checks graphs in less time        always
     compile_ahead, compiled_header         compilers that run at the same time             (1)
     elementwise, sums, pooling,            rewrites of functions that run C code on CPUs   (2)
     convolutions
@@ -21,6 +22,7 @@ from synkhronos._host.theano.faster import (
     compile_cache,
     convolutions,
     elementwise,
+    graph_checks,
     pooling,
     sums,
 )
@@ -32,6 +34,7 @@ CPU = "synkhronos_cpu"
 def install() -> None:
     """Change how Theano compiles in this process."""
     compile_cache.fix_cache_keys()
+    graph_checks.install()
     number = number_of_compilers()
     if number != 0:
         compile_ahead.install(number)
