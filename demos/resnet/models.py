@@ -9,7 +9,10 @@
 Works with Lasagne 0.1, which has no BatchNormLayer, and with 0.2.
 """
 
+import sys
+
 import lasagne
+import numpy as np
 import theano.tensor as T
 from lasagne.layers import (
     DenseLayer,
@@ -20,6 +23,7 @@ from lasagne.layers import (
     NonlinearityLayer,
 )
 from lasagne.nonlinearities import rectify, softmax
+from theano.tensor.nnet.bn import batch_normalization_train
 
 import synkhronos as synk
 
@@ -202,12 +206,21 @@ class BatchNormLayer(lasagne.layers.Layer):
 
     def get_output_for(self, input, deterministic=False, statistics=None, **kwargs):
         """Return the normalized variable; add updates of running statistics to `statistics`."""
-        mean, variance = self.mean, self.variance
-        if not deterministic:
+        mean, variance, output = self.mean, self.variance, None
+        if not deterministic and not self.synchronized and has_cudnn():
+            # One operation, and one for its gradient: ResNet-50 compiles in a third of the time.
+            epsilon = max(self.epsilon, np.nextafter(np.float32(1e-5), np.float32(1)))  # its least
+            output, mean, inverse = batch_normalization_train(
+                input, self.gamma, self.beta, "spatial", epsilon
+            )
+            variance = T.maximum(1 / T.sqr(inverse) - epsilon, 0)
+        elif not deterministic:
             mean, variance = self._of_minibatch(input)
         if statistics is not None:
             for kept, new in ((self.mean, mean), (self.variance, variance)):
                 statistics[kept] = (1 - self.alpha) * kept + self.alpha * new
+        if output is not None:
+            return output
         scale = self.gamma / T.sqrt(variance + self.epsilon)
         # One multiplication and one addition for each pixel; the rest is computed for each channel.
         return input * _over_space(scale) + _over_space(self.beta - mean * scale)
@@ -223,6 +236,12 @@ class BatchNormLayer(lasagne.layers.Layer):
         if self.synchronized:
             first, second = synk.ops.all_reduce(first), synk.ops.all_reduce(second)
         return self.mean + first, T.maximum(second - T.sqr(first), 0)
+
+
+def has_cudnn():
+    """Return whether the device that this process has opened computes with cuDNN."""
+    dnn = sys.modules.get("theano.gpuarray.dnn")
+    return dnn is not None and bool(dnn.dnn_present.avail)
 
 
 def _over_space(channels):

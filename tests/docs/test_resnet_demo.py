@@ -88,7 +88,10 @@ def normalization(models, **kwargs):
     return layer, x, output, statistics
 
 
-def test_batch_normalization_is_that_of_the_paper(models):
+@pytest.mark.parametrize("has_cudnn", [False, True])
+def test_batch_normalization_is_that_of_the_paper(models, monkeypatch, has_cudnn):
+    """Also where it is Theano's operation, which is computed by cuDNN on devices that have it."""
+    monkeypatch.setattr(models, "has_cudnn", lambda: has_cudnn)
     layer, x, output, statistics = normalization(models)
     value = np.random.RandomState(0).normal(3, 2, (5, 2, 3, 3))
     mean, variance = value.mean((0, 2, 3)), value.var((0, 2, 3))
