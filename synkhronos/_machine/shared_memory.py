@@ -126,6 +126,21 @@ class ArrayRef(NamedTuple):
     offset: int = 0  # bytes from the beginning of the segment
 
 
+class Map(mmap.mmap):
+    """A map of memory that calls `before_unmapping`, if it is set, before it goes."""
+
+    before_unmapping: Optional[Callable[[], None]] = None
+
+    def __del__(self):
+        if self.before_unmapping is not None:
+            self.before_unmapping()
+
+
+def private_memory(nbytes: int) -> Map:
+    """Return zero-filled memory of this process, with pages of its own."""
+    return Map(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class Segment:
     """A block of shared memory: created by one rank, attached by others."""
 
@@ -149,7 +164,7 @@ class Segment:
                         "ranks must see the same /proc (unshare --mount-proc)",
                         path,
                     )
-                return cls(ref, mmap.mmap(fd, ref.nbytes))
+                return cls(ref, Map(fd, ref.nbytes))
             finally:
                 os.close(fd)  # the map has a duplicate of its own
 
@@ -202,7 +217,7 @@ class Segments:
             fd = _reserve(nbytes, self.has_data)
             try:
                 file = os.fstat(fd)
-                memory = mmap.mmap(fd, nbytes)
+                memory = Map(fd, nbytes)
             except BaseException:
                 os.close(fd)
                 raise
@@ -226,7 +241,7 @@ class Segments:
             segment = self._attached.get(ref) or self._created.get(ref)
             if segment is None:
                 with _lack_of_descriptors_or_addresses_explained():
-                    memory = mmap.mmap(descriptor, ref.nbytes)
+                    memory = Map(descriptor, ref.nbytes)
                 segment = self._attached[ref] = Segment(ref, memory)
             return segment
         finally:

@@ -20,7 +20,7 @@ when a name of `synkhronos._host` is first used, by `faster` and `compiling`
     theano.gof.destroyhandler._contains_cycle      begins with the order of the last check
     theano.gof.destroyhandler._build_droot_impact  in plain dicts
     theano.gof.graph.io_toposort                   copies no set of all variables
-    also `blacklist` of theano.gof.opt.MergeFeature, which is a set
+    theano.gof.opt.MergeOptimizer.apply            has a set of pairs in place of a list
     theano.gof.cmodule.output_subprocess_Popen     compilers run at the same time
     theano.gof.vm.VM_Linker.make_all               the modules that these are to compile
     theano.printing.Print.perform                  the rank in front of what is printed

@@ -17,6 +17,7 @@ from synkhronos._host.base.functions import (
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.theano import device_arrays, lending, overlapping, portable  # noqa: F401
 from synkhronos._host.theano.faster import switch
+from synkhronos._host.theano.page_locks import PageLocks
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.log import rank_in_a_call
 
@@ -64,14 +65,20 @@ def expression_of(function, inputs, outputs, updates, kwargs):
 
 def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
+    locks = PageLocks.current
+    is_locked = locks is not None and locks.lock(arguments)
     try:
         if output_subset is None:
-            return function(*arguments)
+            outputs = function(*arguments)
         # The lazy virtual machines accept a subset; the plain loops take no argument at all.
-        if type(function.fn).__name__ in ("CVM", "Stack"):
-            return function(*arguments, output_subset=list(output_subset))
-        outputs = function(*arguments)
-        return [outputs[index] for index in output_subset]
+        elif type(function.fn).__name__ in ("CVM", "Stack"):
+            outputs = function(*arguments, output_subset=list(output_subset))
+        else:
+            outputs = function(*arguments)
+            outputs = [outputs[index] for index in output_subset]
     except BaseException:
         release_arguments(function)
         raise
+    if is_locked:
+        locks.wait()
+    return outputs

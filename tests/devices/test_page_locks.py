@@ -1,0 +1,223 @@
+"""Which memory is locked for a CUDA device, and when, with a library in place of the driver."""
+
+import ctypes
+import gc
+import os
+import shutil
+import subprocess
+import types
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.layouts import Layout, forked
+
+import synkhronos as synk
+from synkhronos._host.theano import page_locks
+from synkhronos._machine.shared_memory import Map, Segments, private_memory
+
+ROWS = page_locks.SMALLEST // 8  # of one float
+LIBRARY = r"""
+#include <cstdio>
+#include <cstdint>
+#include <cstring>
+#include <sys/mman.h>
+static char calls[1 << 16];
+static int entered = 0;
+static bool mapped(void *p) {
+    unsigned char c;
+    return mincore((void *)((uintptr_t)p & ~4095ul), 1, &c) == 0;
+}
+template <class... A> static void note(const char *format, A... a) {
+    snprintf(calls + strlen(calls), sizeof calls - strlen(calls), format, a...);
+}
+static void enter(void *context) { entered += context == (void *)77; }
+static void leave(void *) { entered--; }
+extern "C" {
+int refuses = 0;
+const char *take_calls() { static char all[1 << 16]; strcpy(all, calls); *calls = 0; return all; }
+void *gpuarray_get_extension(const char *name) {
+    return strcmp(name, "cuda_enter") ? (void *)leave : (void *)enter;
+}
+int cuCtxGetCurrent(void **handle) { *handle = entered ? (void *)5 : nullptr; return 0; }
+int cuCtxPushCurrent_v2(void *handle) { entered += handle == (void *)5; return 0; }
+int cuCtxPopCurrent_v2(void **handle) { *handle = (void *)5; entered--; return 0; }
+int cuCtxSynchronize() { note("wait%s ", entered == 1 ? "" : "?"); return 0; }
+int cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
+    note("lock%s:%zu ", entered == 1 && flags == 1 && mapped(p) ? "" : "?", n);
+    return refuses;
+}
+int cuMemHostUnregister(void *p) {
+    note("unlock%s ", entered == 1 && mapped(p) ? "" : "?");
+    return 0;
+}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """Return a library with the functions of the driver and of libgpuarray that are called."""
+    if not shutil.which("g++"):
+        pytest.skip("there is no g++")
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.cpp").write_text(LIBRARY)
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", "-o", "driver.so", "driver.cpp"], cwd=folder, check=True
+    )
+    return ctypes.CDLL(str(folder / "driver.so"))
+
+
+@pytest.fixture
+def driver(library, monkeypatch):
+    """Lock pages by this library; return what takes the names of its calls since the last time."""
+    library.take_calls.restype = ctypes.c_char_p
+    monkeypatch.setattr(page_locks, "ctypes", types.SimpleNamespace(**vars(ctypes)))
+    monkeypatch.setattr(page_locks.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(page_locks.PageLocks, "current", None)
+    library.take_calls(), page_locks._tell.cache_clear()
+    yield lambda: library.take_calls().decode().split()
+    ctypes.c_int.in_dll(library, "refuses").value = 0
+    gc.collect()
+    library.take_calls()
+
+
+def install():
+    page_locks.install(types.SimpleNamespace(ptr=77))
+    return page_locks.PageLocks.current
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_inputs_of_a_function_are_locked_from_their_second_run_on(driver, ranks):
+    x = T.dmatrix("x")
+    rows = 4 * ROWS
+    values = np.ones((rows, 1))
+    with forked(Layout(ranks)):
+        f = synk.function([x], (x.sum(), "sum"))
+        data = synk.data(values)
+        f(values, batch=2)  # workers have the function; the master locks from here on
+        install()
+        calls = values, data, data, data
+        batches = None, None, slice(2, None), np.arange(rows)[::-1].copy()
+        for array, batch in zip(calls, batches):
+            assert f(array, batch=batch) == rows - 2 * isinstance(batch, slice)
+        assert driver() == ["lock:262144", "wait"]  # Data, at its second call
+        for array, batch in zip(calls, batches):
+            f(array, batch=batch)
+        staged, rows_of_data = "lock:262144", f"lock:{262144 // ranks}"
+        assert driver() == [staged, "wait", "wait", "wait", rows_of_data, "wait"]
+        del data, array, calls
+        gc.collect()
+        f(values[:2])
+        assert driver() == ["unlock"]
+    del f
+    gc.collect()
+    assert driver() == ["unlock", "unlock"]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_block_is_forgotten_before_it_is_unmapped(driver, is_shared):
+    locks = install()
+    block = Segments().create(1 << 20)._memory if is_shared else private_memory(1 << 20)
+    array = np.ndarray(1 << 17, float, block)
+    found = [locks.lock([array[1:]]), locks.lock([array])]
+    assert found == [False, True]
+    assert driver() == ["lock:1048576"]
+    del block
+    gc.collect()
+    assert driver() == []
+    del array
+    assert driver() == ["unlock"]
+
+
+def test_small_arrays_and_memory_of_others_are_not_locked(driver):
+    locks = install()
+    own = np.ndarray(100, float, private_memory(1 << 20))
+    others = np.zeros(1 << 20), np.frombuffer(b"0" * (1 << 20)), np.float64(3), [1.0]
+    for _ in range(3):
+        assert not locks.lock([own, *others])
+    assert driver() == []
+
+
+def test_no_more_is_locked_than_the_limit(driver, monkeypatch, caplog):
+    monkeypatch.setenv(page_locks.VARIABLE, f"{1.5 / 1024}")
+    locks = install()
+    arrays = [np.ndarray(1 << 17, float, Map(-1, 1 << 20)) for _ in range(3)]
+    with caplog.at_level("DEBUG", "synkhronos"):
+        found = [locks.lock([each]) for each in (*arrays, *arrays)]
+    assert found == [False, False, False, True, False, False]
+    assert len(caplog.messages) == 1 and "SYNKHRONOS_LOCKED_GIB allows no more" in caplog.text
+    assert locks.lock(arrays[::-1]) and not locks.lock(arrays[1:])
+    arrays.clear()
+    fourth = np.ndarray(1 << 17, float, Map(-1, 1 << 20))
+    assert [locks.lock([fourth]) for _ in range(2)] == [False, True]
+
+
+def test_what_the_driver_refuses_is_not_locked_and_said_once(driver, library, caplog):
+    ctypes.c_int.in_dll(library, "refuses").value = 2
+    locks = install()
+    arrays = [np.ndarray(1 << 17, float, Map(-1, 1 << 20)) for _ in range(2)]
+    with caplog.at_level("DEBUG", "synkhronos"):
+        assert not any(locks.lock(arrays) for _ in range(3))
+    assert driver() == ["lock:1048576"] * 2
+    assert caplog.messages == ["Some inputs are not locked in memory: error 2 of CUDA"]
+    arrays.clear()
+    assert driver() == []
+
+
+def test_copies_by_hand_are_waited_for(driver):
+    locks = install()
+    array = np.ndarray(1 << 17, float, Map(-1, 1 << 20))
+    page_locks.wait_for(array)
+    assert driver() == []
+    assert [locks.lock([array]) for _ in range(2)][1] and driver()
+    page_locks.wait_for(array[3:])
+    page_locks.wait_for(np.ones(3))
+    assert driver() == ["wait"]
+
+
+def test_a_forked_child_leaves_locked_pages_to_its_parent(driver):
+    locks = install()
+    array = np.ndarray(1 << 17, float, Map(-1, 1 << 20))
+    assert [locks.lock([array]) for _ in range(2)][1] and driver()
+    pid = os.fork()
+    if not pid:
+        del array
+        gc.collect()
+        os._exit(len(driver()))
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("text", ["0", "-1"])
+def test_nothing_is_locked_if_the_user_wants_none(driver, monkeypatch, text):
+    monkeypatch.setenv(page_locks.VARIABLE, text)
+    assert install() is None
+
+
+@pytest.mark.parametrize("text", ["some", "nan", "inf"])
+def test_a_limit_that_is_no_number_is_refused(monkeypatch, text):
+    monkeypatch.setenv(page_locks.VARIABLE, text)
+    with pytest.raises(ValueError, match=f"SYNKHRONOS_LOCKED_GIB is how many .* it is '{text}'"):
+        page_locks.limit()
+
+
+@pytest.mark.parametrize("release, is_new", [("5.8.0-1", False), ("5.9.1", True), ("odd", False)])
+def test_only_kernels_that_keep_locked_pages_at_a_fork(driver, monkeypatch, release, is_new):
+    uname = types.SimpleNamespace(release=release)
+    monkeypatch.setattr(page_locks.os, "uname", lambda: uname)
+    assert (install() is not None) == is_new
+
+
+def test_without_a_driver_nothing_changes(monkeypatch, caplog):
+    monkeypatch.setattr(page_locks.PageLocks, "current", None)
+
+    def absent(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(page_locks, "ctypes", types.SimpleNamespace(CDLL=absent, c_void_p=None))
+    with caplog.at_level("DEBUG", "synkhronos"):
+        assert install() is None
+    assert "libcuda.so: cannot open" in caplog.text
+    x = T.dvector("x")
+    assert theano.function([x], x.sum())(np.ones(3)) == 3
