@@ -217,6 +217,24 @@ def test_two_commands_are_enough():
     assert max(seconds) < 570 and sum(seconds[:2]) <= 780
 
 
+@pytest.mark.slow("compiles a ResNet and an MLP")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("profile_resnet.py --devices cpu --depth 8 --width 2 --size 8 --classes 4 --batch 8",
+         ["optimizer", "thunks", "first step", "a step"]),
+        ("inputs.py --device cpu --networks mlp --batch 8 --seconds 0.02",
+         ["1 rank, nothing locked", "mlp  losses"]),
+    ],
+    ids=["resnet", "inputs"],
+)  # fmt: skip
+def test_scripts_that_measure(line, expected):
+    with nothing_left():
+        done = running.run(sys.executable, *f"{HERE}/{line}".split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(each in done.stdout for each in expected)
+
+
 def test_steps_that_fail_or_take_too_long_or_have_no_time_are_told(tmp_path):
     """A Python that hangs, with a child in a session of its own, takes the time of all."""
     python, out = tmp_path / "python", tmp_path / "out"
