@@ -157,6 +157,7 @@ def profile(arguments):
         from benchmarks import resnet
 
         import synkhronos as synk
+        from demos.resnet import models
         from synkhronos._host import library
         from synkhronos.extensions import train, update_rules
         from synkhronos.tools.bench import training
@@ -165,6 +166,8 @@ def profile(arguments):
     with timed("fork, and open the devices"):
         synk.fork(devices=arguments.devices)
     shape = {name: getattr(arguments, name) for name in ("depth", "width", "size", "classes")}
+    if arguments.plain:
+        models.has_cudnn = lambda: False
     with timed("graph"):
         network = resnet._network(shape)
     say(f"{sum(p.get_value(borrow=True).size for p in network.params):,} numbers in parameters")
@@ -206,6 +209,7 @@ def main(argv=None):
     for name, value in {"depth": 50, "width": 64, "size": 224, "classes": 1000}.items():
         add(f"--{name}", type=int, default=value)
     add("--batch", type=int, default=64)
+    add("--plain", action="store_true", help="normalize by sums, not by cuDNN's operation")
     arguments = parser.parse_args(argv)
     if arguments.times > 1:
         given = [*(sys.argv[1:] if argv is None else argv), "--times", "1"]
