@@ -7,11 +7,10 @@ from theano.gof import InconsistencyError, destroyhandler, graph, opt
 
 def install() -> None:
     """Let Theano use these checks in this process."""
-    if destroyhandler._contains_cycle is not contains_cycle:
-        destroyhandler._contains_cycle = contains_cycle
-        destroyhandler._build_droot_impact = _build_droot_impact
-        graph.io_toposort = _io_toposort(graph.io_toposort)
-        opt.MergeOptimizer.apply = _merge(opt.MergeOptimizer.apply)
+    destroyhandler._contains_cycle = contains_cycle
+    destroyhandler._build_droot_impact = _build_droot_impact
+    graph.io_toposort = _io_toposort(graph.io_toposort)
+    opt.MergeOptimizer.apply = _merge(opt.MergeOptimizer.apply)
 
 
 class _Numbers(dict):
