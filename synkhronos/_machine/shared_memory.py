@@ -130,6 +130,7 @@ class Map(mmap.mmap):
     """A map of memory that calls `before_unmapping`, if it is set, before it goes."""
 
     before_unmapping: Optional[Callable[[], None]] = None
+    is_shared = True
 
     def __del__(self):
         if self.before_unmapping is not None:
@@ -138,7 +139,9 @@ class Map(mmap.mmap):
 
 def private_memory(nbytes: int) -> Map:
     """Return zero-filled memory of this process, with pages of its own."""
-    return Map(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = Map(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.is_shared = False
+    return memory
 
 
 class Segment:
@@ -278,7 +281,7 @@ def is_in_a_segment(array) -> bool:
     """Return whether an array is a view of a segment."""
     while isinstance(array, np.ndarray):
         array = array.base
-    return isinstance(array, mmap.mmap)
+    return isinstance(array, mmap.mmap) and getattr(array, "is_shared", True)
 
 
 _MAPPED = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")

@@ -15,6 +15,7 @@ from support.replicas import put, replicas
 import synkhronos as synk
 from synkhronos import WorkerError
 from synkhronos._arithmetic.operations import OPERATIONS
+from synkhronos._machine.shared_memory import is_in_a_segment
 
 IN_C = [f"c_{mode}" for mode in MODES if mode]
 
@@ -480,9 +481,7 @@ def address(x):
 
 
 def is_in_shared_memory(x):
-    while isinstance(x.base, np.ndarray):
-        x = x.base
-    return [x.base is not None]
+    return [is_in_a_segment(x)]
 
 
 def of_all_ranks(what, x):

@@ -60,9 +60,8 @@ class PageLocks:
         pointer, self._driver = ctypes.c_void_p, ctypes.CDLL("libcuda.so")
         find = ctypes.CDLL("libgpuarray.so.3").gpuarray_get_extension
         find.restype, find.argtypes = pointer, [ctypes.c_char_p]
-        enter, leave = (
-            ctypes.CFUNCTYPE(None, pointer)(find(name)) for name in (b"cuda_enter", b"cuda_exit")
-        )
+        names = b"cuda_enter", b"cuda_exit"
+        enter, leave = [ctypes.CFUNCTYPE(None, pointer)(find(name)) for name in names]
         self._context, self._handle = context, pointer()  # the context must live
         enter(context.ptr)
         self._driver.cuCtxGetCurrent(ctypes.byref(self._handle))
@@ -90,13 +89,13 @@ class PageLocks:
         return bool(self.places[key])
 
     def _register(self, block):
-        address, nbytes = ctypes.addressof(ctypes.c_char.from_buffer(block)), len(block)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+        place = ctypes.c_void_p(address), ctypes.c_size_t(len(block))
         problem = f"{VARIABLE} allows no more"
-        if nbytes <= self._left:
-            place = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+        if len(block) <= self._left:
             status = self._call("cuMemHostRegister_v2", *place, 1)  # CU_MEMHOSTREGISTER_PORTABLE
             if not status:
-                self._left -= nbytes
+                self._left -= len(block)
                 return place
             problem = f"error {status} of CUDA"
         _tell(problem)

@@ -106,7 +106,5 @@ def _merge(original):
     return apply
 
 
-class _Pairs(set):
-    """A set where Theano has a list, which it searches for each pair of nodes that it may merge."""
-
+class _Pairs(set):  # Theano searches a list for each pair of nodes that it may merge
     append = set.add
