@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.helpers import on_ranks
 from support.layouts import Layout, forked
 
 import synkhronos as synk
@@ -114,6 +115,28 @@ def test_inputs_of_a_function_are_locked_from_their_second_run_on(driver, ranks)
     del f
     gc.collect()
     assert driver() == ["unlock", "unlock"]
+
+
+def test_a_worker_unlocks_the_memory_of_the_master_before_it_is_freed(driver):
+    x = T.dmatrix("x")
+
+    def numbers():
+        """Return the calls since the last time as the digits of a number."""
+        names = ["lock:262144", "wait", "unlock"]
+        calls = page_locks.PageLocks.current._driver.take_calls().decode().split()
+        return sum((names.index(call) + 1) * 10**i for i, call in enumerate(calls))
+
+    with forked(Layout(2)):
+        f = synk.function([x], (x.sum(), "sum"))
+        data = synk.data(np.ones((4 * ROWS, 1)))
+        f(data)
+        on_ranks(lambda: int(install() is not None))
+        for _ in range(3):
+            assert f(data) == 4 * ROWS
+        assert on_ranks(numbers) == [221, 221]
+        data.free_memory()
+        f(np.ones((2, 1)))  # tells the workers what was freed
+        assert on_ranks(numbers) == [3, 3]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
