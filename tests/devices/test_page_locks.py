@@ -198,6 +198,16 @@ def test_copies_by_hand_are_waited_for(driver):
     page_locks.wait_for(array[3:])
     page_locks.wait_for(np.ones(3))
     assert driver() == ["wait"]
+    kept = []
+
+    class Shared:
+        def set_value(self, value, borrow=False):
+            kept.append((value is array, borrow))
+
+    page_locks.wait_after_setting(Shared)
+    Shared().set_value(np.ones(3))
+    Shared().set_value(array, borrow=True)
+    assert kept == [(False, False), (True, True)] and driver() == ["wait"]
 
 
 def test_a_forked_child_leaves_locked_pages_to_its_parent(driver):

@@ -19,7 +19,6 @@ when a name of `synkhronos._host` is first used, by `faster` and `compiling`
     theano.gof.cmodule.ModuleCache.check_key       the cache may have been cleared
     theano.gof.destroyhandler._contains_cycle      begins with the order of the last check
     theano.gof.destroyhandler._build_droot_impact  in plain dicts
-    theano.gof.graph.io_toposort                   copies no set of all variables
     theano.gof.opt.MergeOptimizer.apply            has a set of pairs in place of a list
     theano.gof.cmodule.output_subprocess_Popen     compilers run at the same time
     theano.gof.vm.VM_Linker.make_all               the modules that these are to compile
@@ -37,7 +36,8 @@ in a rank on an OpenCL device, by `device_arrays`: kernels that can't be built t
     theano.scalar.basic.Maximum.c_code_cache_version
     theano.scalar.basic.Minimum.c_code_cache_version
     also the rewrites of `theano.gpuarray.opt`     `_NOT_ON_OPENCL`, and sums in half precision
-in a rank on a CUDA device, by `device_arrays` and `cudnn`
+in a rank on a CUDA device, by `device_arrays`, `page_locks` and `cudnn`
+    theano.gpuarray.type.GpuArraySharedVariable.set_value   waits for copies from locked pages
     theano.gpuarray.elemwise.GpuCAReduceCuda.c_code_cache_version_apply     0 counted as no version
     theano.gof.type.CDataType.c_code_cache_version          with the version of cuDNN
     theano.gof.type.CDataType, theano.gpuarray.dnn.DnnBase, GpuDnnConvDesc: c_header_dirs,

@@ -51,6 +51,18 @@ def wait_for(array) -> None:
         locks.wait()
 
 
+def wait_after_setting(kind) -> None:
+    """Let the `set_value` of a class of shared variables wait for the device."""
+    set_value = kind.set_value
+
+    @functools.wraps(set_value)
+    def set_and_wait(self, value, borrow=False):
+        set_value(self, value, borrow)
+        wait_for(value)
+
+    kind.set_value = set_and_wait
+
+
 class PageLocks:
     """The blocks of memory that are locked for one context, with `most` bytes in all."""
 

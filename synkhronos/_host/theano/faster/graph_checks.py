@@ -2,14 +2,13 @@
 
 import functools
 
-from theano.gof import InconsistencyError, destroyhandler, graph, opt
+from theano.gof import InconsistencyError, destroyhandler, opt
 
 
 def install() -> None:
     """Let Theano use these checks in this process."""
     destroyhandler._contains_cycle = contains_cycle
     destroyhandler._build_droot_impact = _build_droot_impact
-    graph.io_toposort = _io_toposort(graph.io_toposort)
     opt.MergeOptimizer.apply = _merge(opt.MergeOptimizer.apply)
 
 
@@ -81,20 +80,6 @@ def _build_droot_impact(handler):
             views[root] = dict.fromkeys(found)
             roots.update(dict.fromkeys(found, root))
     return roots, views, destroyers
-
-
-def _io_toposort(original):
-    @functools.wraps(original)
-    def io_toposort(inputs, outputs, *others, **named):
-        # Mostly one node is new in a graph; Theano copies the set of all variables to see that.
-        if type(inputs) is set and outputs and not (others or named):
-            node = outputs[0].owner
-            is_new = outputs is node.outputs and outputs[0] not in inputs
-            if is_new and all(x in inputs or x.owner is None for x in node.inputs):
-                return [node]
-        return original(inputs, outputs, *others, **named)
-
-    return io_toposort
 
 
 def _merge(original):
