@@ -189,7 +189,7 @@ def profile(arguments):
             losses.append(run())
     say(f"{kernels()} kernels in the cache, {watch.modules} modules compiled")
     seconds = []
-    while len(seconds) < 3 or (sum(seconds) < 3 and len(seconds) < 100):
+    while len(seconds) < 3 or (sum(seconds) < arguments.seconds and len(seconds) < 100):
         begin = time.monotonic()
         run()
         seconds.append(time.monotonic() - begin)
@@ -209,6 +209,7 @@ def main(argv=None):
     for name, value in {"depth": 50, "width": 64, "size": 224, "classes": 1000}.items():
         add(f"--{name}", type=int, default=value)
     add("--batch", type=int, default=64)
+    add("--seconds", type=float, default=3, help="of the steps that are timed")
     add("--plain", action="store_true", help="normalize by sums, not by cuDNN's operation")
     arguments = parser.parse_args(argv)
     if arguments.times > 1:
