@@ -12,18 +12,8 @@ def install() -> None:
     opt.MergeOptimizer.apply = _merge(opt.MergeOptimizer.apply)
 
 
-class _Numbers(dict):
-    """Node -> a number that grew along all dependencies when its graph was last checked."""
-
-    def __reduce__(self):
-        return dict, ()  # pickles of functions don't need it
-
-
 def contains_cycle(fgraph, orderings) -> bool:
     """Return whether a graph has a cycle, with the nodes that `orderings` puts before others."""
-    numbers = getattr(fgraph, "synkhronos_numbers", None)
-    if numbers is not None and _grow(numbers, fgraph.apply_nodes, orderings):
-        return False
     missing, after, ready = {}, {}, []  # how many nodes a node waits for; those that wait for it
     for node in fgraph.apply_nodes:
         before = [x.owner for x in node.inputs if x.owner is not None]
@@ -33,32 +23,12 @@ def contains_cycle(fgraph, orderings) -> bool:
             ready.append(node)
         for each in before:
             after.setdefault(each, []).append(node)
-    numbers = _Numbers()
-    while ready:
-        node = ready.pop()
-        numbers[node] = len(numbers)
+    for node in ready:  # which grows
         for each in after.get(node, ()):
             missing[each] -= 1
             if not missing[each]:
                 ready.append(each)
-    if len(numbers) < len(missing):
-        return True
-    fgraph.synkhronos_numbers = numbers
-    return False
-
-
-def _grow(numbers, nodes, orderings):
-    """Return whether numbers grow along all dependencies; number the nodes that are new."""
-    for node in nodes:
-        if node not in numbers:
-            before = (numbers.get(x.owner, -1) for x in node.inputs)
-            numbers[node] = max(before, default=-1) + 1e-3  # the numbers of others are whole
-    for node in nodes:
-        number = numbers[node]
-        for x in node.inputs:
-            if x.owner is not None and numbers[x.owner] >= number:
-                return False
-    return all(numbers[one] < numbers[node] for node, some in orderings.items() for one in some)
+    return len(ready) < len(missing)
 
 
 def _build_droot_impact(handler):
