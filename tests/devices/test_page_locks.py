@@ -77,6 +77,7 @@ def driver(library, monkeypatch):
     monkeypatch.setattr(page_locks, "ctypes", types.SimpleNamespace(**vars(ctypes)))
     monkeypatch.setattr(page_locks.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(page_locks.PageLocks, "current", None)
+    monkeypatch.setenv(page_locks.VARIABLE, "4")
     library.take_calls(), page_locks._tell.cache_clear()
     yield lambda: library.take_calls().decode().split()
     ctypes.c_int.in_dll(library, "refuses").value = 0
@@ -222,7 +223,7 @@ def test_a_forked_child_leaves_locked_pages_to_its_parent(driver):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-@pytest.mark.parametrize("text", ["0", "-1"])
+@pytest.mark.parametrize("text", ["", "0", "-1"])
 def test_nothing_is_locked_if_the_user_wants_none(driver, monkeypatch, text):
     monkeypatch.setenv(page_locks.VARIABLE, text)
     assert install() is None

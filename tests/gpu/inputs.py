@@ -28,6 +28,7 @@ def copies(device, repeats):
     from synkhronos._host.theano.page_locks import PageLocks
     from synkhronos._machine.shared_memory import Segments
 
+    os.environ.setdefault("SYNKHRONOS_LOCKED_GIB", "4")
     synk.fork(devices=[device])
     locks = PageLocks.current
     print("pages can be locked" if locks else "no pages can be locked", flush=True)
@@ -61,8 +62,8 @@ def steps(device, network, batch, seconds):
     job = training.TrainingTask(network, batch)
     systems = {
         f"serial, {device}": ("serial", {}),
+        "1 rank, locked": ("one", {"SYNKHRONOS_LOCKED_GIB": "4"}),
         "1 rank": ("one", {}),
-        "1 rank, nothing locked": ("one", {"SYNKHRONOS_LOCKED_GIB": "0"}),
     }
     with contextlib.ExitStack() as stack:
         running, losses, measured = {}, {}, turns.Turns(seconds, 5, most=10_000)

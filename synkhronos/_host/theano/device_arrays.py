@@ -106,8 +106,8 @@ def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> 
     else:
         _let_reductions_be_cached()
         cudnn.enable(device_context(), wanted, is_first)
-        page_locks.install(device_context())
-        page_locks.wait_after_setting(backend.type.GpuArraySharedVariable)
+        if page_locks.install(device_context()):
+            page_locks.wait_after_setting(backend.type.GpuArraySharedVariable)
     for function in _when_open:
         function()
 

@@ -6,6 +6,8 @@
     the block goes             the driver forgets it first
 
 A block is a `Map`: it shares no page with other memory, and outlives the call.
+
+**Not run on a GPU yet**, so nothing is locked by default: ``tests/gpu/all.sh phases`` measures it.
 """
 
 import ctypes
@@ -24,7 +26,7 @@ SMALLEST = 1 << 16  # bytes; the driver takes less along with the command to cop
 
 def limit() -> int:
     """Return how many bytes a rank may lock, which the environment says in GiB."""
-    text = os.environ.get(VARIABLE, "").strip() or "4"
+    text = os.environ.get(VARIABLE, "").strip() or "0"
     try:
         return int(max(float(text), 0) * 2**30)
     except (ValueError, OverflowError):
@@ -34,14 +36,15 @@ def limit() -> int:
         ) from None
 
 
-def install(context) -> None:
-    """Lock pages from now on for the CUDA device of a context, unless something is missing."""
+def install(context) -> bool:
+    """Lock pages from now on for the CUDA device of a context; return whether that works."""
     try:
         # Before Linux 5.9 pages of a process that forks may become others than the locked ones.
         if limit() and [*map(int, os.uname().release.split(".")[:2])] >= [5, 9]:
             PageLocks.current = PageLocks(context, limit())
     except (OSError, AttributeError, ValueError) as problem:
         _tell(problem)
+    return PageLocks.current is not None
 
 
 def wait_for(array) -> None:
