@@ -245,6 +245,7 @@ def test_only_kernels_that_keep_locked_pages_at_a_fork(driver, monkeypatch, rele
 
 def test_without_a_driver_nothing_changes(monkeypatch, caplog):
     monkeypatch.setattr(page_locks.PageLocks, "current", None)
+    monkeypatch.setenv(page_locks.VARIABLE, "4")
 
     def absent(name):
         raise OSError(f"{name}: cannot open shared object file")

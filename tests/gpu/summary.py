@@ -16,9 +16,9 @@ GOALS = (
     ("training", "cnn", "1 rank", "PyTorch, ", 2.0),
     ("training", "cnn", "1 rank, without cuDNN", "PyTorch, ", None),
     ("training", "cnn", "1 rank, without cuDNN", "1 rank", None),
-    ("training", "mlp", "1 rank", "serial, cuda", 1.5),
+    ("training", "mlp", "1 rank", "serial, cuda", 1.05),
     ("training", "mlp", "1 rank", "PyTorch, ", None),
-    ("resnet", "", "1 rank, ", "PyTorch, ", 2.5),
+    ("resnet", "", "1 rank, ", "PyTorch, ", 1.5),
 )
 SCENARIO = re.compile(r"^(ok|FAIL|known|skip) +(\w+) +[\d.]+ s", re.MULTILINE)
 

@@ -261,7 +261,7 @@ def test_goals_are_reached_or_missed(tmp_path):
         return {"systems": {name: {"seconds": each / 1e3} for name, each in milliseconds.items()}}
 
     cnn = {"1 rank": 3.0, "1 rank, without cuDNN": 9.0, "PyTorch, cuda0": 1.0}
-    mlp = {"serial, cuda0": 1.0, "1 rank": 1.4}
+    mlp = {"serial, cuda0": 1.0, "1 rank": 1.04}
     found = {"networks": {"cnn": systems(**cnn), "mlp": systems(**mlp)}}
     (tmp_path / "training.json").write_text(json.dumps(found))
     (tmp_path / "resnet.json").write_text("{")  # the step was ended while it wrote
@@ -270,7 +270,7 @@ def test_goals_are_reached_or_missed(tmp_path):
     lines = [" ".join(text.split()) for text in done.stdout.splitlines()]
     assert "cnn: 1 rank / PyTorch, cuda0 3.00 / 1.00 ms = 3.00; goal 2.0: MISSED" in lines
     assert "cnn: 1 rank, without cuDNN / 1 rank 9.00 / 3.00 ms = 3.00" in lines
-    assert "mlp: 1 rank / serial, cuda0 1.40 / 1.00 ms = 1.40; goal 1.5: reached" in lines
+    assert "mlp: 1 rank / serial, cuda0 1.04 / 1.00 ms = 1.04; goal 1.05: reached" in lines
     assert not any("resnet" in line for line in lines)
 
 
