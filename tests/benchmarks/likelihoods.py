@@ -190,8 +190,6 @@ _WAYS = {
 
 
 def _draws_per_second(name, rows, way, chains, args):
-    import pymc as pm
-
     from synkhronos.extensions import pymc as parallel
 
     model, (sampler, more) = make_model(name, rows), _WAYS[way]
@@ -205,15 +203,28 @@ def _draws_per_second(name, rows, way, chains, args):
     seconds = []
     try:
         with model, block:
+            sample = _sampling(sampler, model, chains, more)
             for draws in (5, args.draws, 5 * args.draws):  # the first compiles
                 with turns.shown(f"{name}, {way}, {chains} chains, {draws} draws"):
                     begin = time.monotonic()
-                    pm.sample(
-                        draws, tune=100, chains=chains, cores=chains, random_seed=1,
-                        nuts_sampler=sampler, nuts_sampler_kwargs=more, progressbar=False,
-                        compute_convergence_checks=False, quiet=True,
-                    )  # fmt: skip
+                    sample(draws)
                     seconds.append(time.monotonic() - begin)
     except Exception as error:  # of any kind, from a sampler that does not fit this PyMC
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     return 4 * args.draws * chains / (seconds[2] - seconds[1])
+
+
+def _sampling(sampler, model, chains, more):
+    """Return a function of a number of draws; nutpie compiles here, numpyro in each call."""
+    if sampler == "nutpie":
+        import nutpie
+
+        compiled = nutpie.compile_pymc_model(model, **more)
+        given = {"tune": 100, "chains": chains, "seed": 1, "progress_bar": False}
+        return lambda draws: nutpie.sample(compiled, draws=draws, **given)
+    import pymc as pm
+
+    return lambda draws: pm.sample(
+        draws, tune=100, chains=chains, cores=chains, random_seed=1, nuts_sampler=sampler,
+        nuts_sampler_kwargs=more, progressbar=False, compute_convergence_checks=False, quiet=True,
+    )  # fmt: skip

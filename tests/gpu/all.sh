@@ -235,8 +235,8 @@ part_jax() {
     local beside=(-m benchmarks likelihoods --busy-ok --devices $jax "${likelihoods[@]}")
     pytensor jax 85 "${beside[@]}" --json "$results/jax.json"
     pytensor jax-large 40 "${beside[@]}" --models logistic --rows $large_rows --json "$results/jax-large.json"
-    pytensor jax-draws 75 "${beside[@]}" --models logistic --draws $draws --json "$results/jax-draws.json"
-    pytensor jax-suites 70 -m pytest -q -p no:cacheprovider -W ignore -k "$chosen" \
+    pytensor jax-draws 140 "${beside[@]}" --models logistic --draws $draws --json "$results/jax-draws.json"
+    pytensor jax-suites 150 -m pytest -q -p no:cacheprovider -W ignore -k "$chosen" \
         tests/likelihood/test_likelihood_devices.py tests/jax_devices
 }
 
