@@ -226,7 +226,16 @@ print(*(np.allclose(each, draws[0], rtol=1e-3) for each in draws[1:]))
 @pytest.fixture
 def on_device(script):
     """Return a function that runs a script on the device, and returns what it has printed."""
-    return lambda code: script(code.replace("jax:cpu", DEVICE), timeout=300).stdout
+
+    def run(code, stream="stdout"):
+        return getattr(script(code.replace("jax:cpu", DEVICE), timeout=300), stream)
+
+    return run
+
+
+def test_new_data_of_the_same_shape_compile_nothing(on_device):
+    _, *compiled = on_device(SAME_SHAPES, "stderr").split("new data")
+    assert [each.count("Compiling jit(vector)") for each in compiled] == [1, 0, 1]
 
 
 def test_chains_in_this_process_and_in_others(on_device):
@@ -243,3 +252,21 @@ def test_jax_that_starts_in_a_block(on_device):
     """The next block finds the same workers: no others could be forked."""
     first, second = on_device(STARTED_INSIDE).splitlines()
     assert first == second and first.startswith("True ")
+SAME_SHAPES = """
+import os
+
+os.environ["JAX_LOG_COMPILES"] = "1"
+import pymc as pm
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+with pm.Model() as model:
+    pm.Normal("y", pm.Normal("center"), observed=pm.Data("data", models.Y))
+with parallel.likelihood(model, devices=["jax:cpu"]):
+    logp = model.compile_logp()
+    for data in (models.Y, models.Y + 1, models.Y[:5]):
+        os.write(2, b"new data\\n")
+        pm.set_data({"data": data})
+        logp(model.initial_point())
+"""
+

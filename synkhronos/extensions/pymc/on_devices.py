@@ -12,6 +12,7 @@ JAX meanwhile, the workers wait for later blocks, as no others could be forked.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 from dataclasses import dataclass
@@ -262,7 +263,12 @@ class DeviceRows:
 
 
 def _compiled(term, kind):
-    """Return JAX's function of a term: of its parameters, of a direction, and of its rows."""
+    """Return JAX's function of a term: of shapes and dtypes, of values of them, and of its rows.
+
+    The values, of its parameters and a direction, are in one flat array.
+    """
+    import jax
+
     try:
         directions: Sequence = ()
         if kind == "products":
@@ -270,7 +276,17 @@ def _compiled(term, kind):
         function = compiled(term, kind != "value", directions, mode="JAX")
     except raised_here(Exception) as error:  # such as for an operation that JAX lacks
         raise NotOnDevice(term.name, first_line(error)) from error
-    return function.vm.jit_fn
+    of_values = function.vm.jit_fn
+
+    def vector(types, flat, *rows):
+        values, begin = [], 0
+        for shape, dtype in types:
+            end = begin + math.prod(shape)
+            values.append(flat[begin:end].reshape(shape).astype(dtype))
+            begin = end
+        return of_values(*values, *rows)[0]
+
+    return jax.jit(vector, static_argnums=0)
 
 
 class _DeviceParts(Parts):
@@ -289,26 +305,15 @@ class _DeviceEvaluation(Evaluation):
     """An evaluation on this rank's device. All parameters go there in one array."""
 
     def __init__(self, function, arguments, copies, outs, is_alone):
-        import jax
-
         super().__init__(copies, outs)
         self._values = [each for each in arguments if isinstance(each, np.ndarray)]
-        self._rows = arguments[len(self._values) :]
-        places, begin = [], 0
-        for each in self._values:
-            places.append((slice(begin, begin + each.size), each.shape, each.dtype))
-            begin += each.size
-
-        def vector(flat, *rows):
-            values = [flat[place].reshape(shape).astype(dtype) for place, shape, dtype in places]
-            return function(*values, *rows)[0]
-
-        self._call = jax.jit(vector)
+        self._call, self._rows = function, arguments[len(self._values) :]
+        self._types = tuple((each.shape, each.dtype) for each in self._values)
 
     def vector(self):
         """Return the log-likelihood and the gradients, in one flat vector."""
-        flat = np.concatenate([each.ravel() for each in self._values], dtype="float64")
-        return np.asarray(self._call(flat, *self._rows))
+        flat = np.concatenate([[], *(each.ravel() for each in self._values)], dtype="float64")
+        return np.asarray(self._call(self._types, flat, *self._rows))
 
 
 def _on_device(array):
