@@ -140,7 +140,7 @@ class ParallelLikelihood:
         if len(terms) == len(self._terms):
             return whole
         if self._of_observed is None:
-            self._of_observed = Evaluator(terms, whole.layout, whole.check_bounds)
+            self._of_observed = type(whole)(terms, whole.layout, whole.check_bounds)
         return self._of_observed
 
     def logp(self, vars=None, jacobian=True, sum=True):
@@ -491,7 +491,7 @@ def _divide(model, layout, is_given):
             log.debug("%r can't be divided", observed.name, exc_info=True)
             left[observed.name] = first_line(error)
     if devices and terms:
-        evaluator = _on_devices(model, terms, found, devices, left)
+        evaluator = _on_devices(model, terms, found, layout, left)
         if evaluator is not None:
             return evaluator, left
         terms = []
@@ -523,14 +523,14 @@ def _divide(model, layout, is_given):
     return Evaluator(terms, layout, model.check_bounds, functions), left
 
 
-def _on_devices(model, terms, found, devices, left):
+def _on_devices(model, terms, found, layout, left):
     """Return an evaluator of the terms that JAX can compute; None if it can compute none.
 
     What the devices compute must be what the test of the terms found. `left` gets other terms.
     """
     pairs = list(zip(terms, found))
     while pairs:
-        evaluator = DeviceEvaluator([term for term, _ in pairs], devices, model.check_bounds)
+        evaluator = DeviceEvaluator([term for term, _ in pairs], layout, model.check_bounds)
         try:
             with _told_of(pairs[0][0].name):
                 _compare(evaluator, pairs)

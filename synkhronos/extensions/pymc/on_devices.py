@@ -133,10 +133,6 @@ class _Own:
 class DeviceEvaluator(Evaluator):
     """Terms whose rows are on devices."""
 
-    def __init__(self, terms: Sequence[Term], devices: Sequence[str], check_bounds: bool):
-        layout = LayoutOfDevices((len(devices),), ("",), 0, tuple(devices))
-        super().__init__(terms, layout, check_bounds)
-
     def evaluate_here(self, kind, values):
         """Return the sum of the parts of all devices."""
         if self._session is None:
