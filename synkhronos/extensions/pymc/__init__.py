@@ -361,7 +361,8 @@ def _ranks_and_devices(ranks, devices):
     """Return the number of ranks or None, and the names of their devices; () for CPU cores."""
     if ranks is not None:
         ranks = whole_number("ranks", ranks, 1, _MOST_RANKS)
-    elif devices is None:
+    name = "devices" if devices is not None else f"{VARIABLE} or --devices"
+    if ranks is None and devices is None:
         devices = _devices_of_run()
     if devices is None:
         return ranks, ()
@@ -370,7 +371,7 @@ def _ranks_and_devices(ranks, devices):
     are_cores = {each == "cpu" for each in devices}
     if len(are_cores) != 1 or not all(map(_DEVICE.fullmatch, map(str, devices))):
         raise ValueError(
-            "devices must be a list with a name for each rank: all 'cpu', or all of GPUs and other "
+            f"{name} must be a list with a name for each rank: all 'cpu', or all of GPUs and other "
             f"devices of JAX, such as 'cuda0' or 'jax:cpu'; got {devices!r}."
         )
     if ranks not in (None, len(devices)):
@@ -382,7 +383,7 @@ def _ranks_and_devices(ranks, devices):
         return n_ranks, ()
     if Current.link is not None:
         raise ValueError(
-            f"devices must all be 'cpu' on several machines, got {devices!r}: ranks on GPUs are of "
+            f"{name} must all be 'cpu' on several machines, got {devices!r}: ranks on GPUs are of "
             "one machine. Start the script without synkhronos launch."
         )
     jax_devices.require_package()
