@@ -535,6 +535,7 @@ def _on_devices(model, terms, found, layout, left):
         try:
             with _told_of(pairs[0][0].name):
                 _compare(evaluator, pairs)
+            evaluator.is_used = False  # but for this test
             return evaluator
         except NotOnDevice as error:
             evaluator.close()

@@ -135,8 +135,9 @@ class DeviceEvaluator(Evaluator):
 
     def evaluate_here(self, kind, values):
         """Return the sum of the parts of all devices."""
+        self.is_used = True
         if self._session is None:
-            self._session, self.is_used = _session_of(self.layout.devices), True
+            self._session = _session_of(self.layout.devices)
         with self._session.call("likelihood", broadcasts=False):
             try:
                 return super().evaluate_here(kind, values)
