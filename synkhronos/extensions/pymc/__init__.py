@@ -554,9 +554,10 @@ def _compare(evaluator, pairs):
     begin, tolerance = 0, sum(each.tolerances[0] for _, each in pairs)
     for term, each in pairs:
         end = begin + each.result.size - 1
-        off = np.abs(gradients[begin:end] - each.result[1:]) > _FURTHER * each.tolerances[1:]
-        if off.any() or not abs(value - whole) <= _FURTHER * tolerance:
-            what = f"it is {value} there, {whole} here" if not off.any() else "gradients differ"
+        gaps = np.abs(gradients[begin:end] - each.result[1:])
+        are_equal = (gaps <= _FURTHER * each.tolerances[1:]).all()  # False for nan
+        if not are_equal or not abs(value - whole) <= _FURTHER * tolerance:
+            what = f"it is {value} there, {whole} here" if are_equal else "gradients differ"
             raise NotOnDevice(term.name, f"its results are not those of PyTensor: {what}")
         begin = end
 
