@@ -12,6 +12,7 @@ import pytest
 pm = pytest.importorskip("pymc", minversion="6")
 pytest.importorskip("jax")
 
+from pytensor.link.jax.dispatch import jax_funcify  # noqa: E402
 from support import pymc_models as models  # noqa: E402
 
 from synkhronos import WorkerDied  # noqa: E402
@@ -108,6 +109,79 @@ def test_an_operation_that_jax_lacks():
         models.assert_equal(models.evaluate(model, at), expected)
 
 
+class FailingSquares(models.RowWiseSquares):
+    """The same; JAX takes it, and fails when it compiles."""
+
+
+parallel.row_wise(FailingSquares)
+
+
+@jax_funcify.register(FailingSquares)
+def _failing_squares(op, **kwargs):
+    def squares(value, mu):
+        raise TypeError("no squares today")
+
+    return squares
+
+
+def test_fewer_rows_than_ranks_and_an_operation_that_fails():
+    """The first rank has no rows of `few`: what fails is `y`."""
+    with pm.Model() as model:
+        pm.Normal("few", pm.Normal("center"), observed=models.Y[:2])
+        models.of_its_own_operation(FailingSquares)
+    at = models.points(model, 1)
+    expected = models.evaluate(model, at)
+    with parallel.likelihood(model, devices=on(3)) as ours:
+        assert ours.divided == ["few"] and "no squares today" in ours.left["y"]
+        models.assert_equal(models.evaluate(model, at), expected)
+
+
+def test_results_that_are_no_numbers(monkeypatch):
+    def evaluate(self, kind, values):
+        result = plain(self, kind, values)
+        result[-1] = np.nan
+        return result
+
+    plain = on_devices.DeviceEvaluator.evaluate
+    monkeypatch.setattr(on_devices.DeviceEvaluator, "evaluate", evaluate)
+    model = models.make(models.logistic)
+    with pytest.raises(
+        ValueError, match=r"y: JAX can't compute it: .*gradients differ"
+    ), parallel.likelihood(model, devices=on(1)):
+        pass
+
+
+def test_a_likelihood_without_parameters():
+    with pm.Model() as model:
+        pm.Normal("y", 0, 1, observed=models.Y)
+        pm.Normal("z", pm.Normal("center"), observed=models.Y)
+    at = models.points(model, 1)
+    expected = models.evaluate(model, at)
+    with parallel.likelihood(model, devices=on(2)) as ours:
+        assert ours.divided == ["y", "z"]
+        models.assert_equal(models.evaluate(model, at), expected)
+
+
+def test_observed_variables_without_potentials():
+    """``pm.sample_smc`` scales the former alone."""
+    with pm.Model() as model:
+        weights = pm.Normal("weights", shape=3)
+        pm.Normal("y", models.X @ weights, 1.0, observed=models.Y)
+        pm.Potential("more", -((models.Y - models.X @ weights) ** 2))
+    [at] = models.points(model, 1)
+    expected = model.compile_fn(model.logp(vars=model.observed_RVs))(at)
+    with parallel.likelihood(model, devices=on(2)) as ours:
+        found = model.compile_fn(model.logp(vars=model.observed_RVs))(at)
+        assert found == pytest.approx(expected, rel=1e-10)
+        assert {type(each) for each in ours.evaluators} == {on_devices.DeviceEvaluator}
+
+
+def test_a_block_in_which_ranks_compute_nothing(caplog):
+    with parallel.likelihood(models.make(models.logistic), devices=on(1)):
+        pass
+    assert "ranks have computed nothing" in caplog.text
+
+
 def test_a_worker_that_dies():
     model, point = models.logistic_at_a_point()
     expected = model.compile_logp()(point)
@@ -157,6 +231,11 @@ def test_the_environment_names_devices(monkeypatch):
     with parallel.likelihood(model) as ours:
         assert ours.devices == on(2)
         assert model.compile_logp()(point) == pytest.approx(expected)
+    monkeypatch.setenv("SYNKHRONOS_DEVICES", "cuda0,cpu")
+    with pytest.raises(
+        ValueError, match=r"^SYNKHRONOS_DEVICES or --devices must"
+    ), parallel.likelihood(model):
+        pass
 
 
 def test_a_gpu_is_told_of_once(monkeypatch, caplog):
@@ -203,6 +282,24 @@ for _ in range(2):
         print(np.allclose(value, expected, rtol=1e-5), *ours.worker_pids)
 """
 
+
+SAME_SHAPES = """
+import os
+
+os.environ["JAX_LOG_COMPILES"] = "1"
+import pymc as pm
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+with pm.Model() as model:
+    pm.Normal("y", pm.Normal("center"), observed=pm.Data("data", models.Y))
+with parallel.likelihood(model, devices=["jax:cpu"]):
+    logp = model.compile_logp()
+    for data in (models.Y, models.Y + 1, models.Y[:5]):
+        os.write(2, b"new data\\n")
+        pm.set_data({"data": data})
+        logp(model.initial_point())
+"""
 
 CHAINS = """
 import numpy as np
@@ -252,21 +349,3 @@ def test_jax_that_starts_in_a_block(on_device):
     """The next block finds the same workers: no others could be forked."""
     first, second = on_device(STARTED_INSIDE).splitlines()
     assert first == second and first.startswith("True ")
-SAME_SHAPES = """
-import os
-
-os.environ["JAX_LOG_COMPILES"] = "1"
-import pymc as pm
-from support import pymc_models as models
-from synkhronos.extensions import pymc as parallel
-
-with pm.Model() as model:
-    pm.Normal("y", pm.Normal("center"), observed=pm.Data("data", models.Y))
-with parallel.likelihood(model, devices=["jax:cpu"]):
-    logp = model.compile_logp()
-    for data in (models.Y, models.Y + 1, models.Y[:5]):
-        os.write(2, b"new data\\n")
-        pm.set_data({"data": data})
-        logp(model.initial_point())
-"""
-

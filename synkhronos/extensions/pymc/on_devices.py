@@ -199,14 +199,16 @@ class DeviceRows:
         self._evaluations: dict[str, list] = {}
         self._rows: dict = {}
         self._lengths: list = []
+        self._terms_here: list[Term] = []  # those of which this rank has rows
 
     def load(self, data, memory, values) -> None:
         """Take rows of the data onto the device, in place of former ones."""
         self._evaluations.clear()
         self._rows.clear()
-        chosen = []
+        self._terms_here, chosen = [], []
         for term, (length, arrays) in zip(self._terms, data):
             first, last = share(length, self._layout.n_ranks, self._rank)
+            self._terms_here += [term] * (first < last)
             for rows, array in zip(term.rows, arrays):
                 chosen.append(((rows, first, last), along(array, rows.axis, slice(first, last))))
         self._check_room(sum(array.nbytes for _, array in chosen))
@@ -237,7 +239,7 @@ class DeviceRows:
     def _begin(self, kind):
         given = self._rank, kind, self._compile(kind), self._lengths, self._rows
         evaluations = list(self._parts.evaluations(*given))
-        for each, term in zip(evaluations, self._terms):
+        for each, term in zip(evaluations, self._terms_here):
             try:
                 each.run()
             except raised_here(Exception) as error:
