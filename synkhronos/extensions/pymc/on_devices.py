@@ -338,7 +338,8 @@ def _session_of(devices):
         jax_devices.refuse_started("likelihood(devices=...)")
         check_sharing()
         with interrupts_held():
-            _sessions[devices] = session = forked(1 + len(devices))
+            # Errors name the ranks of the devices, from 0 on: this process has none.
+            _sessions[devices] = session = forked(1 + len(devices), first_rank=-1)
         try:
             session.begin()
             session.run(OpenDevices(devices))
