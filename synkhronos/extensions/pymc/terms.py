@@ -20,6 +20,7 @@ import contextlib
 import logging
 from dataclasses import dataclass, replace
 from math import prod
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -624,8 +625,9 @@ def _inputs_first(graphs, ends=()) -> list[Variable]:
 
 
 def first_line(error: Exception) -> str:
-    """Return an exception's type and the first line of its message."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    """Return an exception's type and the first line of its message, shortened."""
+    lines = [shorten(each, 400, placeholder=" ...") for each in str(error).splitlines() if each]
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def values_of(variables) -> list[Any]:
