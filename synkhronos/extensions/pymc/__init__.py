@@ -257,12 +257,11 @@ def likelihood(
     model = _root(model)
     n_ranks, names = _ranks_and_devices(ranks, devices)
     _check_model(model)
-    if not names:
-        _tell_of_gpus()
     if names:
         with _divided(model, LayoutOfDevices((len(names),), ("",), 0, names)) as parallel:
             yield parallel
         return
+    _tell_of_gpus()
     with _layout(n_ranks) as (layout, is_given), _divided(model, layout, is_given) as parallel:
         yield parallel
 

@@ -223,9 +223,9 @@ class DeviceRows:
         if nbytes > free:
             names = ", ".join(repr(term.name) for term in self._terms)
             raise MemoryError(
-                f"The rows of {names} that go to {_Own.name} take {_gigabytes(nbytes)}, but "
-                f"{_gigabytes(free)} are free there. Divide them over more devices, give the data "
-                "as float32, or compute on CPU ranks: likelihood(model) without devices."
+                f"The rows of {names} that go to {_Own.name} take {nbytes / 1e9:.3g} GB, "
+                f"but {free / 1e9:.3g} GB are free there. Divide them over more devices, give the "
+                "data as float32, or compute on CPU ranks: likelihood(model) without devices."
             )
 
     def compute(self, kind: str) -> None:
@@ -262,10 +262,7 @@ class DeviceRows:
 
 
 def _compiled(term, kind):
-    """Return JAX's function of a term: of shapes and dtypes, of values of them, and of its rows.
-
-    The values, of its parameters and a direction, are in one flat array.
-    """
+    """Return JAX's function of shapes and dtypes, of values of these, in one array, and of rows."""
     import jax
 
     try:
@@ -320,10 +317,6 @@ def _on_device(array):
 
     # Of a copy: on JAX's CPU device the array may stay where it is.
     return jax.device_put(np.array(array, order="C"), _Own.device)
-
-
-def _gigabytes(nbytes):
-    return f"{nbytes / 1e9:.3g} GB"
 
 
 def _session_of(devices):
