@@ -182,6 +182,14 @@ def test_a_block_in_which_ranks_compute_nothing(caplog):
     assert "ranks have computed nothing" in caplog.text
 
 
+def test_devices_do_not_help_where_rows_can_not_be_divided():
+    model = models.make(models.autoregression)
+    with pytest.raises(
+        ValueError, match=r"over devices \(.*\)\. Sample it without"
+    ), parallel.likelihood(model, devices=on(1)):
+        pass
+
+
 def test_a_worker_that_dies():
     model, point = models.logistic_at_a_point()
     expected = model.compile_logp()(point)
@@ -266,6 +274,19 @@ with parallel.likelihood(model, ranks=2) as ours:
     print(ours.ranks)
 """
 
+STARTED_BY_FORK = """
+import synkhronos as synk
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+synk.fork(devices=["jax:cpu"])
+try:
+    with parallel.likelihood(models.make(models.logistic), devices=["jax:cpu"]):
+        pass
+except synk.SessionError as error:
+    print(error)
+"""
+
 STARTED_INSIDE = """
 import numpy as np
 from pymc.sampling.jax import get_jaxified_logp
@@ -343,6 +364,10 @@ def test_jax_that_has_started_before(on_device):
     refused, ranks = on_device(STARTED_BEFORE).splitlines()
     assert "must come before JAX computes anything in this process" in refused
     assert ranks == "2"
+
+
+def test_a_session_that_has_started_jax(on_device):
+    assert "Start the script by python, with the devices in" in on_device(STARTED_BY_FORK)
 
 
 def test_jax_that_starts_in_a_block(on_device):

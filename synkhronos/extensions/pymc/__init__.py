@@ -74,7 +74,6 @@ _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as tim
 _SLOW = 2.0  # seconds until the log says what takes so long
 _FURTHER = 10  # times the tolerance of parts: devices round otherwise
 _DEVICE = re.compile(r"cpu|cuda\d*|jax:[a-z]+\d*")
-_GIVEN = ("n_parallel", "devices")  # arguments of `synkhronos run`
 _told: list[bool] = []  # whether the log has said that there are GPUs
 
 
@@ -257,12 +256,7 @@ def likelihood(
     model = _root(model)
     n_ranks, names = _ranks_and_devices(ranks, devices)
     _check_model(model)
-    if names:
-        with _divided(model, LayoutOfDevices((len(names),), ("",), 0, names)) as parallel:
-            yield parallel
-        return
-    _tell_of_gpus()
-    with _layout(n_ranks) as (layout, is_given), _divided(model, layout, is_given) as parallel:
+    with _layout(n_ranks, names) as chosen, _divided(model, *chosen) as parallel:
         yield parallel
 
 
@@ -392,7 +386,7 @@ def _ranks_and_devices(ranks, devices):
 def _devices_of_run():
     """Return devices that a command or the environment names, if they are no CPU cores."""
     of_run = Current.of_run or {}
-    text = os.environ.get(VARIABLE, "") if not any(of_run.get(each) for each in _GIVEN) else ""
+    text = os.environ.get(VARIABLE, "")
     names = of_run.get("devices") or [each.strip() for each in text.split(",") if each.strip()]
     return names if {*names} - {"cpu"} else None
 
@@ -410,11 +404,15 @@ def _tell_of_gpus():
 
 
 @contextlib.contextmanager
-def _layout(n_ranks):
+def _layout(n_ranks, names):
     """Yield the layout of the ranks, and whether the user or a command has given their number.
 
     On several machines a session of their leaders is open in the block.
     """
+    if names:
+        yield LayoutOfDevices((len(names),), ("",), 0, names), True
+        return
+    _tell_of_gpus()
     if Current.link is None:
         given = {} if n_ranks else Current.of_run or {}
         asked = given.get("n_parallel"), given.get("devices")
@@ -500,7 +498,7 @@ def _divide(model, layout, is_given):
     if not terms:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
         where = "devices" if devices else "ranks"
-        instead = "on CPU ranks, likelihood(ranks=...), or " if devices else ""
+        instead = "on CPU ranks, likelihood(ranks=...), or " if found else ""
         raise ValueError(
             f"No likelihood of this model can be divided over {where} ({reasons}). Sample it "
             f"{instead}without likelihood(), with pm.sample(cores=...) for chains in parallel."

@@ -23,9 +23,11 @@ import pymc as pm
 
 from synkhronos._arithmetic.partition import share
 from synkhronos._host.pytensor import jax_devices
+from synkhronos._machine.devices import VARIABLE
 from synkhronos._machine.interrupts import interrupts_held, raised_here
 from synkhronos._machine.log import log
 from synkhronos._machine.shared_memory import check_sharing
+from synkhronos._session.current import Current
 from synkhronos._session.session import Session, SessionState
 from synkhronos.comm import Reference
 from synkhronos.comm.mpi.job import MachineLayout
@@ -90,8 +92,7 @@ class LoadRows:
         if worker.is_master:
             return
         content, values = unpickled(worker.fetch(self.content))
-        rows = _rows.get(self.number) or DeviceRows(worker.rank - 1, *content)
-        _rows[self.number] = rows
+        rows = _rows.setdefault(self.number, DeviceRows(worker.rank - 1, *content))
         memory = worker.comm.memory.attach(self.memory.segment)
         data = [(length, [*map(worker.fetch, arrays)]) for length, arrays in self.data]
         rows.load(data, memory, values)
@@ -203,6 +204,8 @@ class DeviceRows:
 
     def load(self, data, memory, values) -> None:
         """Take rows of the data onto the device, in place of former ones."""
+        import jax
+
         self._evaluations.clear()
         self._rows.clear()
         self._terms_here, chosen = [], []
@@ -213,7 +216,8 @@ class DeviceRows:
                 chosen.append(((rows, first, last), along(array, rows.axis, slice(first, last))))
         self._check_room(sum(array.nbytes for _, array in chosen))
         for key, array in chosen:
-            self._rows[key] = _on_device(array)
+            # Of a copy: on JAX's CPU device the array may stay where it is.
+            self._rows[key] = jax.device_put(np.array(array, order="C"), _Own.device)
         self._lengths = [(length, [None] * len(arrays)) for length, arrays in data]
         self._parts = _DeviceParts(self._terms, self._layout, values, lambda nbytes: memory)
 
@@ -312,13 +316,6 @@ class _DeviceEvaluation(Evaluation):
         return np.asarray(self._call(self._types, flat, *self._rows))
 
 
-def _on_device(array):
-    import jax
-
-    # Of a copy: on JAX's CPU device the array may stay where it is.
-    return jax.device_put(np.array(array, order="C"), _Own.device)
-
-
 def _session_of(devices):
     """Return the open session whose workers have these devices; open it if there is none."""
     with _opening:
@@ -328,6 +325,12 @@ def _session_of(devices):
                 return session
             del _sessions[devices]
             released(session)
+        if Current.session is not None and {*Current.session.devices} != {"cpu"}:
+            raise SessionError(
+                "A session of fork() or `synkhronos run` has started JAX in this process, so "
+                "likelihood() can fork no workers. Start the script by python, with the devices in "
+                f"{VARIABLE} or likelihood(devices=...), and enter the block before fork()."
+            )
         jax_devices.refuse_started("likelihood(devices=...)")
         check_sharing()
         with interrupts_held():
