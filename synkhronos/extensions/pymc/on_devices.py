@@ -12,6 +12,7 @@ JAX meanwhile, the workers wait for later blocks, as no others could be forked.
 from __future__ import annotations
 
 import atexit
+import itertools
 import math
 import os
 import threading
@@ -218,7 +219,11 @@ class DeviceRows:
         for key, array in chosen:
             # Of a copy: on JAX's CPU device the array may stay where it is.
             self._rows[key] = jax.device_put(np.array(array, order="C"), _Own.device)
-        self._lengths = [(length, [None] * len(arrays)) for length, arrays in data]
+        lengths = [(length, [None] * len(arrays)) for length, arrays in data]
+        if lengths != self._lengths:  # else what JAX compiles for each length would stay
+            for function in itertools.chain(*self._functions.values()):
+                function.clear_cache()
+        self._lengths = lengths
         self._parts = _DeviceParts(self._terms, self._layout, values, lambda nbytes: memory)
 
     def _check_room(self, nbytes):
