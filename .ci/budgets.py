@@ -24,7 +24,7 @@ WHOLE_CORE = 37_360
 OTHERS = {
     "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,
-    "synkhronos/extensions/pymc": 4_360,
+    "synkhronos/extensions/pymc": 4_370,
     "synkhronos/parameter_server": 9_100,
     "synkhronos/rules": 12_100,
     "synkhronos/tools/bench": 3_000,

@@ -340,6 +340,24 @@ with parallel.likelihood(model, devices=["jax:cpu"]):
 print(*(np.allclose(each, draws[0], rtol=1e-3) for each in draws[1:]))
 """
 
+CHAINS_AFTER_JAX = """
+import jax
+import pymc as pm
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+model = models.make(models.logistic)
+given = {"draws": 9, "tune": 9, "chains": 2, "nuts_sampler": "pymc", "progressbar": False}
+given["compute_convergence_checks"] = False
+with parallel.likelihood(model, devices=["jax:cpu"]):
+    jax.numpy.zeros(3).block_until_ready()
+    print(pm.sample(cores=1, **given).posterior.sizes["chain"])
+    try:
+        pm.sample(cores=2, **given)
+    except Exception as error:
+        print(error)
+"""
+
 
 @pytest.fixture
 def on_device(script):
@@ -359,6 +377,11 @@ def test_new_data_of_the_same_shape_compile_nothing(on_device):
 
 def test_chains_in_this_process_and_in_others(on_device):
     assert on_device(CHAINS) == "True True\n"
+
+
+def test_chains_in_others_after_jax_has_started(on_device):
+    chains, refused = on_device(CHAINS_AFTER_JAX).splitlines()
+    assert chains == "2" and "write pm.sample(cores=1): they follow" in refused
 
 
 def test_jax_that_has_started_before(on_device):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import math
+import multiprocessing
 import os
 import threading
 from dataclasses import dataclass
@@ -335,6 +336,12 @@ def _session_of(devices):
                 "A session of fork() or `synkhronos run` has started JAX in this process, so "
                 "likelihood() can fork no workers. Start the script by python, with the devices in "
                 f"{VARIABLE} or likelihood(devices=...), and enter the block before fork()."
+            )
+        if multiprocessing.parent_process() is not None and jax_devices.has_started():
+            raise SessionError(
+                "No workers for devices can be forked: JAX has started here, or in the process "
+                "that it comes from. For chains in a block in which JAX has sampled before, write "
+                "pm.sample(cores=1): they follow one another on the workers of the block."
             )
         jax_devices.refuse_started("likelihood(devices=...)")
         check_sharing()
