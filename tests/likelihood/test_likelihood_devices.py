@@ -179,7 +179,7 @@ def test_observed_variables_without_potentials():
 def test_a_block_in_which_ranks_compute_nothing(caplog):
     with parallel.likelihood(models.make(models.logistic), devices=on(1)):
         pass
-    assert "ranks have computed nothing" in caplog.text
+    assert caplog.messages[-1].startswith("ranks have computed nothing")
 
 
 def test_devices_do_not_help_where_rows_can_not_be_divided():

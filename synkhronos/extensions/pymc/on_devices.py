@@ -27,7 +27,7 @@ from synkhronos._arithmetic.partition import share
 from synkhronos._host.pytensor import jax_devices
 from synkhronos._machine.devices import VARIABLE
 from synkhronos._machine.interrupts import interrupts_held, raised_here
-from synkhronos._machine.log import log
+from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._session.current import Current
 from synkhronos._session.session import Session, SessionState
@@ -346,8 +346,9 @@ def _session_of(devices):
         jax_devices.refuse_started("likelihood(devices=...)")
         check_sharing()
         with interrupts_held():
-            # Errors name the ranks of the devices, from 0 on: this process has none.
+            # Messages name the ranks of the devices, from 0 on: this process has none.
             _sessions[devices] = session = forked(1 + len(devices), first_rank=-1)
+            name_rank(None)
         try:
             session.begin()
             session.run(OpenDevices(devices))
