@@ -208,7 +208,7 @@ def likelihood(
     devices : list of str, optional
         The device of each rank: ``["cuda0"]``, ``["cuda0", "cuda1"]`` for GPUs, which compute with
         JAX (``pip install 'synkhronos[jax-cuda]'``), or a device of any other platform of JAX, such
-        as ``"jax:rocm0"`` or ``"jax:cpu"``. By default ranks are on CPU cores, with numba.
+        as ``"jax:rocm0"`` or ``"jax:cpu"``. By default those of SYNKHRONOS_DEVICES, or CPU cores.
 
     Yields
     ------
