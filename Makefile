@@ -26,7 +26,7 @@ ready_pytensor := $(venv_pytensor)/.ready
 # Compiled functions stay there, so a second run is faster.
 on_pytensor := PYTENSOR_FLAGS=base_compiledir=$(CURDIR)/$(venv_pytensor)/compiled SYNKHRONOS_HOST=pytensor
 
-samplers := $(patsubst %,tests/likelihood/test_%.py,nutpie jax likelihood_devices bambi second_derivatives bench_pymc bench_gallery pymc_demo) tests/jax_devices
+samplers := $(patsubst %,tests/likelihood/test_%.py,nutpie jax bambi second_derivatives bench_pymc bench_gallery pymc_demo) tests/jax_devices
 
 .DEFAULT_GOAL := help
 # What `make test` leaves out, and test-rest runs.

@@ -237,7 +237,7 @@ part_jax() {
     pytensor jax-large 40 "${beside[@]}" --models logistic --rows $large_rows --json "$results/jax-large.json"
     pytensor jax-draws 140 "${beside[@]}" --models logistic --draws $draws --json "$results/jax-draws.json"
     pytensor jax-suites 150 -m pytest -q -p no:cacheprovider -W ignore -k "$chosen" \
-        tests/likelihood/test_likelihood_devices.py tests/jax_devices
+        tests/jax_devices/likelihood_cases.py tests/jax_devices
 }
 
 part_pymc() {

@@ -259,6 +259,7 @@ def test_training_is_serial_training(make):
         assert len({each.tobytes() for each in values}) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*in the master alone")  # a second, while JAX compiles
 def test_parallel_with_dropout_and_row_numbers():
     x, i = pt.dmatrix("x"), pt.lscalar("i")
     data, rng = pytensor.shared(matrix(rows=20), "data"), shared_rng()

@@ -5,10 +5,11 @@ SYNKHRONOS_TEST_JAX=cuda0 names another device for all ranks than CPU cores.
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 from support import host_library, running
-from support.on_devices import outcome
+from support.on_devices import PYTEST, outcome
 
 DEVICE = os.environ.get("SYNKHRONOS_TEST_JAX", "jax:cpu")
 pytestmark = pytest.mark.skipif(
@@ -43,6 +44,12 @@ def test_functions_collectives_and_training(n_ranks):
     master = str(n_ranks // 3)
     cases = ["jax_devices/jax_cases"]
     passes(outcome(",".join([DEVICE] * n_ranks), cases, master=master, SYNKHRONOS_TEST_ALL="1"))
+
+
+def test_likelihoods():
+    pytest.importorskip("pymc", minversion="6")
+    case = Path(__file__).with_name("likelihood_cases.py")
+    passes(running.run(*PYTEST, case, env={**os.environ, "SYNKHRONOS_TEST_ALL": "1"}, timeout=1200))
 
 
 def test_suites_of_all_devices():
@@ -80,8 +87,8 @@ REFUSED = {
     "opencl": ("synk.fork(devices=['opencl0:0'])", ["ImportError", "need Theano"]),
     "mixed": ("synk.fork(devices=['cpu', 'jax:cpu'])", ["ValueError", "or none"]),
     "no such device": (
-        "synk.fork(devices=['jax:cpu7'] * 2)",
-        ["WorkerError", "JAX can't open the device jax:cpu7: it has no device of that number"],
+        "synk.fork(devices=['jax:cpu777'] * 2)",
+        ["WorkerError", "JAX can't open the device jax:cpu777: it has no device of that number"],
     ),
     "a mode of jax on cpu ranks": (
         "synk.fork(2); synk.function([], [], mode='JAX')",

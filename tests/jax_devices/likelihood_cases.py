@@ -1,5 +1,6 @@
 """Likelihoods on devices of JAX, compared with plain models.
 
+`test_jax_ranks` runs them in a process of their own, in which nothing has started JAX.
 SYNKHRONOS_TEST_JAX names the device: on a machine with a GPU, cuda0.
 """
 
@@ -218,8 +219,8 @@ def test_rows_that_do_not_fit(monkeypatch):
 def test_devices_that_are_not_there():
     model = models.make(models.logistic)
     with pytest.raises(
-        RuntimeError, match=r"JAX can't open the device jax:cpu7"
-    ), parallel.likelihood(model, devices=["jax:cpu7"]):
+        RuntimeError, match=r"JAX can't open the device jax:cpu777"
+    ), parallel.likelihood(model, devices=["jax:cpu777"]):
         pass
 
 
