@@ -144,37 +144,3 @@ def reciprocal(dtype: np.dtype, divisor: int) -> np.ndarray:
     if dtype.kind not in "fc":
         raise TypeError(f"arrays of {dtype} have no average of this dtype.")
     return constant(dtype, 1 / divisor)
-
-
-def rounded_to_16_bits(values: np.ndarray) -> tuple[np.ndarray, np.float32]:
-    """Return values in float16 and the power of two that scales them back.
-
-    The largest value is scaled to between 1 and 2. So nothing overflows, and small gradients keep
-    the 11 bits of float16.
-
-    >>> half, scale = rounded_to_16_bits(np.array([1e6, -3e5], "f4"))
-    >>> half.dtype, (half.astype("f4") * scale).round(-3)
-    (dtype('float16'), array([1000000., -300000.], dtype=float32))
-    """
-    scale = scale_of_16_bits(values)
-    return (values / scale).astype(np.float16), scale
-
-
-def scale_of_16_bits(values: np.ndarray) -> np.float32:
-    """Return the scale of `rounded_to_16_bits`."""
-    largest = float(np.abs(values).max(initial=0.0))
-    if not np.isfinite(largest) or largest == 0.0:
-        return np.float32(1)
-    return np.float32(2.0 ** np.floor(np.log2(largest)))
-
-
-def round_to_16_bits(array: np.ndarray) -> None:
-    """Round an array, in place, as `rounded_to_16_bits` does.
-
-    >>> array = np.array([1.0001, -3.0])
-    >>> round_to_16_bits(array)
-    >>> array
-    array([ 1., -3.])
-    """
-    half, scale = rounded_to_16_bits(array)
-    np.multiply(half, array.dtype.type(scale), array, dtype=array.dtype)

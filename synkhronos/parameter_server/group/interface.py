@@ -20,7 +20,7 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
-from synkhronos._arithmetic.operations import check_kind, round_to_16_bits
+from synkhronos._arithmetic.operations import check_kind
 from synkhronos.comm import Aborted
 
 
@@ -249,3 +249,26 @@ class SingleGroup(Group):
 
     def close(self, seconds: float = 10.0) -> None:
         """Return: nobody is left."""
+
+
+def round_to_16_bits(array: np.ndarray) -> None:
+    """Round an array, in place, to float16 times a power of two.
+
+    The largest value is scaled to between 1 and 2. So nothing overflows, and small gradients keep
+    the 11 bits of float16.
+
+    >>> array = np.array([1.0001, -3.0])
+    >>> round_to_16_bits(array)
+    >>> array
+    array([ 1., -3.])
+    """
+    scale = array.dtype.type(scale_of_16_bits(array))
+    np.multiply((array / scale).astype(np.float16), scale, array, dtype=array.dtype)
+
+
+def scale_of_16_bits(values: np.ndarray) -> np.float32:
+    """Return the power of two by which `round_to_16_bits` scales."""
+    largest = float(np.abs(values).max(initial=0.0))
+    if not np.isfinite(largest) or largest == 0.0:
+        return np.float32(1)
+    return np.float32(2.0 ** np.floor(np.log2(largest)))

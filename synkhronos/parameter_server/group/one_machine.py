@@ -25,7 +25,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plan as plan_of
-from synkhronos._arithmetic.operations import check_kind, round_to_16_bits
+from synkhronos._arithmetic.operations import check_kind
 from synkhronos._machine.devices import usable_cores
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments
@@ -34,7 +34,13 @@ from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate import HEARTBEAT_MS, Meetings
 from synkhronos.comm.shared.gate_memory import MET, SEQUENCE, GateMemory, make_file, make_wake_pipes
 from synkhronos.errors import SharedMemoryFull
-from synkhronos.parameter_server.group.interface import Group, RankLost, WaitedTooLong, named
+from synkhronos.parameter_server.group.interface import (
+    Group,
+    RankLost,
+    WaitedTooLong,
+    named,
+    round_to_16_bits,
+)
 from synkhronos.parameter_server.group.large_messages import MailWithArrays
 
 WARN_SECONDS = 30.0

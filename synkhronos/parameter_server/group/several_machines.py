@@ -19,19 +19,21 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._arithmetic.blocks import plan as plan_of
-from synkhronos._arithmetic.operations import (
-    OPERATIONS,
-    check_kind,
-    round_to_16_bits,
-    scale_of_16_bits,
-)
+from synkhronos._arithmetic.operations import OPERATIONS, check_kind
 from synkhronos.comm import Aborted
 from synkhronos.comm.mpi.transfers import pickled
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate import HEARTBEAT_MS
 from synkhronos.errors import SharedMemoryFull
 from synkhronos.parameter_server.group import one_machine as shared
-from synkhronos.parameter_server.group.interface import Group, RankLost, WaitedTooLong, named
+from synkhronos.parameter_server.group.interface import (
+    Group,
+    RankLost,
+    WaitedTooLong,
+    named,
+    round_to_16_bits,
+    scale_of_16_bits,
+)
 
 
 def join(told: Mapping[str, Any]) -> MachinesGroup:
