@@ -86,10 +86,7 @@ class Gate(ABC):
     def start(self, command: Any) -> None:
         """Pass the start barrier: the workers begin to run `command`.
 
-        Raises
-        ------
-        WorkerDied
-            If a worker is gone; then no rank has begun.
+        Raises WorkerDied if a worker is gone; then no rank has begun.
         """
 
     @abstractmethod
@@ -147,14 +144,9 @@ class Gate(ABC):
     def meet(self) -> Any:
         """Wait inside a call until all ranks have called `meet` as often in this call.
 
-        Ranks on one machine get the numbers that all have posted: see `Meetings.news`.
-
-        Raises
-        ------
-        Aborted
-            If a rank has raised, or the master has left the call.
-        SessionError
-            If a rank has ended its part of the call without coming to this meeting.
+        Ranks on one machine get the numbers that all have posted: see `Meetings.news`. Raises
+        Aborted if a rank has raised, or the master has left the call, and SessionError if a rank
+        has ended its part of the call without coming to this meeting.
         """
 
     @abstractmethod
@@ -227,13 +219,7 @@ class Memory(ABC):
 
     @abstractmethod
     def create(self, nbytes: int) -> Block:
-        """Make a zero-filled block.
-
-        Raises
-        ------
-        SharedMemoryFull
-            If the machine has no room for it.
-        """
+        """Make a zero-filled block; raise SharedMemoryFull if the machine has no room for it."""
 
     def wrap(self, data: bytes) -> tuple[Block, Reference]:
         """Make a block that holds these bytes; return it, and a reference to the bytes.

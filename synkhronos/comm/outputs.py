@@ -45,16 +45,8 @@ class Outputs:
     def reduce(self, outputs, modes):
         """Reduce over the ranks those outputs that can stay on their devices for it.
 
-        Parameters
-        ----------
-        outputs : list of arrays, or None on a rank that has not run
-        modes : list of str or None
-
-        Returns
-        -------
-        dict
-            Position -> the reduced array on the master, None on workers. The master combines
-            the outputs that are not in it.
+        `outputs` is None on a rank that has not run. Returns a dict: position -> the reduced array
+        on the master, None on workers. The master combines the outputs that are not in it.
         """
         return {} if self._devices is None else self._devices.reduce_outputs(outputs, modes)
 
