@@ -126,12 +126,7 @@ class Mail:
 
     kind: type[Channel] = Channel
 
-    def __init__(
-        self,
-        peers: Mapping[int, socket.socket],
-        on_message: Callable[[int, Any], None],
-        on_end: Callable[[int], None],
-    ):
+    def __init__(self, peers: Mapping[int, socket.socket], on_message: Callable, on_end: Callable):
         self._on_message, self._on_end = on_message, on_end
         self._channels: dict[int, Any] = {}
         self.peers: dict[int, int] = {}  # descriptor -> number of each peer that has not ended

@@ -135,11 +135,7 @@ class Script(Mpirun):
     _stdin = subprocess.PIPE
 
     def __init__(
-        self,
-        line: Sequence[str],
-        hosts: Sequence[Host],
-        agent: str | None,
-        grace: float = GRACE,
+        self, line: Sequence[str], hosts: Sequence[Host], agent: str | None, grace: float = GRACE
     ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
