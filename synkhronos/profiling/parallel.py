@@ -163,11 +163,8 @@ class FunctionCalls:
         return FunctionReport(
             self._name,
             self._reason is None,
-            self._calls,
-            self._calls_on_ranks,
-            self._seconds,
-            self._seconds_on_ranks,
-            self._first_seconds,
+            *(self._calls, self._calls_on_ranks),
+            *(self._seconds, self._seconds_on_ranks, self._first_seconds),
             "; ".join(reasons),
             " ".join(each for each in dict.fromkeys(advice) if each),
         )

@@ -142,17 +142,11 @@ def plan(link, wish, own_devices, master_rank, threads, profile, compress) -> Se
     for facts, _, problem in table:
         if problem is not None:
             raise SessionError(f"fork() can't start ranks on {facts[0]}: {problem}")
-    return SessionPlan(
-        wish.session,
-        tuple(len(devices) for _, devices, _ in table),
-        tuple(facts[0] for facts, _, _ in table),
-        tuple(device for _, devices, _ in table for device in devices),
-        master_rank,
-        threads,
-        profile,
-        compress,
-        os.getpid(),
-    )
+    counts = tuple(len(devices) for _, devices, _ in table)
+    hosts = tuple(facts[0] for facts, _, _ in table)
+    devices = tuple(device for _, devices, _ in table for device in devices)
+    how = master_rank, threads, profile, compress, os.getpid()
+    return SessionPlan(wish.session, counts, hosts, devices, *how)
 
 
 def _disagreement(rows):
