@@ -55,7 +55,7 @@ class Arrays:
         if shapes differ.
         """
         if self._is_alone:
-            return [_give(target, array) for target, array in zip(targets, arrays)]
+            return [into(target, array) for target, array in zip(targets, arrays)]
         if between_devices and self._devices is not None:
             return self._exchange_between_devices(arrays, ops, weights, targets)
         weighing, factor, divisor = weigh(weights, self._worker.rank)
@@ -247,27 +247,23 @@ def refuse_shapes(shapes):
 
 def reduce_whole(op, sources, target, divisor):
     """Reduce arrays into a target of the same shape, on a device or not; return the target."""
-    if _host.is_on_device(target):
-        whole = np.empty(target.shape, sources[0].dtype)
-        reduce_whole(op, sources, whole, divisor)
-        _host.copy_to_device(target, whole.astype(target.dtype, copy=False))
-        return target
-    if not (target.flags.c_contiguous and target.dtype == sources[0].dtype):
-        whole = np.empty(target.shape, sources[0].dtype)
-        reduce_whole(op, sources, whole, divisor)
-        target[...] = whole
-        return target
-    for _, (out, *blocks) in cut([[target, *sources]], 1, 0):
+    whole = _room_for_result(sources[0], target)
+    for _, (out, *blocks) in cut([[whole, *sources]], 1, 0):
         reduce_block(op, blocks, out, divisor)
-    return target
+    return into(target, whole)
 
 
 def reduce_alike(op, sources, target, divisor):
     """Reduce small arrays, to the same bits on all ranks that do so; return as `into` does."""
-    is_whole = target is not None and not _host.is_on_device(target)
-    whole = target if is_whole and _is_like(sources[0], target) else np.empty_like(sources[0])
+    whole = _room_for_result(sources[0], target)
     reduce_block(op, sources, whole, divisor)
     return into(target, with_one_nan(whole))
+
+
+def _room_for_result(source, target):
+    """Return the target, if a reduction of arrays like `source` can be written there; or room."""
+    is_whole = target is not None and not _host.is_on_device(target)
+    return target if is_whole and _is_like(source, target) else np.empty(source.shape, source.dtype)
 
 
 def _is_like(buffer, array):
@@ -279,18 +275,12 @@ def _are_same(arrays, others):
 
 
 def into(target, array):
-    """Return the target, with the values of a buffer; or the buffer if there is no target."""
-    if target is None or target is array:
-        return array
-    return reduce_whole("sum", [array], target, 1)
-
-
-def _give(target, array):
-    """Return as `into` does, for an array that may be on a device or not contiguous."""
+    """Return the target, with the values of an array; or the array if there is no target."""
     if target is None or target is array:
         return array
     if _host.is_on_device(target):
-        _host.copy_to_device(target, array)
+        same = array if array.dtype == target.dtype else array.astype(target.dtype)
+        _host.copy_to_device(target, same)
     else:
         target[...] = array
     return target
