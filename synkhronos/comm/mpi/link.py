@@ -79,7 +79,7 @@ class CarrierLink:
     def begin(self) -> None:
         """Wait until the carrier has begun MPI."""
         while self.machine is None:
-            self._receive(_LOOK_SECONDS)
+            self.receive()
 
     def of_worker(self) -> "CarrierLink":
         """Return the connection of a worker, in the process that was forked for it."""
@@ -156,7 +156,7 @@ class CarrierLink:
     def wait_for(self, id):
         """Wait for the answer to a request; return it as `take_answer` does."""
         while id not in self._answers:
-            self._receive(_LOOK_SECONDS)
+            self.receive()
         return self.take_answer(id)
 
     def drop_answer(self, id):
@@ -174,14 +174,11 @@ class CarrierLink:
     def wait_for_message(self):
         """Wait for the next message of another leader; return (machine, message)."""
         while not self._told:
-            self._receive(_LOOK_SECONDS)
+            self.receive()
         return self._told.popleft()
 
-    def pump(self) -> None:
-        """Take the messages that have come, without waiting."""
-        self._receive(0)
-
-    def _receive(self, seconds):
+    def receive(self, seconds=_LOOK_SECONDS) -> None:
+        """Take the messages that have come; wait for the first."""
         try:
             if not self.channel.wait(seconds):
                 return self.look_after_carrier() if seconds else None
