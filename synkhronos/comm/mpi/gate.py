@@ -23,9 +23,8 @@ from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
 from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.mpi.transfers import GIVEN_UP
-from synkhronos.comm.shared.gate import PATIENCE_SECONDS
 
-_HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 # Messages between leaders that only some of them take, or take only while a session begins.
 _OF_OTHERS = "command", "done", "died", "lost", "offer", "over", "plan", "wish"
 _LOOK_SECONDS = 0.05  # between looks for an abort here, or a delayed Ctrl-C, which send nothing
@@ -44,11 +43,12 @@ class GateOfMachines(Gate):
         self.rank = self.first + local.rank
         self.link, self.session = link, plan.session  # the number of the session in this job
         self.compress = plan.compress  # whether floats cross the network in half precision
-        local.on_answer = self._hear
+        self.descriptors = local.descriptors
+        local.on_answer = lambda rank, answer: self.on_answer(self.first + rank, answer)
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()
         self._poll.register(link.channel, select.POLLIN)
-        self._is_worker = False
+        self.is_leader = True  # whether this process speaks for its machine
         self._name = f"{plan.hosts[0]}:{plan.pid}:{plan.session}"  # of the session
         # Whether this leader waits for a decision of the carriers: the ranks here then stay.
         self._is_deciding = False
@@ -77,11 +77,6 @@ class GateOfMachines(Gate):
         """Return the name of the machine that a rank is on, unless it is this one."""
         machine = self.layout.machine_of(rank)
         return None if machine == self.layout.machine else self.layout.hosts[machine]
-
-    @property
-    def is_leader(self):
-        """Whether this process speaks for its machine."""
-        return not self._is_worker
 
     @property
     def is_in_call(self):
@@ -121,7 +116,7 @@ class GateOfMachines(Gate):
 
     def become_worker(self, rank):
         """Make this gate that of `rank`, in its process, right after the fork."""
-        self._is_worker = True
+        self.is_leader = False
         self.rank = rank
         self.link = self.link.of_worker()
         self.local.become_worker(rank - self.first)
@@ -134,11 +129,6 @@ class GateOfMachines(Gate):
     def worker_finish(self, reply=None, error=None):
         """Arrive at the finish barrier."""
         self.local.worker_finish(reply, error)
-
-    @property
-    def descriptors(self):
-        """The descriptors that ranks of this machine share."""
-        return self.local.descriptors
 
     def close_in_child(self):
         """Close what keeps workers alive, in a process that the user forked."""
@@ -156,12 +146,9 @@ class GateOfMachines(Gate):
     def abort(self):
         """Tell every rank, on all machines, to leave the call that is under way."""
         self.local.abort()
-        if not self._is_worker:
+        if self.is_leader:
             self.link.send("give_up", self.session, self.sequence)
             self.link.tell(None, ("abort", self.session, self.sequence))
-
-    def _hear(self, rank, answer):
-        self.on_answer(self.first + rank, answer)
 
     def next_id(self):
         """Return the id of the call's next exchange or reduction, the same on all machines."""
@@ -201,7 +188,7 @@ class GateOfMachines(Gate):
 
     def begin_bucket(self, number, *part):
         """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
-        if not self._is_worker:
+        if self.is_leader:
             self._count = self.sequence, number
         self.link.send("bucket", *part)
 
@@ -216,7 +203,7 @@ class GateOfMachines(Gate):
         already: then all ranks use it, and the Ctrl-C is raised when the call ends. If a machine
         has not begun it, no rank has a result, and Aborted is raised.
         """
-        if self._is_worker:  # its leader asks the carriers to decide
+        if not self.is_leader:  # its leader asks the carriers to decide
             answer = self.link.wait_for(id)
             if answer == GIVEN_UP:
                 raise Aborted
@@ -275,7 +262,7 @@ class GateOfMachines(Gate):
         self.local.meet()
         return self.local.vote_of(leader)
 
-    def wait(self, has_come, in_call=True, may_leave=True, look_seconds=_HEARTBEAT_SECONDS):
+    def wait(self, has_come, in_call=True, may_leave=True, look_seconds=HEARTBEAT_SECONDS):
         """Take messages until `has_come` returns true; ask it every `look_seconds` at least.
 
         Raises Aborted in a call that another machine has aborted, if `may_leave`, and WorkerDied if
@@ -299,11 +286,8 @@ class GateOfMachines(Gate):
                 self.check_alive()
             if not ready:
                 self.link.look_after_carrier()
-            if not ready and not in_call and self.rank == self.master_rank:
-                patience = patience or reports.Patience(PATIENCE_SECONDS, _HEARTBEAT_SECONDS)
-                patience.wait_for_hosts(self.missing())
-                # Machines may wait for a reduction with others that have ended the call.
-                self.link.tell(None, ("left", self.session, self.sequence, self.have_left()))
+            if not ready and not in_call:
+                patience = self._warn(patience)
 
     def _check_not_left(self):
         """Raise if a machine has left the call without the reduction that this one waits for."""
@@ -317,16 +301,12 @@ class GateOfMachines(Gate):
         sequence, count = self._count
         return count if sequence == self.sequence else 0
 
-    def have_left(self):
-        """Return the machines that have ended the call -> their number of reductions."""
-        return {}
-
-    def missing(self):
-        """Return the hosts that a finish barrier waits for."""
-        return []
+    def _warn(self, patience):
+        """Warn, if it is time, that machines keep this one waiting; return its `Patience`."""
+        return patience
 
     def _take_messages(self):
-        self.link.pump()
+        self.link.receive(seconds=0)
         while True:
             with interrupts_held():
                 message = self.link.next_message()

@@ -41,7 +41,7 @@ class LeaderGate(GateOfMachines):
 
     def next_command(self):
         """Wait for the master's next command, and start it on this machine."""
-        if self._is_worker:
+        if not self.is_leader:
             return super().next_command()
         self.wait(lambda: self._next is not None or self.has_ended, in_call=False)
         if self.has_ended:
@@ -64,12 +64,12 @@ class LeaderGate(GateOfMachines):
 
     def worker_finish(self, reply=None, error=None):
         """Wait for the workers of this machine; tell the master how the command has ended."""
-        if self._is_worker:
+        if not self.is_leader:
             return self.local.worker_finish(reply, error)
         if error is not None:
             self.local.abort()
         elif reply is not None:
-            self._hear(self.local.rank, reply)
+            self.on_answer(self.rank, reply)
         if self.local.is_aborted:
             # Workers of this machine may wait for buckets that this process has not begun.
             self.link.send("give_up", self.session, self.sequence)

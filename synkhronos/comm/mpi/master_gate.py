@@ -4,8 +4,9 @@ import contextlib
 import pickle
 
 from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
-from synkhronos.comm.mpi.gate import GateOfMachines
-from synkhronos.comm.shared.gate import MAX_SLOTS
+from synkhronos.comm.mpi.gate import HEARTBEAT_SECONDS, GateOfMachines
+from synkhronos.comm.reports import Patience
+from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
 from synkhronos.errors import WorkerDied
 
 
@@ -107,11 +108,6 @@ class MasterGate(GateOfMachines):
             self.on_over()
             self.link.tell(None, ("over", self.session))
 
-    def missing(self):
-        """Return the hosts that have not finished the call."""
-        others = range(1, len(self.layout.counts))
-        return [self.layout.hosts[m] for m in others if m not in self._done]
-
     def rows(self):
         """Return the numbers that the ranks reported in the last call, in rank order."""
         rows = list(self.local.rows())
@@ -119,9 +115,14 @@ class MasterGate(GateOfMachines):
             rows += self._rows[machine]
         return rows
 
-    def have_left(self):
-        """Return the machines that have ended the call -> their number of reductions."""
-        return {**self._left, 0: self.begun}
+    def _warn(self, patience):
+        patience = patience or Patience(PATIENCE_SECONDS, HEARTBEAT_SECONDS)
+        others = range(1, len(self.layout.counts))
+        patience.wait_for_hosts([self.layout.hosts[m] for m in others if m not in self._done])
+        # Machines may wait for a reduction with others that have ended the call.
+        left = {**self._left, 0: self.begun}  # machine -> the number of its reductions
+        self.link.tell(None, ("left", self.session, self.sequence, left))
+        return patience
 
     def _on_done(self, machine, session, sequence, begun, *content):
         if (session, sequence) == (self.session, self.sequence):
