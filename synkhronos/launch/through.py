@@ -17,7 +17,7 @@ import re
 import selectors
 import signal
 import subprocess
-from typing import Mapping, Sequence
+from typing import Any, Sequence
 
 from synkhronos._machine.processes import end_with_parent, how_ended
 from synkhronos.comm.mpi import folders, secret
@@ -56,15 +56,9 @@ class Mpirun(Watch):
     _stdin = subprocess.DEVNULL
 
     def __init__(
-        self,
-        line: Sequence[str],
-        hosts: Sequence[Host],
-        agent: str | None,
-        ranks: Sequence[LaunchedProcess],
-        environment: Mapping[str, str],
-        grace: float,
+        self, line: Sequence[str], hosts: Sequence[Host], agent: str | None, **watched: Any
     ) -> None:
-        super().__init__(ranks, environment, grace)
+        super().__init__(**watched)
         self._line, self._hosts, self._agent = line, hosts, agent
 
     @contextlib.contextmanager
@@ -139,7 +133,8 @@ class Script(Mpirun):
     ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
-        super().__init__(line, hosts, agent, [LaunchedProcess()], environment, grace)
+        ranks = [LaunchedProcess()]
+        super().__init__(line, hosts, agent, ranks=ranks, environment=environment, grace=grace)
         self._losses: list[str] = []  # sentences about lost machines and workers
         self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
         self._beginning = f"\0{token} ".encode()  # of every mark
