@@ -90,11 +90,10 @@ class Reductions:
         if id[:2] <= self._given_up:
             return self._carrier.post(peer, "done", id, GIVEN_UP)
         arrays = [self._carrier.open(place) for place in places]
-        how = ops, divisor, layout, compress
         answer = functools.partial(self._carrier.post, peer, "done", id)
-        return self._begin_round(id, arrays, how, answer)
+        return self._begin_round(id, arrays, layout, answer, ops, divisor, compress)
 
-    def from_rank_bucket(self, peer, id, rank, n_ranks, places, layout, counting, *how):
+    def from_rank_bucket(self, peer, id, rank, n_ranks, places, layout, counting, ops, *how):
         """Take a rank's part of a bucket; begin to reduce it when all of this machine have come."""
         if id[:2] <= self._given_up:
             return self._carrier.post(peer, "done", id, GIVEN_UP)
@@ -103,7 +102,6 @@ class Reductions:
         if not bucket.is_complete:
             return None
         del self._buckets[id]
-        ops, divisor, compress = how
 
         def answer(layouts):
             told = layouts if layouts == GIVEN_UP else (layouts, bucket.places)
@@ -113,24 +111,21 @@ class Reductions:
             here, arrays = bucket.layout, []
             if here[0] != "unequal":
                 arrays = bucket.reduce(self._carrier.open, ops, counting)
-            self._begin_round(id, arrays, (ops, divisor, here, compress), answer)
+            self._begin_round(id, arrays, here, answer, ops, *how)
         except Exception as error:
             # Before the answer: else a later bucket may begin, and others wait for this one.
             self.from_rank_give_up(None, *id[:2])
             bucket.answer(self._carrier.post, "failed", id, problem_here(error))
         return None
 
-    def _begin_round(self, id, arrays, how, answer):
-        ops, divisor, layout, compress = how
+    def _begin_round(self, id, arrays, layout, answer, *how):
         limit = small_for_all(self._carrier.n_machines)
         is_small = sum(array.nbytes for array in arrays) <= limit
         inline = [array.copy() for array in arrays] if is_small else None
         ready = self._ready.setdefault(id, {})
         ready[self._carrier.machine] = layout, inline
         self._begun = id
-        self._rounds[id] = ReductionRound(
-            self._carrier, id, ready, arrays, ops, divisor, compress, answer
-        )
+        self._rounds[id] = ReductionRound(self._carrier, id, ready, arrays, answer, *how)
         self._carrier.tell_all("ready", id, layout, inline)
 
     def _end(self, id):
@@ -138,10 +133,7 @@ class Reductions:
         return self._rounds.pop(id)
 
     def from_rank_give_up(self, peer, session, sequence):
-        """Begin no more reductions of a call; tell all machines how many have been begun here.
-
-        See the top of this module for what the carriers do then.
-        """
+        """Begin no more reductions of a call; tell all machines how many have been begun here."""
         if (session, sequence) > self._given_up:
             self._given_up = session, sequence
             begun = self._begun[2] if self._begun[:2] == (session, sequence) else 0
@@ -179,7 +171,7 @@ class ReductionRound:
     GIVEN_UP.
     """
 
-    def __init__(self, carrier, id, ready, arrays, ops, divisor, compress, answer):
+    def __init__(self, carrier, id, ready, arrays, answer, ops, divisor, compress):
         self._carrier, self._id, self._ready, self.answer = carrier, id, ready, answer
         self._arrays, self._ops, self._divisor, self._compress = arrays, ops, divisor, compress
         self._work = self.result = None
