@@ -43,6 +43,8 @@ class GateOfMachines(Gate):
         self.rank = self.first + local.rank
         self.link, self.session = link, plan.session  # the number of the session in this job
         self.compress = plan.compress  # whether floats cross the network in half precision
+        # A process has workers and descriptors on its own machine only.
+        self.check_alive, self.close = local.check_alive, local.close
         self.descriptors = local.descriptors
         local.on_answer = lambda rank, answer: self.on_answer(self.first + rank, answer)
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
@@ -104,15 +106,9 @@ class GateOfMachines(Gate):
 
     def introduce(self, device):
         """Tell `synkhronos top` which rank this process is, on which device, in which session."""
-        is_master = self.rank == self.master_rank
-        self.local.label(
-            rank=self.rank,
-            of=self.n_ranks,
-            device=device,
-            pid=os.getpid(),
-            role="master" if is_master else "worker",
-            session=self._name,
-        )
+        role = "master" if self.rank == self.master_rank else "worker"
+        told = {"rank": self.rank, "of": self.n_ranks, "role": role, "session": self._name}
+        self.local.label(**told, device=device, pid=os.getpid())
 
     def become_worker(self, rank):
         """Make this gate that of `rank`, in its process, right after the fork."""
@@ -134,14 +130,6 @@ class GateOfMachines(Gate):
         """Close what keeps workers alive, in a process that the user forked."""
         self.link.leave_in_child()
         self.local.close_in_child()
-
-    def close(self):
-        """Close every descriptor of this machine's gate."""
-        self.local.close()
-
-    def check_alive(self, milliseconds=0):
-        """Raise WorkerDied if a worker of this machine is gone."""
-        self.local.check_alive(milliseconds)
 
     def abort(self):
         """Tell every rank, on all machines, to leave the call that is under way."""

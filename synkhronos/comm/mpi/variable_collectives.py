@@ -24,13 +24,9 @@ class MachinesVariables(Variables):
     def __init__(self, worker, storage, arrays, memory, gate):
         super().__init__(worker, storage)  # `worker` is that of this machine
         self._all, self._arrays, self._memory = gate, arrays, memory
-        self._is_alone = False
+        self._is_alone, self._leader = False, self._gate.master_rank
         self._exposed = {}  # (rank, key) -> its place, and the value or None, on the master
         self._taken = 0  # the number of the call in which they were exposed
-
-    @property
-    def _leader(self):
-        return self._gate.master_rank
 
     def broadcast(self, keys, root, between_devices=True):
         """Replace each variable, on all ranks, with the value on rank `root`."""
