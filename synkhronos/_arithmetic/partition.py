@@ -4,31 +4,28 @@ The edges are ``linspace(0, rows, n + 1)``, rounded down. So later ranks get the
 over, and some ranks get none if there are fewer rows than ranks.
 """
 
-from typing import List, Optional, Tuple, Union
+from __future__ import annotations
 
 import numpy as np
 
 
-def edges(rows: int, parts: int) -> Tuple[int, ...]:
+def edges(rows: int, parts: int) -> tuple[int, ...]:
     """Return the ``parts + 1`` edges that split `rows` rows."""
     return tuple(rows * part // parts for part in range(parts + 1))
 
 
-def share(rows: int, parts: int, part: int) -> Tuple[int, int]:
+def share(rows: int, parts: int, part: int) -> tuple[int, int]:
     """Return the first row of one part and the row after its last."""
     return rows * part // parts, rows * (part + 1) // parts
 
 
-def counts(rows: int, parts: int) -> List[int]:
+def counts(rows: int, parts: int) -> list[int]:
     """Return the number of rows of each part."""
     return [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
 
 
 def take_rows(
-    array: np.ndarray,
-    rows: Union[range, np.ndarray],
-    buffer: Optional[np.ndarray] = None,
-    axis: int = 0,
+    array: np.ndarray, rows: range | np.ndarray, buffer: np.ndarray | None = None, axis: int = 0
 ) -> np.ndarray:
     """Return rows along an axis: a view for a range that goes forward, else a copy.
 
