@@ -174,7 +174,8 @@ class Accumulator:
             self._total = [value] if self._total is None else [*self._total, value]
             return
         if divides(self._mode):
-            within = _averaged(value.dtype)
+            # Integers are averaged in float64.
+            within = wide(value.dtype) if value.dtype.kind in "fc" else np.dtype(np.float64)
             # With `dtype`: NumPy 1 would compute in the array's float16.
             value = np.multiply(value, within.type(rows), dtype=within)
         elif self._mode is not None and value.dtype.char == HALF:
@@ -206,8 +207,3 @@ class Accumulator:
         if divides(self._mode):
             self._total = self._total / self._total.dtype.type(self._rows)
         return np.asarray(self._total)
-
-
-def _averaged(dtype):
-    """Return the dtype in which averages over slices are computed: float64 for integers."""
-    return wide(dtype) if dtype.kind in "fc" else np.dtype(np.float64)

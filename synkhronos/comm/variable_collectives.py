@@ -109,9 +109,7 @@ class Variables:
         self.storage.begin()
         if rows is None:
             self._give(key, array)
-        elif rows.__class__ is range and rows.step > 0:
-            self._give(key, array[rows.start : rows.stop : rows.step])
-        elif self._is_apart(key):
+        elif isinstance(rows, range) or self._is_apart(key):
             self._give(key, take_rows(array, rows))
         else:
             target = self.storage.new_value(key, (len(rows), *array.shape[1:]))

@@ -40,14 +40,11 @@ _HEADER = 8  # bytes before each entry of a log, with its length
 
 
 class ArrayPlace(NamedTuple):
-    """The place of arrays in a segment: the dtype, shape and offset of each.
-
-    `spare` is the segment that they alternate with, if there is one: see `Storage.turn`.
-    """
+    """The place of arrays in a segment: the dtype, shape and offset of each."""
 
     segment: Hashable  # stands for it in messages
     arrays: Tuple[Tuple[str, Tuple[int, ...], int], ...]
-    spare: Hashable = None
+    spare: Hashable = None  # a segment that they alternate with: see `Storage.turn`
 
 
 class _Region:
@@ -299,7 +296,8 @@ class Storage:
         """Make new regions, all in one segment, for keys whose region is missing or too small."""
         sizes = {}
         for key, layout in layouts.items():
-            needed, region = _room(layout), self._own.get(key)
+            needed = max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
+            region = self._own.get(key)
             if region is None or region.nbytes < needed:
                 sizes[key] = needed
                 if region is not None:
@@ -499,10 +497,6 @@ def _nbytes(dtype, shape):
 
 def _round_up(nbytes):
     return -(-nbytes // _ALIGN) * _ALIGN
-
-
-def _room(layout):
-    return max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
 
 
 def _is_same_array(value, other):
