@@ -46,10 +46,7 @@ def silent() -> str:
 
 
 class Heartbeats:
-    """Send heartbeats to other machines, and note when each was last heard of.
-
-    ``tell(machine)`` sends a heartbeat.
-    """
+    """Send heartbeats, by ``tell(machine)``, and note when each machine was last heard of."""
 
     def __init__(self, machines: Iterable[int], tell: Callable[[int], None]) -> None:
         self._tell, self._last_beat = tell, time.monotonic()

@@ -100,10 +100,7 @@ class Outputs:
         return True
 
     def collect(self, key, rank):
-        """Return the parts that `rank` deposited in the last call of function `key`.
-
-        They are views, valid until the next call: that overwrites them.
-        """
+        """Return views, valid until the next call, of what `rank` deposited for function `key`."""
         try:
             return self._received[key, rank][1]
         except KeyError:

@@ -153,10 +153,7 @@ def worker_died(rank, process, host="") -> WorkerDied:
 
 
 class Patience:
-    """Warn of a long wait, which began `waited` seconds ago: after `seconds`, then less often.
-
-    The intervals double.
-    """
+    """Warn of a wait that began `waited` seconds ago: after `seconds`, then ever less often."""
 
     def __init__(self, seconds: float, waited: float):
         self._seconds = self._next = seconds
@@ -180,7 +177,7 @@ class Patience:
     def _warn(self, text, *arguments):
         waited = time.monotonic() - self._begin
         if waited >= self._next:
-            self._next = 2 * waited
+            self._next = 2 * waited  # so intervals double
             log.warning(text, waited, *arguments)
 
     def end(self) -> None:

@@ -177,15 +177,12 @@ class NetworkAllReduce:
 
 
 class _Stream:
-    """The messages in one step to or from one machine, in order; a few are under way at a time.
-
-    `may` has the chunks that may be sent or received already; None for all.
-    """
+    """The messages in one step to or from one machine, in order; a few are under way at a time."""
 
     def __init__(self, begin, machine, tag, chunks, on_end, waits=False):
         self._begin, self._machine, self._tag, self._on_end = begin, machine, tag, on_end
         self._chunks = collections.deque(chunks)
-        self.may = set() if waits else None
+        self.may = set() if waits else None  # chunks that may be sent or received; None for all
         self._under_way = collections.deque()
 
     def progress(self):

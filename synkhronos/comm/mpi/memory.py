@@ -33,10 +33,7 @@ class MachinesMemory(SharedMemory):
         return array.copy()
 
     def fetch_all(self, rank, places, in_call=True):
-        """Return, on the master, views of arrays of a rank of another machine.
-
-        They are valid until the next command.
-        """
+        """Return, on the master, views of a rank's arrays elsewhere, until the next command."""
         gate = self._gate
         machine = gate.layout.machine_of(rank)
         asked = gate.call_number, machine
