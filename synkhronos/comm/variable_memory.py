@@ -409,15 +409,18 @@ class Storage:
         """Return the arrays of a key's region on one rank: views."""
         if rank == self._worker.rank:
             return self._own[key].arrays
-        attached = self._others[rank][key]
-        if isinstance(attached, ArrayPlace):
-            attached = self._others[rank][key] = self._attach(attached)
-            segment, _, place = attached
+        place = self._others[rank][key]
+        if isinstance(place, ArrayPlace):
+            segment = self._attached.get(place.segment)
+            if segment is None:
+                segment = self._attached[place.segment] = self._memory.open(place.segment)
+            arrays = [segment.array(*array) for array in place.arrays]
+            self._others[rank][key] = segment, arrays, place
             kept = self._turning[rank].pop(key, {})
             if place.spare is not None:
                 memory = {place.segment: segment, place.spare: kept.get(place.spare)}
                 self._turning[rank][key] = memory
-        return attached[1]
+        return self._others[rank][key][1]
 
     def places(self, rank, key) -> list:
         """Return the places of a key's arrays on one rank: (segment, dtype, shape, offset) each."""
@@ -425,13 +428,6 @@ class Storage:
         if not isinstance(place, ArrayPlace):
             place = place[2]
         return [(place.segment, *array) for array in place.arrays]
-
-    def _attach(self, place):
-        segment = self._attached.get(place.segment)
-        if segment is None:
-            segment = self._memory.open(place.segment)
-            self._attached[place.segment] = segment
-        return segment, [segment.array(*array) for array in place.arrays], place
 
     def arrays(self, key):
         """Return the list of arrays of each rank, in rank order."""

@@ -60,13 +60,9 @@ class MachinesVariables(Variables):
         storage = self.storage
         values = [[storage.value_of(rank, key) for rank in ranks] for key in keys]
         is_small = sum(value.nbytes for each in values for value in each) <= limit
-        return [
-            [
-                (storage.places(rank, key)[0], value.copy() if is_small else None)
-                for rank, value in zip(ranks, each)
-            ]
-            for key, each in zip(keys, values)
-        ]
+        sent = [[value.copy() if is_small else None for value in each] for each in values]
+        places = [[storage.places(rank, key)[0] for rank in ranks] for key in keys]
+        return [list(zip(*each)) for each in zip(places, sent)]
 
     def _copy(self, pieces, how="copy"):
         """Copy values of other machines into arrays here.

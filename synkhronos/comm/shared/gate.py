@@ -135,13 +135,11 @@ class Meetings:
     def post_bounds(self, begin: int, end: int) -> None:
         """Tell all ranks, on the master, which rows the next call selects."""
         # As the slot of the command, they are stored before SEQUENCE and loaded in the call only.
-        cells = self._cells
-        cells[BEGIN], cells[END] = begin, end
+        self._cells[BEGIN], self._cells[END] = begin, end
 
     def bounds(self) -> tuple:
         """Return the last bounds that the master has posted."""
-        cells = self._cells
-        return cells[BEGIN], cells[END]
+        return self._cells[BEGIN], self._cells[END]
 
     def report_rows(self, rows: int) -> None:
         """Publish the number of rows that this rank computed from; -1 if it did not run."""
