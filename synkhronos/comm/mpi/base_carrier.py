@@ -53,6 +53,7 @@ class BaseCarrier:
         self.from_ranks = Handlers()
         self.from_machines = Handlers(alive=lambda machine: None)  # its time was noted already
         self._mail = self.make_mail(sockets)
+        self.post = self._mail.tell  # sends a message to a process of this machine
         self._waiting = Waiting()
         for descriptor in self._mail.peers:
             self._waiting.add(descriptor)
@@ -120,10 +121,6 @@ class BaseCarrier:
         """Do what a process of this machine asks."""
         name, *rest = notice
         self.from_ranks[name](peer, *rest)
-
-    def post(self, peer: int, *message: Any) -> None:
-        """Send a message to a process of this machine."""
-        self._mail.tell(peer, *message)
 
     def read(self, descriptor: int) -> None:
         """Take the messages that have come through a socket."""
