@@ -7,8 +7,7 @@ from support.expected import combined, dtypes_of
 from synkhronos._arithmetic.blocks import plan, reduce_block
 from synkhronos._arithmetic.operations import OPERATIONS, ReduceOperation, wide
 from synkhronos._arithmetic.reduction import Accumulator, combine, combine_of_machines, combine_some
-from synkhronos.comm.mpi.all_reduce import reduce_all
-from synkhronos.comm.mpi.buckets import reduce_into_first
+from synkhronos.comm.mpi.all_reduce import reduce_all, reduce_into_first
 from synkhronos.parameter_server import reductions
 from synkhronos.parameter_server.remote.keeping import Keeper
 

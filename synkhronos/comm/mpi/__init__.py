@@ -9,7 +9,7 @@ that speaks MPI. Three things cross the network: values from leader to leader
 ======================  ==========================================================================
 `carrier`               the carrier's loop for a session
 `fetches`               its part in fetching arrays from other machines
-`reductions`            its part in all-reduces that ranks have begun, of `buckets` and others
+`reductions`            its part in all-reduces that ranks have begun, of buckets and others
 `all_reduce`            the messages of one all-reduce
 `link`                  a process's connection with the carrier, over a `~synkhronos.comm.channel`
 `gate`                  the barriers: `master_gate`, `leader_gate`

@@ -24,7 +24,8 @@ import math
 
 import numpy as np
 
-from synkhronos._arithmetic.blocks import reduce_block, with_one_nan
+from synkhronos._arithmetic.blocks import cut, reduce_block, with_one_nan
+from synkhronos._arithmetic.operations import OPERATIONS
 
 CHUNK = 1 << 18  # bytes, at most
 _SMALLEST, _ALIGN = 1 << 12, 64
@@ -211,3 +212,21 @@ def reduce_all(sources, ops, divisor, compress, out):
             result = np.empty(target.shape, target.dtype)
         reduce_block(ops[position], values, result, divisor)
         target[...] = with_one_nan(result)
+
+
+def reduce_into_first(everyone, ops, counting, n_parts, part):
+    """Reduce one of `n_parts` of the buffers of some ranks into those of the first rank.
+
+    `everyone` has the buffers of each rank of this machine, `counting` the numbers that the ranks
+    with rows have on this machine.
+    """
+    if not counting:
+        if part == 0:
+            for op, buffer in zip(ops, everyone[0]):
+                buffer.fill(OPERATIONS[op].identity(buffer.dtype))
+        return
+    if list(counting) == [0]:
+        return
+    sources = [everyone[rank] for rank in counting]
+    for position, (out, *blocks) in cut(list(zip(everyone[0], *sources)), n_parts, part):
+        reduce_block(ops[position], blocks, out, 1)  # averages are divided between the machines

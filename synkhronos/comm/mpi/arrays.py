@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos.comm import Aborted
 from synkhronos.comm.arrays import Arrays, into, refuse_shapes, weigh
-from synkhronos.comm.mpi.buckets import reduce_into_first
+from synkhronos.comm.mpi.all_reduce import reduce_into_first
 
 EQUAL, UNEQUAL = 1, 2  # decisions of leaders
 _BUCKET_BITS = 16  # for the number of a bucket; higher bits have the number of the run
