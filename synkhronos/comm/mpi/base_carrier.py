@@ -41,7 +41,11 @@ class BaseCarrier:
     """The loop of the carrier of one machine.
 
     `comm`, an MPI.Comm or Sealed, is that of all carriers: a machine has the number of its carrier
-    there. `sockets` has that of each peer, a process of this machine, by its number.
+    there. `sockets` has that of each peer, a process of this machine, by its number. A derived
+    class has::
+
+        on_loss(machine)    act on the loss of a silent machine
+        on_end(peer)        act on the end of a peer, all of whose messages have been taken
     """
 
     def __init__(self, comm: Any, sockets: Mapping[int, socket.socket]) -> None:
@@ -108,14 +112,6 @@ class BaseCarrier:
 
     def each_second(self) -> None:
         """Do what the subclass does each second."""
-
-    def on_loss(self, machine: int) -> None:
-        """Act on the loss of a silent machine."""
-        raise NotImplementedError
-
-    def on_end(self, peer: int) -> None:
-        """Act on the end of a process of this machine, all of whose messages have been taken."""
-        raise NotImplementedError
 
     def on_notice(self, peer: int, notice: tuple) -> None:
         """Do what a process of this machine asks."""

@@ -85,7 +85,10 @@ PATIENCE_SECONDS = 10.0  # after this time the master logs which ranks it waits 
 class Meetings:
     """One rank's end of the cells in `memory`, and of the pipes that wake sleepers.
 
-    `spin` says whether each rank has a core of its own.
+    `spin` says whether each rank has a core of its own. A derived class has::
+
+        _on_end(fd)          answer the end of a process, which has made this descriptor readable
+        _raise_left(rank)    raise the exception for a rank that has not come to a meeting
     """
 
     posts_bounds = True
@@ -237,10 +240,6 @@ class Meetings:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_pipe, 4096)
 
-    def _on_end(self, fd):
-        """Answer the end of a process, which has made this descriptor readable."""
-        raise NotImplementedError
-
     def _warn(self, patience, kind, value):
         """Warn, if it is time, that ranks keep this one waiting; return the wait's `Patience`."""
         return patience
@@ -299,10 +298,6 @@ class Meetings:
             if self._cells[ABORT] == sequence:
                 raise Aborted
             self._raise_left(done // LINE - 1)
-
-    def _raise_left(self, rank):
-        """Raise the exception for a rank that has left without coming to a meeting."""
-        raise NotImplementedError
 
 
 class SharedGate(Meetings, Gate):
