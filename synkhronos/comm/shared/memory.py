@@ -8,6 +8,9 @@ from synkhronos.comm import Memory
 class SharedMemory(shared_memory.Segments, Memory):
     """Segments of shared memory; for their lifetimes see `synkhronos._machine.shared_memory`."""
 
+    holds = staticmethod(shared_memory.is_in_a_segment)
+    mapped_by = staticmethod(shared_memory.mapped_by)
+
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return a view of the array, or some of its rows.
 
@@ -27,11 +30,3 @@ class SharedMemory(shared_memory.Segments, Memory):
     def forget(self, references):
         """Drop segments that the master has released: references to them, or to arrays in them."""
         super().forget([getattr(each, "segment", each) for each in references])
-
-    def holds(self, array):
-        """Return whether an array is a view of a segment."""
-        return shared_memory.is_in_a_segment(array)
-
-    def mapped_by(self, pid):
-        """Return the bytes of each segment that a process has mapped."""
-        return shared_memory.mapped_by(pid)
