@@ -129,9 +129,8 @@ class Variables:
 
     def reduce(self, keys, op, root, between_devices=True):
         """Replace each variable of rank `root`, or of all if it is None, with the reduction."""
-        if between_devices and self._devices is not None and self._devices.reduce(keys, op, root):
-            return None
-        if self._is_alone:
+        devices = self._devices if between_devices else None
+        if (devices is not None and devices.reduce(keys, op, root)) or self._is_alone:
             return None
         self._meet(keys)
         return self._reduce(keys, op, root)
@@ -167,9 +166,8 @@ class Variables:
 
     def broadcast(self, keys, root, between_devices=True):
         """Replace each variable, on all ranks, with the value on rank `root`."""
-        if between_devices and self._devices is not None and self._devices.broadcast(keys, root):
-            return
-        if self._is_alone:
+        devices = self._devices if between_devices else None
+        if (devices is not None and devices.broadcast(keys, root)) or self._is_alone:
             return
         mine = self._worker.rank == root
         if mine:
@@ -214,9 +212,8 @@ class Variables:
 
     def all_gather(self, keys, between_devices=True):
         """Replace each variable, on all ranks, with the values of all ranks joined on axis 0."""
-        if between_devices and self._devices is not None and self._devices.all_gather(keys):
-            return None
-        if self._is_alone:
+        devices = self._devices if between_devices else None
+        if (devices is not None and devices.all_gather(keys)) or self._is_alone:
             return None
         self._meet(keys)
         values = [self.storage.values(key) for key in keys]
