@@ -50,6 +50,7 @@ def _limit(dtype, of_integers, infinity):
     return complex(infinity, infinity) if dtype.kind == "c" else infinity
 
 
+_OF_COMPARISONS: dict[str, Any] = {"scales": True, "kinds_in_stores": "iuf"}
 OPERATIONS: dict[str, ReduceOperation] = _Table(
     avg=ReduceOperation(
         np.add, lambda dtype: 0, divides=True, scales=True, kinds="fc", title="mean"
@@ -57,18 +58,10 @@ OPERATIONS: dict[str, ReduceOperation] = _Table(
     sum=ReduceOperation(np.add, lambda dtype: 0, scales=True, title="sum"),
     prod=ReduceOperation(np.multiply, lambda dtype: 1, title="product"),
     min=ReduceOperation(
-        np.minimum,
-        lambda dtype: _limit(dtype, "max", np.inf),
-        scales=True,
-        kinds_in_stores="iuf",
-        title="minimum",
+        np.minimum, lambda dtype: _limit(dtype, "max", np.inf), title="minimum", **_OF_COMPARISONS
     ),
     max=ReduceOperation(
-        np.maximum,
-        lambda dtype: _limit(dtype, "min", -np.inf),
-        scales=True,
-        kinds_in_stores="iuf",
-        title="maximum",
+        np.maximum, lambda dtype: _limit(dtype, "min", -np.inf), title="maximum", **_OF_COMPARISONS
     ),
 )
 _KINDS = {"b": "bools", "iu": "integers", "f": "floats", "c": "complex numbers"}
