@@ -17,9 +17,7 @@ NCCL has no way out for a rank if another rank does not come: its kernel spins f
 If a worker is killed in between, the gate tells the master, which kills the other workers; the
 driver ends their kernels. NCCL ends the master's own kernel when the master aborts the group.
 
-References
-----------
-NVIDIA, NCCL User Guide, "Collective Operations" and "Thread Safety".
+See "Collective Operations" and "Thread Safety" in the NCCL User Guide of NVIDIA.
 """
 
 import contextlib

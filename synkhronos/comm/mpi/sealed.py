@@ -13,9 +13,8 @@ its receiver. Nothing is encrypted.
 
 A large message may come after small ones that were sent later: these are kept until then.
 
-References
-----------
-Krawczyk, Bellare, Canetti, "HMAC: keyed-hashing for message authentication", RFC 2104.
+HMAC is that of Krawczyk, Bellare and Canetti, "HMAC: keyed-hashing for message authentication",
+RFC 2104.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ class Seal:
 
     The key is the same in all processes of a job, and in no other job.
 
-    Examples
-    --------
     >>> zero, one = Seal(b"key", 0, 2), Seal(b"key", 1, 2)
     >>> first, second = zero.close(1, 5, b"first"), zero.close(1, 5, b"second")
     >>> [bytes(payload) for _, payload in one.open(0, 5, first)]
