@@ -64,9 +64,9 @@ class Carrier(BaseCarrier):
             end=self.from_rank_end,
         )
         self.from_machines.update(
-            count=self.from_machine_count,
+            count=lambda machine, of: self.tell(machine, "counted", of, tuple(self.traffic)),
             counted=self.from_machine_counted,
-            told=self.from_machine_told,
+            told=lambda machine, message: self.post(_LEADER, "told", machine, message),
             end=self.from_machine_end,
             gone=self.from_machine_gone,
         )
@@ -194,10 +194,6 @@ class Carrier(BaseCarrier):
         self.tell_all("count", (peer, id))
         self._answer_counted((peer, id))
 
-    def from_machine_count(self, machine, of):
-        """Tell another machine of the traffic of this one."""
-        self.tell(machine, "counted", of, tuple(self.traffic))
-
     def from_machine_counted(self, machine, of, traffic):
         """Take the traffic of another machine."""
         self._counted[of][machine] = traffic
@@ -250,10 +246,6 @@ class Carrier(BaseCarrier):
         """End after a SIGTERM, but not before the leader, which may ignore it (`synk.resume`)."""
         self._got_sigterm = True
         self.is_running = self.is_running and not self._has_lost_job
-
-    def from_machine_told(self, machine, message):
-        """Pass a message on to the leader of this machine."""
-        self.post(_LEADER, "told", machine, message)
 
     def from_machine_end(self, machine, reason):
         """End, because another machine has; after a loss not before the script.

@@ -60,7 +60,7 @@ class GateOfMachines(Gate):
         self._aborted = 0  # the last call that another machine has aborted
         self._count = 0, 0  # a call, and the number of exchanges and reductions in it
         self._left = {}  # machines that have ended the present call -> the same number of theirs
-        self._handlers = Handlers.fromkeys(_OF_OTHERS, self._drop)
+        self._handlers = Handlers.fromkeys(_OF_OTHERS, lambda machine, *rest: None)  # drop them
         self._handlers.update(
             abort=self._on_abort, left=self._on_left, exchanged=self._on_exchanged
         )
@@ -319,9 +319,6 @@ class GateOfMachines(Gate):
     def _on_exchanged(self, machine, id, value):
         if id[:2] >= (self.session, self.sequence):
             self._exchanged.setdefault(id, {})[machine] = value
-
-    def _drop(self, machine, *rest):
-        """Drop a message of an earlier session."""
 
     def drop_reductions(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
