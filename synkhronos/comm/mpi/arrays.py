@@ -8,8 +8,6 @@ So a byte crosses the network once for each machine, not once for each rank. Ran
 rank of a machine here.
 """
 
-from typing import NamedTuple, Optional
-
 import numpy as np
 
 from synkhronos.comm import Aborted
@@ -40,9 +38,9 @@ class MachinesArrays(Arrays):
     def exchange(self, arrays, ops, weights, targets, between_devices=True):
         """Reduce arrays that every rank has computed, into arrays of its own."""
         _, factor, divisor = weigh(weights, self._all.rank)
-        results = self.reduce(arrays, ops, weights, factor, divisor)
-        if isinstance(results, Unequal):
-            self._refuse(results.of_ranks)
+        results, shapes = self.reduce(arrays, ops, weights, factor, divisor)
+        if results is None:
+            self._refuse(shapes)
         return [
             result.copy() if target is None else into(target, result)
             for result, target in zip(results, targets)
@@ -55,7 +53,10 @@ class MachinesArrays(Arrays):
         refuse_shapes(shapes)
 
     def reduce(self, arrays, ops, weights, factor, divisor):
-        """Return views of the reduced arrays, valid until the next exchange; or Unequal."""
+        """Return views of the reduced arrays, valid until the next exchange, and None.
+
+        If shapes differ, return None, and the shapes on each rank: None, too, but on leaders.
+        """
         gate, worker = self._gate, self._worker
         if self._all.is_leader:
             self._all.release_interrupts()  # delayed since the reduction before
@@ -83,8 +84,8 @@ class MachinesArrays(Arrays):
             kinds = [buffer.dtype.str for buffer in everyone[0]]
             answer = self._reduce_between(key, ops, divisor, is_equal, (kinds, shapes))
         if self._all.leader_decision(EQUAL if answer is None else UNEQUAL) == UNEQUAL:
-            return Unequal(answer)
-        return everyone[0]
+            return None, answer
+        return everyone[0], None
 
     def _reduce_between(self, key, ops, divisor, is_equal, layout):
         gate = self._all
@@ -170,12 +171,6 @@ class MachinesArrays(Arrays):
         if all(shapes == of_ranks[0] for shapes in of_ranks):
             raise ValueError(_about_dtypes(gate.layout.hosts, [dtypes for dtypes, _ in layouts]))
         return of_ranks
-
-
-class Unequal(NamedTuple):
-    """The shapes of arrays that can't be reduced, because they differ between ranks."""
-
-    of_ranks: Optional[list]  # the shapes of the arrays of each rank; only leaders know them
 
 
 def _about_dtypes(hosts, dtypes):

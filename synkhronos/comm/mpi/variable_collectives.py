@@ -12,7 +12,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic.operations import wide
 from synkhronos.comm.arrays import reduce_whole
-from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL, Unequal
+from synkhronos.comm.mpi.arrays import EQUAL, UNEQUAL
 from synkhronos.comm.variable_collectives import Variables, first_unequal, first_unequal_rows
 
 _SMALL = 1 << 17  # bytes of values that a leader sends with their places
@@ -94,10 +94,11 @@ class MachinesVariables(Variables):
         gate = self._all
         values = [_host.peek(self._worker.variables[key]) for key in keys]
         n_ranks = gate.n_ranks
-        results = self._arrays.reduce(values, (op,) * len(keys), (1,) * n_ranks, 1, n_ranks)
+        ops, weights = (op,) * len(keys), (1,) * n_ranks
+        results, shapes = self._arrays.reduce(values, ops, weights, 1, n_ranks)
         values = None  # a reference would look like one of the script
-        if isinstance(results, Unequal):
-            return results.of_ranks and first_unequal(list(zip(*results.of_ranks)))
+        if results is None:
+            return shapes and first_unequal(list(zip(*shapes)))
         if root in (None, gate.rank):
             for key, result in zip(keys, results):
                 self._give(key, result)
