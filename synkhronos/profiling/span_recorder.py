@@ -58,10 +58,6 @@ class RunningSpan:
         return self
 
     def __exit__(self, kind, error, trace):
-        self.end()
-
-    def end(self) -> None:
-        """Write the span."""
         end, part = clock(), NUMBERS[self._part]
         # The command's number is read at the end: a span that sends or receives a command begins
         # with the number of the command before.
