@@ -301,16 +301,13 @@ def n_processes(environment: Mapping[str, str] = os.environ) -> int:
     >>> n_processes({"OMPI_COMM_WORLD_SIZE": "2"}), n_processes({})
     (2, 1)
     """
+    step = environment.get("SLURM_STEP_ID", "")
+    is_of_srun = step.isdigit() and int(step) < _SCRIPTS  # else Slurm's are of the batch script
     for name in _SIZES:
-        if environment.get(name, "").isdigit() and not _is_of_script(name, environment):
+        is_known = is_of_srun or not name.startswith("SLURM")
+        if is_known and environment.get(name, "").isdigit():
             return int(environment[name])
     return 1
-
-
-def _is_of_script(name, environment):
-    """Return whether a variable is one of Slurm's step for a batch script, not of srun's."""
-    step = environment.get("SLURM_STEP_ID", "")
-    return name.startswith("SLURM") and not (step.isdigit() and int(step) < _SCRIPTS)
 
 
 def refusal(script: str, environment: Mapping[str, str] = os.environ) -> str:
