@@ -85,7 +85,7 @@ class Outputs:
             # takes time. No rank reads the old one now: the master has ended the call before.
             segment = self._memory.create(offset + offset // 4)
         layout = OutputLayout(key, segment.ref, tuple(places))
-        return layout, segment, _views(segment, layout)
+        return layout, segment, [segment.array(*place) for place in places]
 
     def hear(self, rank, answer):
         """Take a worker's answer, on the master; return whether it came from `deposit`."""
@@ -96,7 +96,8 @@ class Outputs:
             # The worker has dropped the old segment already.
             self._memory.forget([old[0]])
         segment = self._memory.attach(answer.segment)
-        self._received[answer.key, rank] = answer.segment, _views(segment, answer), answer.parts
+        views = [segment.array(*place) for place in answer.parts]
+        self._received[answer.key, rank] = answer.segment, views, answer.parts
         return True
 
     def collect(self, key, rank):
@@ -121,7 +122,3 @@ class Outputs:
         """Drop all memory and views."""
         for key in {*self._buffers, *(key for key, _ in self._received)}:
             self.forget(key)
-
-
-def _views(segment, layout):
-    return [segment.array(*place) for place in layout.parts]

@@ -114,8 +114,7 @@ class Storage:
 
         Other ranks may have read them until the finish barrier of that command.
         """
-        if self._retired:
-            self._retired.clear()
+        self._retired.clear()
 
     def store(self, keys) -> None:
         """Copy the values of these variables into their regions, if they aren't there."""
