@@ -189,17 +189,14 @@ class Carrier(BaseCarrier):
         self._tell(self.others if to is None else [to], ("told", message))
 
     def from_rank_count(self, peer, id):
-        """Answer with the traffic of each machine."""
-        self._counted[peer, id] = {self.machine: tuple(self.traffic)}
+        """Ask each machine for its traffic."""
+        traffic, self._counted[peer, id] = tuple(self.traffic), {}
         self.tell_all("count", (peer, id))
-        self._answer_counted((peer, id))
+        self.from_machine_counted(self.machine, (peer, id), traffic)
 
     def from_machine_counted(self, machine, of, traffic):
-        """Take the traffic of another machine."""
+        """Take the traffic of a machine; answer when all have told theirs."""
         self._counted[of][machine] = traffic
-        self._answer_counted(of)
-
-    def _answer_counted(self, of):
         if len(self._counted[of]) == self.n_machines:
             by_machine = sorted(self._counted.pop(of).items())
             self.post(of[0], "done", of[1], [traffic for _, traffic in by_machine])
