@@ -257,8 +257,5 @@ class Memory(ABC):
         return False
 
     def mapped_by(self, pid: int) -> dict[Hashable, int] | None:
-        """Return the bytes of each block that a process on this machine has mapped.
-
-        None if the system does not show them.
-        """
+        """Return the bytes of each block that a process here has mapped; None if it is unknown."""
         return {}

@@ -84,10 +84,7 @@ class Variables:
         return values
 
     def values(self, key):
-        """Return, on the master, the values that all ranks have exposed, in rank order: views.
-
-        They are valid until the next command, which may replace or move the values.
-        """
+        """Return, on the master, views of what all ranks have exposed, until the next command."""
         return self.values_of((key,))[0]
 
     def value_of(self, rank, key):

@@ -280,14 +280,11 @@ def _carrier_here():
 
 
 class JobEnded(WorkerDied):
-    """Another machine, or the carrier of this one, has ended.
-
-    It `is_regular` if the first machine has ended the job, because its script is at its end.
-    """
+    """Another machine, or the carrier of this one, has ended."""
 
     def __init__(self, message):
         super().__init__(message or "The script has ended.", None, None)
-        self.is_regular = message is None
+        self.is_regular = message is None  # whether the first machine's script is at its end
 
 
 def _descriptors_of_mpi():

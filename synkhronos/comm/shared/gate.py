@@ -175,10 +175,7 @@ class Meetings:
         return self._cells[self._line(rank) + DONE] >= self._cells[SEQUENCE]
 
     def slowest(self, ranks, kind: int, value: int) -> list:
-        """Return those of `ranks` that hold up a wait until their cells of a kind reach a value.
-
-        The kind is DONE or MET.
-        """
+        """Return those of `ranks` that hold up a wait until their DONE or MET reaches a value."""
         cells, begin = self._cells, self._cells[SEQUENCE] << MEETINGS
         met = {
             rank: max(cells[self._line(rank) + MET], begin)

@@ -36,14 +36,11 @@ _clock = time.monotonic_ns  # the same in all processes of a machine
 
 
 class Spinning:
-    """How long one rank spins, as it has learnt from its last waits.
-
-    `cells` are those of the gate; `has_cores` says whether there is a core for each rank.
-    """
+    """How long one rank spins on the cells of a gate, as it has learnt from its last waits."""
 
     def __init__(self, cells, has_cores: bool):
         self._cells = cells
-        self._has_cores = has_cores
+        self._has_cores = has_cores  # whether there is a core for each rank
         self._limits = [SHORTEST] * LINE  # for each kind of cell, how long to spin
         self._began = 0  # when this rank began to spin in the present wait; 0 if it did not
         self._switches = 0  # how often this thread had been suspended, at the last look
