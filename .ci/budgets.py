@@ -10,17 +10,17 @@ ROOT = Path(__file__).parents[1]
 # A file counts in the room with the longest name that it is in.
 CORE = {
     "synkhronos": 4_400,  # modules at the top
-    "synkhronos/_arithmetic": 1_000,
+    "synkhronos/_arithmetic": 890,
     "synkhronos/_calls": 2_900,
     "synkhronos/_host": 10_520,
     "synkhronos/_machine": 2_810,
     "synkhronos/_session": 2_600,
-    "synkhronos/comm": 7_500,
-    "synkhronos/launch": 1_500,
+    "synkhronos/comm": 7_290,
+    "synkhronos/launch": 1_490,
     "synkhronos/profiling": 1_900,
     "synkhronos/tools": 2_500,
 }
-WHOLE_CORE = 37_360
+WHOLE_CORE = 37_100
 OTHERS = {
     "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,
