@@ -10,7 +10,15 @@ from support.cores import machine
 
 from synkhronos.launch import mpirun
 from synkhronos.rules import cores
+from synkhronos.rules.compatible.lib import hwloc_utils
 from synkhronos.rules.places import find_places
+
+
+def test_a_range_of_one_number():
+    """Theirs could not read a single number, and no range under Python 3."""
+    assert hwloc_utils.range_to_list("3\n") == "3"
+    assert hwloc_utils.range_to_list("0-1,4") == "0,1,4"
+
 
 TWO_NODES = [[[0, 8], [1, 9], [2, 10], [3, 11]], [[4, 12], [5, 13], [6, 14], [7, 15]]]
 

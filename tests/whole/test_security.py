@@ -278,7 +278,7 @@ UNPICKLED = {
     ("parameter_server.group.large_messages", "unpack"): "messages of a group",
     ("_session.commands", "run"): "random states",
     ("_host.base.pickles", "load_with"): "functions",
-    ("extensions.pymc.evaluator", "_unpickled"): "likelihoods",
+    ("extensions.pymc.evaluator", "unpickled"): "likelihoods",
     ("comm.variable_memory", "_read"): "places",
     ("values", "get_value"): "random states",
     ("checkpoints", "describe"): "random states",
