@@ -21,79 +21,19 @@ from synkhronos._host.base.chosen_library import (
 
 # The rules of a host library import those of `base.dividing`, so they come first.
 if title == "Theano":
+    from synkhronos._host.theano import device_arrays, variables
     from synkhronos._host.theano.compiling import compile_function, expression_of, run
-    from synkhronos._host.theano.device_arrays import (
-        copy_from_device,
-        copy_to_device,
-        device_context,
-        empty_like,
-        empty_on_device,
-        import_device_backend,
-        is_on_device,
-        join_on_device,
-        open_device,
-        refuse_open_device,
-        require_open_device,
-        scale_on_device,
-        take_on_device,
-        to_device,
-        to_host,
-    )
     from synkhronos._host.theano.dividing import intercept
     from synkhronos._host.theano.graph import all_reduce, overlap_reductions
     from synkhronos._host.theano.pickling import dump, load
     from synkhronos._host.theano.sparse import decomposed, sparse_parts
-    from synkhronos._host.theano.variables import (
-        fix_axes,
-        is_array_variable,
-        is_random_state,
-        lengths,
-        lives_on_device,
-        on_device,
-        on_host,
-        replace,
-        rows_from,
-        shared_on_host,
-        shared_zeros,
-        spread_random_state,
-    )
 else:
+    from synkhronos._host.pytensor import device_arrays, variables
     from synkhronos._host.pytensor.compiling import compile_function, expression_of, run
-    from synkhronos._host.pytensor.device_arrays import (
-        copy_from_device,
-        copy_to_device,
-        device_context,
-        empty_like,
-        empty_on_device,
-        import_device_backend,
-        is_on_device,
-        join_on_device,
-        open_device,
-        refuse_open_device,
-        require_open_device,
-        scale_on_device,
-        take_on_device,
-        to_device,
-        to_host,
-    )
     from synkhronos._host.pytensor.dividing import intercept
     from synkhronos._host.pytensor.graph import all_reduce, overlap_reductions
     from synkhronos._host.pytensor.pickling import dump, load
     from synkhronos._host.pytensor.sparse import decomposed, sparse_parts
-    from synkhronos._host.pytensor.variables import (
-        fix_axes,
-        is_array_variable,
-        is_random_state,
-        lengths,
-        lives_on_device,
-        on_device,
-        on_host,
-        replace,
-        rows_from,
-        shared_on_host,
-        shared_zeros,
-        spread_random_state,
-    )
 
 from synkhronos._host.base.calls import reducing
 from synkhronos._host.base.cells import (
@@ -155,3 +95,32 @@ from synkhronos._host.base.rows import (
 from synkhronos._host.base.serial_random import draws_of_all_rows, is_state_equal, keep_state_equal
 from synkhronos._host.base.sparse_matrices import put_together, sparse_format, take_apart
 from synkhronos._host.base.specifications import is_kept, read_input, read_output, storage
+
+copy_from_device = device_arrays.copy_from_device
+copy_to_device = device_arrays.copy_to_device
+device_context = device_arrays.device_context
+empty_like = device_arrays.empty_like
+empty_on_device = device_arrays.empty_on_device
+import_device_backend = device_arrays.import_device_backend
+is_on_device = device_arrays.is_on_device
+join_on_device = device_arrays.join_on_device
+open_device = device_arrays.open_device
+refuse_open_device = device_arrays.refuse_open_device
+require_open_device = device_arrays.require_open_device
+scale_on_device = device_arrays.scale_on_device
+take_on_device = device_arrays.take_on_device
+to_device = device_arrays.to_device
+to_host = device_arrays.to_host
+
+fix_axes = variables.fix_axes
+is_array_variable = variables.is_array_variable
+is_random_state = variables.is_random_state
+lengths = variables.lengths
+lives_on_device = variables.lives_on_device
+on_device = variables.on_device
+on_host = variables.on_host
+replace = variables.replace
+rows_from = variables.rows_from
+shared_on_host = variables.shared_on_host
+shared_zeros = variables.shared_zeros
+spread_random_state = variables.spread_random_state

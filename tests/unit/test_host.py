@@ -25,7 +25,13 @@ def listed():
     """
     tree = MODULES["_host.names"]
     [choice] = [node for node in tree.body if isinstance(node, ast.If)]
-    return [[*imported(body)] for body in (tree.body, choice.body, choice.orelse)]
+    of_base, *of_hosts = [[*imported(body)] for body in (tree.body, choice.body, choice.orelse)]
+    assigned = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    for host, names in zip(HOSTS, of_hosts):
+        folder = f"synkhronos._host.{host}"
+        names[:] = [(module, name) for module, name in names if module != folder]
+        names += [(f"{folder}.{value.value.id}", value.attr) for value in assigned]
+    return [of_base, *of_hosts]
 
 
 def test_each_host_provides_all_that_is_listed():
