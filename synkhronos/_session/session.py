@@ -40,17 +40,7 @@ class SessionState(enum.Enum):
 class Session:
     """The master's side of one session: its workers, its own rank, and its state."""
 
-    def __init__(
-        self,
-        devices,
-        threads,
-        master_rank,
-        profile_workers,
-        follow=False,
-        check=0,
-        adopts=False,
-        gate=None,
-    ):
+    def __init__(self, devices, threads, master_rank, profile_workers, follow, check, adopts, gate):
         self.state = SessionState.OPEN
         self.adopts = adopts  # whether functions of closed sessions join it when they are called
         self.devices = devices

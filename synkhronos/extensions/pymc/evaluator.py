@@ -499,7 +499,7 @@ def forked(n_ranks: int, first_rank: int = 0, host: str | None = None) -> Sessio
     take_standard_streams()
     gate = make_gate(n_ranks, 0)
     gate.first_rank, gate.host = first_rank, host
-    return Session(["cpu"] * n_ranks, 1, 0, False, gate=gate)
+    return Session(["cpu"] * n_ranks, 1, 0, False, follow=False, check=0, adopts=False, gate=gate)
 
 
 def released(session: Session) -> None:
