@@ -161,14 +161,8 @@ def _is_divisor(number, length):
     return _is_safe_factor(length) and {*measured_in(length)} <= {*ancestors([number])}
 
 
-@rule(
-    host.ViewOp,
-    host.DeepCopyOp,
-    host.CpuContiguous,
-    host.Assert,
-    host.TensorFromScalar,
-    host.ScalarFromTensor,
-)
+@rule(host.ViewOp, host.DeepCopyOp, host.CpuContiguous, host.Assert)
+@rule(host.TensorFromScalar, host.ScalarFromTensor)
 def as_it_is(division, node):
     """Pass the first input on."""
     value = division.of(node.inputs[0])

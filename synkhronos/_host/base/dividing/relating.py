@@ -267,19 +267,10 @@ def _linear_in_one(place, alone, node, before, given, value):
     return summed(result) if value.kind == PART else result
 
 
-linear(
-    host.DimShuffle,
-    host.Reshape,
-    host.ViewOp,
-    host.DeepCopyOp,
-    host.CpuContiguous,
-    host.Retype,
-    joint=(0,),
-    keeps_rows=True,
-)
-linear(
-    host.Split, host.RepeatOp, host.Assert, host.TensorFromScalar, host.ScalarFromTensor, joint=(0,)
-)
+linear(host.DimShuffle, host.Reshape, host.Retype, joint=(0,), keeps_rows=True)
+linear(host.ViewOp, host.DeepCopyOp, host.CpuContiguous, joint=(0,), keeps_rows=True)
+linear(host.Split, host.RepeatOp, host.Assert, joint=(0,))
+linear(host.TensorFromScalar, host.ScalarFromTensor, joint=(0,))
 linear(host.IncSubtensor, joint=(0, 1))
 linear(host.Dot)
 

@@ -70,17 +70,11 @@ def _by_row(*shared):
     return by_row
 
 
-rule(
-    nnet.Softmax,
-    nnet.LogSoftmax,
-    nnet.SoftmaxGrad,
-    nnet.CrossentropySoftmax1HotWithBiasDx,
-    nnet.CrossentropyCategorical1Hot,
-    nnet.CrossentropyCategorical1HotGrad,
-)(_by_row())
-rule(nnet.SoftmaxWithBias, nnet.CrossentropySoftmaxArgmax1HotWithBias, blocksparse.SparseBlockGemv)(
-    _by_row(1)
-)
+rule(nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxGrad)(_by_row())
+rule(nnet.CrossentropySoftmax1HotWithBiasDx, nnet.CrossentropyCategorical1Hot)(_by_row())
+rule(nnet.CrossentropyCategorical1HotGrad)(_by_row())
+rule(nnet.SoftmaxWithBias, nnet.CrossentropySoftmaxArgmax1HotWithBias)(_by_row(1))
+rule(blocksparse.SparseBlockGemv)(_by_row(1))
 
 
 @rule(blocksparse.SparseBlockOuter)
