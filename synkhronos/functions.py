@@ -653,17 +653,8 @@ def checked(
             "serial_random=True draws for rows on axis 0, but axes names another axis. Leave one "
             "of the two out."
         )
-    return Source(
-        input_list,
-        bool(bcast_inputs),
-        output_signature,
-        pairs,
-        update_modes,
-        sliceable_shareds,
-        keywords,
-        check,
-        draws_all,
-    )
+    in_order = input_list, bool(bcast_inputs), output_signature, pairs, update_modes
+    return Source(*in_order, sliceable_shareds, keywords, check, draws_all)
 
 
 def make(source):

@@ -213,14 +213,10 @@ class ParallelFunction:
         chosen = [getattr(each, "variable", each) for each in chosen]  # of theano.Out
         self._keys = arguments["output_keys"]
         updates = arguments["updates"] or []
-        divided = _host.divide(
-            variables,
-            chosen,
-            list(updates.items() if hasattr(updates, "items") else updates),
-            arguments["givens"],
-            arguments["no_default_updates"],
-            [i for i, each in enumerate(self._defaults) if each is not None],
-        )
+        updates = list(updates.items() if hasattr(updates, "items") else updates)
+        replaced = arguments["givens"], arguments["no_default_updates"]
+        optional = [i for i, each in enumerate(self._defaults) if each is not None]
+        divided = _host.divide(variables, chosen, updates, *replaced, optional)
         self.name = name
         self._compile_serially, self._theano = compile_serially, None
         self._axes, self._merged = divided.axes, divided.merged

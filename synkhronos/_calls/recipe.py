@@ -108,15 +108,9 @@ class Recipe:
 
     def examine(self):
         """Return the relations of a rank's values to the serial ones: see `_host.examine`."""
-        return _host.examine(
-            self.rows(),
-            self.inputs,
-            self._outputs.variables,
-            self.updates,
-            self.givens,
-            self._kwargs.get("no_default_updates", False),
-            draws_all=self.draws_all,
-        )
+        no_defaults = self._kwargs.get("no_default_updates", False)
+        computed = self.inputs, self._outputs.variables, self.updates, self.givens, no_defaults
+        return _host.examine(self.rows(), *computed, draws_all=self.draws_all)
 
     def computes_with(self, variable):
         """Return whether the function uses a variable for more than a moving average or a total.
