@@ -68,11 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="synkhronos",
-        description="Data parallelism for Theano and PyTensor.",
-        allow_abbrev=False,
-    )
+    about = "Data parallelism for Theano and PyTensor."
+    parser = argparse.ArgumentParser("synkhronos", description=about, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -85,11 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     output = info.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print a JSON object")
     output.add_argument(
-        "--link-cuda",
-        metavar="DIR",
+        "--link-cuda", metavar="DIR",
         help="make a folder of links for LD_LIBRARY_PATH, by which Theano finds the libraries of "
         "CUDA; the exit status is 1 if one that a GPU needs is missing, 2 if DIR is not made",
-    )
+    )  # fmt: skip
     launch.add_hosts_arguments(
         info,
         "ask each of these machines, such as node0,node1: versions, cores, devices; the exit "
@@ -112,12 +108,9 @@ def _parser() -> argparse.ArgumentParser:
         "environments where it is not. The flags hold for the environment that runs this command.",
     )
     theanorc.add_argument(
-        "file",
-        metavar="FILE",
-        nargs="?",
-        default="~/.theanorc",
+        "file", metavar="FILE", nargs="?", default="~/.theanorc",
         help="where to (default: ~/.theanorc); - prints",
-    )
+    )  # fmt: skip
     theanorc.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     theanorc.set_defaults(run=_theanorc)
     return parser

@@ -36,13 +36,23 @@ from synkhronos.profiling.status import state_of
 _MOST_CAUSES = 99  # of an exception that are followed: they may form a circle
 
 
+_FLAGS = {
+    "--parallel": "let theano.function build functions for all ranks, also inside libraries",
+    "--follow": "broadcast what the script sets with set_value; --parallel always does",
+    "--check": "compare the first calls of each function with serial ones; --parallel always does",
+    "--verbose": "print the traceback of a WorkerDied that ends the script, not only its line",
+    "--no-report": "with --parallel: don't print at the end which functions ran on all ranks",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
-    add_flag = functools.partial(parser.add_argument, action="store_true")
-    add_flag(
-        "--parallel",
-        help="let theano.function build functions for all ranks, also inside libraries",
-    )
+    for name, text in _FLAGS.items():
+        parser.add_argument(name, action="store_true", help=text)
+    parser.add_argument(
+        "--report", metavar="FILE",
+        help="with --parallel: write this report as JSON, for other programs",
+    )  # fmt: skip
     parser.add_argument(
         "-n", "--ranks", metavar="N", type=int, help="ranks, on each machine (default: as in fork)"
     )
@@ -51,26 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads-per-rank", metavar="N", type=int, help="threads of BLAS and OpenMP in each rank"
-    )
-    add_flag(
-        "--follow", help="broadcast what the script sets with set_value; --parallel always does"
-    )
-    add_flag(
-        "--check",
-        help="compare the first calls of each function with serial ones; --parallel always does",
-    )
-    add_flag(
-        "--verbose",
-        help="print the traceback of a WorkerDied that ends the script, not only its line",
-    )
-    add_flag(
-        "--no-report",
-        help="with --parallel: don't print at the end which functions ran on all ranks",
-    )
-    parser.add_argument(
-        "--report",
-        metavar="FILE",
-        help="with --parallel: write this report as JSON, for other programs",
     )
     parser.add_argument(
         "script", metavar="SCRIPT", help="a file of Python, or - for standard input"
