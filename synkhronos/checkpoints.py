@@ -234,7 +234,7 @@ def _equal_everywhere(session, keys):
 
     On a single machine return none: there the master compares the values in the ranks' memory.
     """
-    if all(session.host_of(rank) is None for rank in range(session.n_ranks)):
+    if all(session.gate.host_of(rank) is None for rank in range(session.n_ranks)):
         return set()
     arrays = [v for v in keys if _host.is_array_variable(v) and not _host.is_random_state(v)]
     hashes = session.ask(commands.Hashes(tuple(keys[each] for each in arrays)))

@@ -138,7 +138,8 @@ def _block(n_parallel, devices, threads_per_rank, check):
     if is_mine:
         fork(n_parallel, devices=devices, threads_per_rank=threads_per_rank, follow=True)
     session = current("parallel()")
-    pids = [pid if session.host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
+    host_of = session.gate.host_of
+    pids = [pid if host_of(rank) is None else None for rank, pid in enumerate(session.pids)]
     if _Current.report is None or not _Current.report.is_of(session, pids):
         _Current.report = BlockCounter(session, pids)
     recorder = _Current.report

@@ -94,10 +94,6 @@ class Session:
         self._connect_devices()
         log.info("ranks on %s; the master is rank %d", ", ".join(self.devices), self.master_rank)
 
-    def host_of(self, rank):
-        """Return the name of a rank's machine, or None if that is this one."""
-        return self.gate.host_of(rank)
-
     def _connect_devices(self):
         """Connect the ranks' devices with one another, or log once that this fails."""
         if set(self.devices) == {"cpu"}:

@@ -250,7 +250,7 @@ def state_of(session):
 def _rank(session, rank, segments):
     """Return the status of one rank; add the segments that it has mapped to `segments`."""
     pid, device = session.pids[rank] if session.pids else 0, session.devices[rank]
-    host = session.host_of(rank)
+    host = session.gate.host_of(rank)
     if host is not None:
         return RankStatus(rank, device, pid, False, "unknown", None, None, host)
     process, resident = life_and_memory_of(pid, os.getpid())
