@@ -37,14 +37,8 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple
 import numpy as np
 import posix_ipc
 
-from synkhronos._machine import private_copies
+from synkhronos._machine import private_copies, processes
 from synkhronos._machine.interrupts import interrupts_held, raised_here
-from synkhronos._machine.processes import (
-    is_closed_to_others,
-    number_in_proc,
-    proc_has_our_numbers,
-    take_standard_streams,
-)
 from synkhronos.errors import SessionError, SharedMemoryFull
 
 SHARED_MEMORY = "/dev/shm"
@@ -55,13 +49,13 @@ _serials = itertools.count()
 def check_sharing() -> None:
     """Raise SessionError if this process and those that it forks can't share memory."""
     try:
-        number_in_proc()
+        processes.number_in_proc()
     except raised_here(OSError) as error:
         raise SessionError(
             f"fork() needs a /proc that shows this process, because ranks open the memory of one "
             f"another there: {error}. Mount one: mount -t proc proc /proc, or unshare --mount-proc."
         ) from error
-    if is_closed_to_others():
+    if processes.is_closed_to_others():
         raise SessionError(
             "fork() can't let ranks open the memory of one another: this process has changed its "
             "user, or runs with capabilities, and so the system refuses its /proc/<pid>/fd to "
@@ -216,7 +210,7 @@ class Segments:
         nbytes = max(nbytes, 1)
         with _lack_of_descriptors_or_addresses_explained(), interrupts_held():
             # Else a Ctrl-C before the finalizer exists would leak the descriptor and the memory.
-            owner = number_in_proc()
+            owner = processes.number_in_proc()
             fd = _reserve(nbytes, self.has_data)
             try:
                 file = os.fstat(fd)
@@ -290,7 +284,7 @@ _MAPPED = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")
 def mapped_by(pid: int) -> Optional[Dict[int, int]]:
     """Return {inode: bytes} of the segments that a process has mapped; None if it can't be seen."""
     sizes: Dict[int, int] = {}
-    if not proc_has_our_numbers():
+    if not processes.proc_has_our_numbers():
         return None
     try:
         paths = list(Path(f"/proc/{pid}/fd").iterdir())
@@ -313,7 +307,7 @@ def _open(make) -> int:
     if fd > 2:
         return fd
     os.close(fd)
-    take_standard_streams()
+    processes.take_standard_streams()
     return make()
 
 

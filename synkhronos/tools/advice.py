@@ -25,17 +25,10 @@ import numpy as np
 
 from synkhronos import _host, session
 from synkhronos._calls.arguments import rows_there, selected
-from synkhronos._machine import devices
+from synkhronos._machine import devices, processes
 from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
 from synkhronos._machine.load import Load, LoadWatch
 from synkhronos._machine.log import log
-from synkhronos._machine.processes import (
-    ForkedProcess,
-    end_with_parent,
-    kill_all,
-    leave_signals_to_parent,
-    make_pipe,
-)
 from synkhronos._session.current import Current
 from synkhronos._wording import count, sentence, shown, without_folder
 from synkhronos.errors import SessionError
@@ -320,12 +313,12 @@ class _MeasuringProcess:
         with interrupts_held():  # a Ctrl-C before the last line would leave it running
             ends: list[int] = []
             try:
-                ends += make_pipe()
-                ends += make_pipe()
+                ends += processes.make_pipe()
+                ends += processes.make_pipe()
                 asked, asks, answered, answers = ends
                 of_call = step, arguments, self._way
                 life = functools.partial(_serve, os.getpid(), *of_call, asked, answers)
-                process = ForkedProcess(life, (asked, answers))
+                process = processes.ForkedProcess(life, (asked, answers))
             except OSError as error:
                 for end in ends:
                     os.close(end)
@@ -342,7 +335,7 @@ class _MeasuringProcess:
                 return
             os.close(self._asks)  # then the process ends
             if kind is not None or not process.join(_END_SECONDS):
-                kill_all([process], _END_SECONDS)
+                processes.kill_all([process], _END_SECONDS)
             self._lines.close()
             process.close()
 
@@ -372,9 +365,9 @@ class _MeasuringProcess:
 
 def _serve(parent, step, arguments, way, asked, answers):
     """Answer the requests of the parent, in a measuring process."""
-    end_with_parent(parent, signal.SIGKILL)
+    processes.end_with_parent(parent, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles it, and ends this process
-    leave_signals_to_parent()
+    processes.leave_signals_to_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # the script's own call warns
     log.setLevel(logging.CRITICAL)

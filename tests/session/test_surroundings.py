@@ -408,7 +408,7 @@ def test_a_file_of_another_process_is_never_read(no_session, monkeypatch, tmp_pa
     ) as process:
         process.stdout.readline()
         with monkeypatch.context() as context:
-            context.setattr(shared_memory, "number_in_proc", lambda: process.pid)
+            context.setattr(processes, "number_in_proc", lambda: process.pid)
             strange = synk.data(np.ones(6))
         with pytest.raises(synk.WorkerError, match=r"no memory of the session.*--mount-proc") as no:
             f(strange)
@@ -436,8 +436,7 @@ def test_another_file_is_not_mapped(tmp_path):
 def test_the_status_tells_nothing_of_other_processes(no_session, monkeypatch):
     synk.fork(2)
     with monkeypatch.context() as context:
-        for module in (shared_memory, processes):
-            context.setattr(module, "proc_has_our_numbers", lambda: False)
+        context.setattr(processes, "proc_has_our_numbers", lambda: False)
         found = synk.status()
     assert {(rank.process, rank.resident) for rank in found.ranks} == {("unknown", None)}
     assert {rank.process for rank in synk.status().ranks} <= {"running", "sleeping"}

@@ -15,28 +15,18 @@ import warnings
 
 import numpy as np
 import pytensor
-from pytensor.compile.mode import Mode
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.basic import JITLinker
 from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 
 from synkhronos import _systems
-from synkhronos._host.base.functions import (
-    PythonOperation,
-    compiling_deep,
-    computed_by,
-    release_arguments,
-)
+from synkhronos._host.base import functions
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.base.rows import Rows
 from synkhronos._host.pytensor.device_arrays import device_context, to_host
-from synkhronos._host.pytensor.library import (
-    WalkingGraphRewriter,
-    get_mode,
-    node_rewriter,
-    register,
-)
+from synkhronos._host.pytensor.library import WalkingGraphRewriter, node_rewriter, register
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log
@@ -44,14 +34,14 @@ from synkhronos._machine.log import log
 
 def compile_function(inputs, outputs, **kwargs):
     """Return a compiled PyTensor function that takes checked arrays and returns a list."""
-    computed = computed_by(outputs, **kwargs)
+    computed = functions.computed_by(outputs, **kwargs)
     mode = _checked(get_mode(kwargs.get("mode")))
     kwargs["mode"] = with_fused_reductions(mode, computed)
     if not kwargs.get("no_default_updates"):
         kwargs.pop("no_default_updates", None)  # PyTensor warns of any value but None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The no_default_updates parameter", DeprecationWarning)
-        function = compiling_deep(pytensor.function, computed)(inputs, outputs, **kwargs)
+        function = functions.compiling_deep(pytensor.function, computed)(inputs, outputs, **kwargs)
     function.trust_input = function.maker.is_of_synkhronos = True
     return function
 
@@ -115,7 +105,7 @@ def run(function, arguments, output_subset=None):
             outputs = [outputs[index] for index in output_subset]
         return outputs if device_context() is None else [*map(to_host, outputs)]
     except BaseException:
-        release_arguments(function)
+        functions.release_arguments(function)
         raise
 
 
@@ -124,7 +114,7 @@ def expression_of(function, *expression):
     return function
 
 
-@node_rewriter([RankOperation, Rows, PythonOperation])
+@node_rewriter([RankOperation, Rows, functions.PythonOperation])
 def _for_numba(fgraph, node):
     # It imports numba, which takes a second, and a C mode needs no numba.
     importlib.import_module("synkhronos._host.pytensor.numba_operations")

@@ -8,12 +8,7 @@ from theano import gof
 from theano.compile.mode import Mode, get_mode
 from theano.printing import Print
 
-from synkhronos._host.base.functions import (
-    compiling_deep,
-    computed_by,
-    default_updates,
-    release_arguments,
-)
+from synkhronos._host.base import functions
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.theano import device_arrays, lending, overlapping, portable  # noqa: F401
 from synkhronos._host.theano.faster import switch
@@ -38,9 +33,9 @@ Print.perform = _print_with_rank
 
 def compile_function(inputs, outputs, **kwargs):
     """Return a compiled Theano function that takes checked arrays and returns a list."""
-    computed = computed_by(outputs, **kwargs)
+    computed = functions.computed_by(outputs, **kwargs)
     kwargs["mode"] = mode_for(computed, kwargs.get("mode"))
-    function = compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
+    function = functions.compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
     function.trust_input = function.maker.is_of_synkhronos = True
     return function
 
@@ -59,7 +54,7 @@ def mode_for(outputs, mode):
 @recurses_deep
 def expression_of(function, inputs, outputs, updates, kwargs):
     """Return the expression of a compiled function, for ranks on another kind of device."""
-    updates = [*updates, *default_updates(function, updates)]
+    updates = [*updates, *functions.default_updates(function, updates)]
     return portable.without_devices(inputs, outputs, updates, kwargs)
 
 
@@ -77,7 +72,7 @@ def run(function, arguments, output_subset=None):
             outputs = function(*arguments)
             outputs = [outputs[index] for index in output_subset]
     except BaseException:
-        release_arguments(function)
+        functions.release_arguments(function)
         raise
     if is_locked:
         locks.wait()

@@ -24,18 +24,8 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple
 from synkhronos import _systems
 from synkhronos._machine.processes import cpu_seconds_of, life_and_memory_of, stat_of
 from synkhronos._machine.shared_memory import mapped_by
-from synkhronos.comm.shared.gate_memory import (
-    ASLEEP,
-    DONE,
-    ELSEWHERE,
-    LABEL,
-    LINE,
-    MEETINGS,
-    MET,
-    NAME,
-    SEQUENCE,
-    GateMemory,
-)
+from synkhronos.comm.shared import gate_memory
+from synkhronos.comm.shared.gate_memory import LABEL, LINE, NAME, GateMemory
 
 LOOK_SECONDS = 0.02
 MOST_RANKS, MOST_GATES = 4096, 64  # of a gate, and of a process
@@ -65,13 +55,13 @@ def read_cells(cells: list[int], has_master: bool = True) -> Seen:
     >>> read_cells([2, 0, 0, 0, 0, 0, 0, 0, *of_master, *of_worker])
     Seen(call=2, meeting=0, does=['computes', 'waits'])
     """
-    call = cells[SEQUENCE]
+    call = cells[gate_memory.SEQUENCE]
     ranks = [cells[at : at + LINE] for at in range(LINE, len(cells), LINE)]
-    begin = call << MEETINGS
-    met = [max(rank[MET], begin) for rank in ranks]
+    begin = call << gate_memory.MEETINGS
+    met = [max(rank[gate_memory.MET], begin) for rank in ranks]
     meeting = min(met) - begin
-    inside = [rank[DONE] < call for rank in ranks]
-    away = [rank[ASLEEP] == ELSEWHERE for rank in ranks]
+    inside = [rank[gate_memory.DONE] < call for rank in ranks]
+    away = [rank[gate_memory.ASLEEP] == gate_memory.ELSEWHERE for rank in ranks]
     if not any(inside):  # a rank of another machine may be: then the master waits for it
         return Seen(call, meeting, [WAITS if has_master and any(away) else NO_CALL] * len(ranks))
     fewest = min(each for each, is_in in zip(met, inside) if is_in)
