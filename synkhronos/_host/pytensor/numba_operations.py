@@ -41,18 +41,7 @@ def _all_reduce(op, node, **kwargs):
         f"        reduce_in_place({op.ops!r}, {arguments})\n"
         f"    return {arguments}\n"
     )
-    return calling_python("all_reduce", source, graph.reduce_in_place)
-
-
-@register_funcify_and_cache_key(RankWeight)
-def _rank_weight(op, node, **kwargs):
-    source = (
-        "def rank_weight():\n"
-        "    with objmode(weight='float64'):\n"
-        "        weight = current_weight()\n"
-        "    return np.asarray(weight)\n"
-    )
-    return calling_python("rank_weight", source, current_weight)
+    return calling_python(source, graph.reduce_in_place)
 
 
 @register_funcify_and_cache_key(rows.Rows)
@@ -64,53 +53,7 @@ def _rows(op, node, **kwargs):
         f"        found = numbers_of_rows({', '.join(f'int({name})' for name in names)})\n"
         "    return found\n"
     )
-    return calling_python("numbers", source, rows.numbers_of_rows)
-
-
-@register_funcify_and_cache_key(rows.TotalRows)
-def _total_rows(op, node, **kwargs):
-    source = (
-        "def total(mine):\n"
-        "    with objmode(found='int64'):\n"
-        "        found = int(total_rows(int(mine)))\n"
-        "    return np.asarray(found)\n"
-    )
-    return calling_python("total", source, rows.total_rows)
-
-
-@register_funcify_and_cache_key(rows.RowsOfRank)
-def _rows_of_rank(op, node, **kwargs):
-    source = (
-        "def bounds(start, stop, length):\n"
-        "    with objmode(found='int64[::1]'):\n"
-        "        found = bounds_of_rank(int(start), int(stop), int(length))\n"
-        "    return np.asarray(found[0]), np.asarray(found[1]), np.asarray(found[2])\n"
-    )
-    return calling_python("bounds", source, rows.bounds_of_rank)
-
-
-@register_funcify_and_cache_key(WholeSize)
-def _whole_size(op, node, **kwargs):
-    source = (
-        "def whole_size(size):\n"
-        "    whole = size.copy()\n"
-        "    with objmode(length='int64'):\n"
-        "        length = int(drawn_rows(size)[0])\n"
-        "    whole[0] = length\n"
-        "    return whole\n"
-    )
-    return calling_python("whole_size", source, drawn_rows)
-
-
-@register_funcify_and_cache_key(OwnRows)
-def _own_rows(op, node, **kwargs):
-    source = (
-        "def own_rows(numbers, size):\n"
-        "    with objmode(begin='int64', end='int64'):\n"
-        "        _, begin, end = map(int, drawn_rows(size))\n"
-        "    return numbers[begin:end]\n"
-    )
-    return calling_python("own_rows", source, drawn_rows)
+    return calling_python(source, rows.numbers_of_rows)
 
 
 @register_funcify_and_cache_key(PythonOperation)
@@ -137,7 +80,7 @@ def _python_operation(op, node, **kwargs):
     return call_perform if len(types) > 1 else call_perform_for_one, None
 
 
-def calling_python(name, source, callee):
+def calling_python(source, callee):
     """Return numba's function of a source that calls a Python function, and its key on disk.
 
     The source names the function, ``np`` and ``objmode``.
@@ -146,5 +89,55 @@ def calling_python(name, source, callee):
     names = {"__name__": callee.__module__, "np": np, "objmode": numba.objmode}
     names[callee.__name__] = callee
     key = hashlib.sha256(f"synkhronos {_VERSION} {callee.__module__} {source}".encode()).hexdigest()
+    name = source[len("def ") : source.index("(")]
     function = compile_numba_function_src(source, name, names, cache_key=key)
     return numba_njit(function), key
+
+
+_SOURCES = {  # of operations whose code is always the same: the callee, and the source
+    RankWeight: (
+        current_weight,
+        "def rank_weight():\n"
+        "    with objmode(weight='float64'):\n"
+        "        weight = current_weight()\n"
+        "    return np.asarray(weight)\n",
+    ),
+    rows.TotalRows: (
+        rows.total_rows,
+        "def total(mine):\n"
+        "    with objmode(found='int64'):\n"
+        "        found = int(total_rows(int(mine)))\n"
+        "    return np.asarray(found)\n",
+    ),
+    rows.RowsOfRank: (
+        rows.bounds_of_rank,
+        "def bounds(start, stop, length):\n"
+        "    with objmode(found='int64[::1]'):\n"
+        "        found = bounds_of_rank(int(start), int(stop), int(length))\n"
+        "    return np.asarray(found[0]), np.asarray(found[1]), np.asarray(found[2])\n",
+    ),
+    WholeSize: (
+        drawn_rows,
+        "def whole_size(size):\n"
+        "    whole = size.copy()\n"
+        "    with objmode(length='int64'):\n"
+        "        length = int(drawn_rows(size)[0])\n"
+        "    whole[0] = length\n"
+        "    return whole\n",
+    ),
+    OwnRows: (
+        drawn_rows,
+        "def own_rows(numbers, size):\n"
+        "    with objmode(begin='int64', end='int64'):\n"
+        "        _, begin, end = map(int, drawn_rows(size))\n"
+        "    return numbers[begin:end]\n",
+    ),
+}
+
+
+def _register(kind, callee, source):
+    register_funcify_and_cache_key(kind)(lambda op, node, **kwargs: calling_python(source, callee))
+
+
+for _kind, (_callee, _source) in _SOURCES.items():
+    _register(_kind, _callee, _source)

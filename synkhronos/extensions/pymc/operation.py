@@ -162,4 +162,4 @@ def _likelihood_in_numba(op, node, **kwargs):
         f"        vector = evaluate(which, {op.kind!r}, flat)",
         f"    return {returned}",
     ]
-    return calling_python("likelihood", "\n".join(lines), evaluate)
+    return calling_python("\n".join(lines), evaluate)
