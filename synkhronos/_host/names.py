@@ -24,7 +24,8 @@ if title == "Theano":
     from synkhronos._host.theano import device_arrays, variables
     from synkhronos._host.theano.compiling import compile_function, expression_of, run
     from synkhronos._host.theano.dividing import intercept
-    from synkhronos._host.theano.graph import all_reduce, overlap_reductions
+    from synkhronos._host.theano.graph import all_reduce
+    from synkhronos._host.theano.overlapping import overlap_reductions
     from synkhronos._host.theano.pickling import dump, load
     from synkhronos._host.theano.sparse import decomposed, sparse_parts
 else:

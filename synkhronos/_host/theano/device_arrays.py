@@ -24,7 +24,7 @@ _NOT_ON_OPENCL = (
     "local_gpua_crossentropysoftmax1hotwithbiasdx",
 )
 
-_when_open = []  # functions to call when this process has opened a device
+when_open = []  # functions to call when this process has opened a device
 # The devices that this process has tried to open. Even a failed attempt starts threads, so the
 # process must not fork afterwards.
 _tried = set()
@@ -78,12 +78,6 @@ def import_device_backend(names=()):
     return theano.gpuarray
 
 
-def when_open(function):
-    """Call a function when this process has opened a device; a decorator."""
-    _when_open.append(function)
-    return function
-
-
 def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> None:
     """Open the device of this rank; if it `is_first` of its kind, log their common warnings."""
     if device.startswith("opencl"):
@@ -108,7 +102,7 @@ def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> 
         cudnn.enable(device_context(), wanted, is_first)
         if page_locks.install(device_context()):
             page_locks.wait_after_setting(backend.type.GpuArraySharedVariable)
-    for function in _when_open:
+    for function in when_open:
         function()
 
 

@@ -46,7 +46,6 @@ class TheanoAllReduce(rank_operations.AllReduce):
 all_reduce = TheanoAllReduce.of
 
 
-@device_arrays.when_open
 def _lift_all_reduces():
     """Let Theano's backend move AllReduces to the device."""
     from theano.gpuarray import opt
@@ -59,12 +58,4 @@ def _lift_all_reduces():
         return op(*[as_gpuarray_variable(x, context_name) for x in inputs], return_list=True)
 
 
-class Overlap:
-    """A switch: while it is on, compiled functions begin reductions early; see `overlapping`."""
-
-    is_on = False
-
-
-def overlap_reductions(overlaps: bool) -> None:
-    """Say whether functions that are compiled from now on begin reductions early."""
-    Overlap.is_on = overlaps
+device_arrays.when_open.append(_lift_all_reduces)

@@ -22,7 +22,7 @@ from theano.gof.type import generic
 
 from synkhronos._host.base.calls import current_call
 from synkhronos._host.base.rewriting import InOrder, n_needed, only_reduction, owners
-from synkhronos._host.theano.graph import Overlap, TheanoAllReduce
+from synkhronos._host.theano.graph import TheanoAllReduce
 from synkhronos._host.theano.lending import land, may_be_lent
 from synkhronos._host.theano.library import Elemwise, IfElse, SharedVariable, TensorType, optdb
 
@@ -70,13 +70,15 @@ class End(TheanoAllReduce):
 
 
 class _Overlap(gof.Optimizer):
-    """Divides the AllReduce of a function, if it is the only one, into buckets."""
+    """Divides the AllReduce of a function, if it is the only one, into buckets, while it is on."""
+
+    is_on = False
 
     def add_requirements(self, fgraph):
         fgraph.attach_feature(gof.toolbox.ReplaceValidate())
 
     def apply(self, fgraph):
-        if not Overlap.is_on:
+        if not self.is_on:
             return
         node = only_reduction(fgraph)
         # With an IfElse, Theano chooses the order of nodes while the function runs.
@@ -168,6 +170,11 @@ class _BucketsInOrder(InOrder):
         rest = [node for node in nodes if node not in ordered]
         ordered.update(dict.fromkeys(sorted(rest, key=ended.__getitem__)))
         return list(ordered)
+
+
+def overlap_reductions(overlaps: bool) -> None:
+    """Say whether functions that are compiled from now on begin reductions early."""
+    _Overlap.is_on = overlaps
 
 
 # This comes after all optimizations that work in place, and before `lending`.
