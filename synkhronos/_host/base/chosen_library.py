@@ -7,10 +7,7 @@ imported as `host`.
 
 from synkhronos._host.choice import choose
 
-name = choose()
-if name == "theano":
+if choose() == "theano":
     from synkhronos._host.theano.library import *  # noqa: F403
-elif name == "pytensor":
-    from synkhronos._host.pytensor.library import *  # noqa: F403
 else:
-    raise ImportError(f"{__file__} imports no library of the host {name!r}.")
+    from synkhronos._host.pytensor.library import *  # noqa: F403

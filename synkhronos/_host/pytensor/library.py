@@ -9,7 +9,8 @@ from pytensor.compile import SharedVariable
 from pytensor.compile.io import In, Out, SymbolicInput
 from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.ops import DeepCopyOp, ViewOp
-from pytensor.gradient import DisconnectedType, disconnected_type, grad_undefined
+from pytensor.gradient import DisconnectedType, grad_undefined
+from pytensor.gradient import disconnected_type as disconnected
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv, equal_computations
 from pytensor.graph.features import Feature, ReplaceValidate
 from pytensor.graph.op import HasInnerGraph
@@ -66,11 +67,6 @@ CONVERTS_UPDATES = True  # whether `function` converts updates to the types of t
 DRAWS = (RandomVariable,)
 # For messages: a size that has an item for each row.
 SIZES = "as in size=x.shape, and no other axis depends on it."
-
-
-def disconnected():
-    """Return what stands for a gradient that is 0 because nothing is connected."""
-    return disconnected_type()
 
 
 def is_disconnected(derivative):

@@ -15,13 +15,8 @@ def sparse_parts(variable):
     chosen = tensor.repeat(begins - pointers[:-1], counts) + tensor.arange(pointers[-1])
     lengths = [spans.shape[0], length]
     shape = tensor.stack(lengths if variable.type.format == "csr" else lengths[::-1])
-    made = CSM(variable.type.format)(
-        data[chosen],
-        tensor.cast(indices[chosen], "int32"),
-        tensor.cast(pointers, "int32"),
-        tensor.cast(shape, "int32"),
-    )
-    return parts, made
+    numbers = [tensor.cast(each, "int32") for each in (indices[chosen], pointers, shape)]
+    return parts, CSM(variable.type.format)(data[chosen], *numbers)
 
 
 def decomposed(variable):
@@ -30,10 +25,5 @@ def decomposed(variable):
 
     data, indices, pointers, shape = csm_properties(variable)
     length = shape[1 if variable.type.format == "csr" else 0]
-    pointers = tensor.cast(pointers, "int64")
-    return [
-        data,
-        tensor.cast(indices, "int64"),
-        pointers[1:] - pointers[:-1],
-        tensor.cast(length, "int64"),
-    ]
+    numbers = indices, pointers[1:] - pointers[:-1], length
+    return [data, *(tensor.cast(each, "int64") for each in numbers)]

@@ -61,6 +61,7 @@ SIZES = (
 )
 
 HasInnerGraph = Scan, OpFromGraph
+tensor_type = TensorType  # of a dtype, and of fixed axes, which have the length 1
 
 
 class Operation(gof.Op):
@@ -91,11 +92,6 @@ def disconnected():
 def is_disconnected(derivative):
     """Return whether a derivative is 0 because nothing is connected."""
     return derivative is None or isinstance(derivative.type, DisconnectedType)
-
-
-def tensor_type(dtype, fixed_axes):
-    """Return the type of arrays with a length of 1 along fixed axes, and any along others."""
-    return TensorType(dtype, fixed_axes)
 
 
 def inner_outputs(op):

@@ -58,7 +58,10 @@ class _TheanoPickler(Pickler):
         if type(obj).__name__ == "fortran":
             # SciPy's BLAS routines, which Theano uses if it has no BLAS to link. Their name is only
             # in the signature that their docstring begins with: "a = dger(alpha,x,y,[...".
-            return _fortran_routine, (obj.__doc__.split("(")[0].split()[-1],)
+            import scipy.linalg.blas
+
+            name = obj.__doc__.split("(")[0].split()[-1]
+            return operator.attrgetter(name), (scipy.linalg.blas,)
         return super().reducer_override(obj)
 
     def _reduce_tag(self, tag):
@@ -103,12 +106,6 @@ def _rebuild_function(maker, input_storage, modules):
         function = maker.create(input_storage, trustme=True)
     function.trust_input = True
     return function
-
-
-def _fortran_routine(name):
-    import scipy.linalg.blas
-
-    return getattr(scipy.linalg.blas, name)
 
 
 def dump(functions, known, new, portable=False) -> bytes:
