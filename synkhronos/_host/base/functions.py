@@ -119,6 +119,15 @@ def swapped(expressions, variables):
     return [next(new) if isinstance(each, Variable) else each for each in expressions]
 
 
+def copied(wanted, replace):
+    """Return copies of variables, computed from the replacements of other variables."""
+    new = dict(replace)
+    for node in host.io_toposort(list(replace), wanted):
+        copy = node.clone_with_new_inputs([new.get(i, i) for i in node.inputs], strict=False)
+        new.update(zip(node.outputs, copy.outputs))
+    return [new[each] for each in wanted]
+
+
 def shared_variables(function):
     """Return the shared variables that a compiled function uses or updates."""
     return function.get_shared()

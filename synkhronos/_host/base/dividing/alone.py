@@ -12,13 +12,7 @@ from typing import Any, List, NamedTuple
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import ancestors, tensor
 from synkhronos._host.base.dividing.chosen_operations import is_random_state, scalar
-from synkhronos._host.base.dividing.division import (
-    NOT_FOR_ROWS,
-    CannotDivide,
-    Division,
-    Value,
-    rebuilt,
-)
+from synkhronos._host.base.dividing.division import CannotDivide, Division, Value, rebuilt
 from synkhronos._host.base.dividing.elementwise import reduced_axes
 from synkhronos._host.base.dividing.relating import EQUAL, LENGTHS, Relation, no_rule, related
 from synkhronos._host.base.functions import is_by, number
@@ -60,7 +54,7 @@ class WrittenForRanks(Division):
         except CannotDivide as error:
             error.variable = error.variable or node.outputs[0]
             raise
-        if self.draws_all and values[-1] is NOT_FOR_ROWS:
+        if self.draws_all and values[-1] is self.NOT_FOR_ROWS:
             numbers = values[0].variable.owner.outputs[1]
             values[-1] = values[-1]._replace(variable=numbers, kind=SAME)
         return values

@@ -153,12 +153,13 @@ def _divide(inputs, axes, wanted, n_outputs, targets):
         needed = needed | division.needed
 
 
-NOT_FOR_ROWS = Value(None, UNKNOWN, reason="draws random numbers that are not for each row")
 _HELD = Value(None, UNKNOWN, reason="uses a part of what operations compute together")
 
 
 class Division:
     """The values of the variables of a graph on the ranks, and conditions that calls must meet."""
+
+    NOT_FOR_ROWS = Value(None, UNKNOWN, reason="draws random numbers that are not for each row")
 
     def __init__(self, inputs, values, needed=(), expansions=None, total=None):
         self.inputs, self.values = inputs, dict(values)
@@ -522,15 +523,6 @@ def ending(op):
         return function
 
     return add
-
-
-def copied(wanted, replace):
-    """Return copies of variables, computed from the replacements of other variables."""
-    new = dict(replace)
-    for node in io_toposort(list(replace), wanted):
-        copy = node.clone_with_new_inputs([new.get(i, i) for i in node.inputs], strict=False)
-        new.update(zip(node.outputs, copy.outputs))
-    return [new[each] for each in wanted]
 
 
 def of_length(division, node, values):

@@ -8,16 +8,9 @@ from synkhronos._host.base.dividing.chosen_operations import (
     is_array_variable,
     scalar,
 )
-from synkhronos._host.base.dividing.division import (
-    Value,
-    axis_of,
-    copied,
-    ending,
-    rule,
-    vector_length,
-)
+from synkhronos._host.base.dividing.division import Value, axis_of, ending, rule, vector_length
 from synkhronos._host.base.dividing.shapes import lengths_taken
-from synkhronos._host.base.functions import number
+from synkhronos._host.base.functions import copied, number
 from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.rows import sliced_minibatch
 

@@ -13,7 +13,7 @@ from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.type_other import NoneTypeT
 
 from synkhronos._host.base.dividing import indices
-from synkhronos._host.base.dividing.division import NOT_FOR_ROWS, CannotDivide, rule
+from synkhronos._host.base.dividing.division import CannotDivide, rule
 from synkhronos._host.base.dividing.elementwise import as_it_is, dot
 from synkhronos._host.base.dividing.relating import linear
 from synkhronos._host.base.kinds import PART, ROWS, SAME, SHAPE, STREAM
@@ -111,7 +111,7 @@ def _random(division, node):
         exact = shape.exact
     if not axes or not (shape.kind == SHAPE or isinstance(size.type, NoneTypeT)):
         after, _ = division.apply(node, [stream.variable, *map(division.same, node.inputs[1:])])
-        return [after._replace(kind=STREAM), NOT_FOR_ROWS]
+        return [after._replace(kind=STREAM), division.NOT_FOR_ROWS]
     if len(axes) > 1 or max(axes) >= node.op.batch_ndim(node):
         division.refuse(node, "rows that lie along different axes")
     [axis] = axes

@@ -11,17 +11,10 @@ from theano.tensor.signal import pool
 from theano.tensor.sort import TopKOp
 
 from synkhronos._host.base.dividing import indices
-from synkhronos._host.base.dividing.division import (
-    NOT_FOR_ROWS,
-    CannotDivide,
-    Value,
-    copied,
-    ending,
-    rule,
-)
+from synkhronos._host.base.dividing.division import CannotDivide, Value, ending, rule
 from synkhronos._host.base.dividing.elementwise import along_an_axis, argmax, as_it_is, dot
 from synkhronos._host.base.dividing.relating import linear
-from synkhronos._host.base.functions import is_by, number
+from synkhronos._host.base.functions import copied, is_by, number
 from synkhronos._host.base.kinds import PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.theano.library import equal_computations, io_toposort
 
@@ -217,7 +210,7 @@ def _random(division, node):
     mine = size.variable if is_each_row else division.same(shape)
     stream, numbers = division.apply(node, [division.of(state).variable, mine, *new])
     of_rows = numbers._replace(kind=ROWS, axis=size.axis, exact=size.exact)
-    return [stream._replace(kind=STREAM), of_rows if is_each_row else NOT_FOR_ROWS]
+    return [stream._replace(kind=STREAM), of_rows if is_each_row else division.NOT_FOR_ROWS]
 
 
 def _draws_each_alone(node):
