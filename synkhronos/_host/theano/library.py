@@ -29,15 +29,7 @@ from theano.printing import Print
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.scan_module.scan_op import Scan
 from theano.scan_module.scan_utils import equal_computations
-from theano.tensor import (
-    Dot,
-    NotScalarConstantError,
-    Reshape,
-    ScalarFromTensor,
-    TensorFromScalar,
-    TensorType,
-    get_scalar_constant_value,
-)
+from theano.tensor import Dot, Reshape, ScalarFromTensor, TensorFromScalar, TensorType
 from theano.tensor.basic import Alloc, AllocEmpty, ARange, Argmax, Join, Split
 from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Prod
 from theano.tensor.extra_ops import CpuContiguous, CumOp, RepeatOp
@@ -61,6 +53,8 @@ SIZES = (
 )
 
 HasInnerGraph = Scan, OpFromGraph
+NotScalarConstantError = tensor.NotScalarConstantError
+get_scalar_constant_value = tensor.get_scalar_constant_value
 tensor_type = TensorType  # of a dtype, and of fixed axes, which have the length 1
 
 

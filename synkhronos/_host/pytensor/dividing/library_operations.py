@@ -76,16 +76,9 @@ def loop_of(op):
 def scan_like(op, inputs, outputs, reduces):
     """Return a scan with another graph of its step, and perhaps with more inputs at the end."""
     more = len(inputs) - op.info.n_inner_inputs
-    return Scan(
-        inputs,
-        outputs,
-        replace(op.info, n_non_seqs=op.info.n_non_seqs + more),
-        mode=op.mode,
-        truncate_gradient=op.truncate_gradient,
-        name=op.name,
-        allow_gc=op.allow_gc,
-        strict=op.strict,
-    )
+    info = replace(op.info, n_non_seqs=op.info.n_non_seqs + more)
+    names = "mode", "truncate_gradient", "name", "allow_gc", "strict"
+    return Scan(inputs, outputs, info, **{name: getattr(op, name) for name in names})
 
 
 # Options of operations that the rules know: see `base.dividing.division`. A class has those of its
