@@ -9,6 +9,7 @@ of the 2017 package is accepted everywhere, but matters only if each rank has a 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, List, Union
 
 import numpy as np
@@ -289,21 +290,15 @@ def reduce(
             session.changes.note_apart(keys)
             return None
         session.run(commands.Expose(keys))
+        reduce_to_new, recorder = session.comm.variables.reduce_to_new, session.worker.recorder
         results = []
         for position, key in enumerate(keys):
-            result = _reduced_to_new(session, key, op)
+            with contextlib.nullcontext() if recorder is None else recorder.span("reduce"):
+                result = reduce_to_new(key, op)
             if not isinstance(result, np.ndarray):
                 collective.raise_unequal("reduce", variables[position:], result)
             results.append(result)
         return tuple(results) if isinstance(shared_vars, (list, tuple)) else results[0]
-
-
-def _reduced_to_new(session, key, op):
-    reduce, recorder = session.comm.variables.reduce_to_new, session.worker.recorder
-    if recorder is None:
-        return reduce(key, op)
-    with recorder.span("reduce"):
-        return reduce(key, op)
 
 
 def all_reduce(shared_vars: SharedVariables, op: str = "avg", nccl: bool = True) -> None:
