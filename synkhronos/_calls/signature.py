@@ -359,10 +359,7 @@ def check_swap(swap, used):
 
 
 def swap_variables(source, swap, defaults):
-    """Return a `Source` with some shared variables in place of others, in updates, too.
-
-    `defaults` are the function's default updates.
-    """
+    """Return a `Source` with other shared variables; `defaults` are its default updates."""
 
     def swapped(pairs):
         values = _host.swapped([new for _, new in pairs], swap)

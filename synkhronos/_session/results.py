@@ -35,10 +35,7 @@ class Results:
             return worker.comm.outputs.reduce(outputs, modes)
 
     def deposit(self, key, request, outputs, reduced):
-        """Deposit those outputs of a worker that the master needs; `outputs` is None if idle.
-
-        Return the answer that the master needs to collect them, or None.
-        """
+        """Deposit what the master needs of a worker's outputs; return the answer to collect it."""
         worker = self._worker
         if outputs is None:
             return None
