@@ -17,15 +17,11 @@ import theano
 from theano import gof
 from theano.compile.mode import optdb
 
-from synkhronos._host.theano.faster import (
-    compile_ahead,
-    compile_cache,
-    convolutions,
-    elementwise,
-    graph_checks,
-    pooling,
-    sums,
-)
+from synkhronos._host.theano.faster import compile_ahead, compile_cache, graph_checks
+from synkhronos._host.theano.faster.convolutions import copy_row_by_row
+from synkhronos._host.theano.faster.elementwise import Vectorize, simplify_power
+from synkhronos._host.theano.faster.pooling import pool_contiguously
+from synkhronos._host.theano.faster.sums import interleave
 
 VARIABLE = "SYNKHRONOS_COMPILERS"
 CPU = "synkhronos_cpu"
@@ -67,14 +63,14 @@ def for_cpus(mode):
 
 # These come after Theano's simplifications, and before it fuses elementwise expressions.
 for _name, _rewrite in {
-    "squares": elementwise.simplify_power,
-    "sums": sums.interleave,
-    "pooling": pooling.pool_contiguously,
-    "convolutions": convolutions.copy_row_by_row,
+    "squares": simplify_power,
+    "sums": interleave,
+    "pooling": pool_contiguously,
+    "convolutions": copy_row_by_row,
 }.items():
     optdb.register(
         f"synkhronos_{_name}", gof.opt.in2out(_rewrite, name=f"synkhronos_{_name}"), 48.8, CPU
     )
 # This comes after all other rewrites, which don't know its operations. Its tags are those of
 # functions that reduce over the ranks, and of all functions of ranks on CPUs.
-optdb.register("synkhronos_vectorize", elementwise.Vectorize(), 202, "synkhronos", CPU)
+optdb.register("synkhronos_vectorize", Vectorize(), 202, "synkhronos", CPU)
