@@ -49,7 +49,7 @@ def test_rules_know_all_options():
 
 def test_operations_with_another_option_take_no_rows(ranks, monkeypatch):
     x, w = T.dmatrix("x"), theano.shared(np.array([1.0, 2.0]), "w")
-    monkeypatch.setitem(division.OPTIONS, "CumOp", "mode")
+    monkeypatch.setitem(division.chosen_operations.OPTIONS, "CumOp", "mode")
     with compiling.quickly(), synk.parallel():
         f = theano.function([x], T.cumsum(x, axis=1), name="another option")
         g = theano.function([x], x.sum() + T.cumsum(w, axis=0))

@@ -279,6 +279,12 @@ def number(variable):
         return None
 
 
+def axis_of(node):
+    """Return the axis along which an operation goes if the graph says it, else None."""
+    axis = node.op.axis if hasattr(node.op, "axis") else number(node.inputs[1])
+    return None if axis is None else int(axis) % node.inputs[0].ndim
+
+
 def operation_name(node):
     """Return the name of a node's operation, for messages."""
     op = getattr(node.op, "scalar_op", node.op)

@@ -16,17 +16,9 @@ import numpy as np
 
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import Constant, Variable, io_toposort, tensor
-from synkhronos._host.base.dividing.chosen_operations import (
-    OPTIONS,
-    all_reduce,
-    get_vector_length,
-    is_array_variable,
-    is_random_state,
-    lengths,
-    rebuild_collect_shared,
-    scalar,
-)
-from synkhronos._host.base.functions import is_by, number, operation_name
+from synkhronos._host.base.dividing import chosen_operations
+from synkhronos._host.base.dividing.chosen_operations import all_reduce, is_random_state, scalar
+from synkhronos._host.base.functions import is_by, operation_name
 from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 from synkhronos._host.base.rank_operations import RankOperation
 from synkhronos._host.base.rows import Rows, RowsOfRank, TotalRows
@@ -100,7 +92,7 @@ def divide(inputs, outputs, updates, givens, no_default_updates, optional=()) ->
 
 def rebuilt(inputs, outputs, updates, givens, no_default_updates):
     """Return outputs and a dict of updates, default ones too, with the givens in their places."""
-    _, computed, (_, update_of, _, _) = rebuild_collect_shared(
+    _, computed, (_, update_of, _, _) = chosen_operations.rebuild_collect_shared(
         list(outputs), list(inputs), givens, updates, True, True, no_default_updates
     )
     return computed, update_of
@@ -127,10 +119,10 @@ def _axes_of_inputs(inputs, wanted, optional):
 
 def _axis_of_input(variable, first):
     """Return the axis that may have rows; None if there is none, or its length is fixed."""
-    if not is_array_variable(variable) or not variable.ndim:
+    if not chosen_operations.is_array_variable(variable) or not variable.ndim:
         return None
     axis = first if variable.ndim > 1 else 0
-    return axis if lengths(variable)[axis] is None else None
+    return axis if chosen_operations.lengths(variable)[axis] is None else None
 
 
 def _divide(inputs, axes, wanted, n_outputs, targets):
@@ -312,6 +304,13 @@ class Division:
         value = self.of(variable)
         return value.variable if value.kind in kinds else self.same(variable)
 
+    def measured(self, variable):
+        """Return the rank's variable for one, of any kind, of which only the shape is used."""
+        value = self.of(variable)
+        if value.kind == UNKNOWN:
+            raise CannotDivide(value.reason)
+        return value.variable
+
     def unruled(self, node, options=""):
         """Apply an operation to what is the same on all ranks."""
         if any(self.of(each).kind in (ROWS, POSITIONS, STREAM) for each in node.inputs):
@@ -325,6 +324,15 @@ class Division:
             # Serial Theano adds up in a wider dtype: a part may overflow although the sum does not.
             self.refuse(node, f"rows as {new[0].dtype}")
         return [Value(each, kind, axis, exact) for each in new]
+
+    def of_length(self, node, values):
+        """Apply an operation with one length or shape twice: to the rank's and the serial one."""
+        [old] = [value for value in values if value.kind in (LENGTH, SHAPE)]
+        [mine] = self.apply(node, [value.variable for value in values])
+        total = [value.total if value is old else value.variable for value in values]
+        [total] = self.apply(node, total)
+        exact = old.exact and len(values) == 1
+        return [old._replace(variable=mine.variable, total=total.variable, exact=exact)]
 
     def refuse(self, node, what="rows of its inputs in a way that has no rule", instead=_INSTEAD):
         raise CannotDivide(f"computes {operation_name(node)} of {what}", instead)
@@ -494,7 +502,11 @@ _ANY = "*"  # in place of names: the rule divides the graph that the options are
 
 def unknown_options(kind):
     """Return the options of a class of operations that no rule knows, in order."""
-    known = {name for each in kind.__mro__ for name in OPTIONS.get(each.__name__, "").split()}
+    known = {
+        name
+        for each in kind.__mro__
+        for name in chosen_operations.OPTIONS.get(each.__name__, "").split()
+    }
     return [] if _ANY in known else sorted(options_of(kind) - known)
 
 
@@ -523,21 +535,6 @@ def ending(op):
         return function
 
     return add
-
-
-def of_length(division, node, values):
-    """Apply an operation with one length or shape twice: to the rank's, and to the serial one."""
-    [old] = [value for value in values if value.kind in (LENGTH, SHAPE)]
-    [mine] = division.apply(node, [value.variable for value in values])
-    total = [value.total if value is old else value.variable for value in values]
-    [total] = division.apply(node, total)
-    exact = old.exact and len(values) == 1
-    return [old._replace(variable=mine.variable, total=total.variable, exact=exact)]
-
-
-def counts_rows(dtype):
-    """Return whether a dtype holds any number of rows; smaller integers may wrap around."""
-    return np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize >= 4
 
 
 def keeps_sums(part, after):
@@ -570,12 +567,6 @@ def vector_length(variable):
             return None
         [variable] = variable.owner.inputs
     try:
-        return get_vector_length(variable)
+        return chosen_operations.get_vector_length(variable)
     except ValueError:
         return None
-
-
-def axis_of(node):
-    """Return the axis along which an operation goes if the graph says it, else None."""
-    axis = node.op.axis if hasattr(node.op, "axis") else number(node.inputs[1])
-    return None if axis is None else int(axis) % node.inputs[0].ndim

@@ -5,18 +5,9 @@ import numpy as np
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import Constant, ancestors, tensor
 from synkhronos._host.base.dividing.chosen_operations import all_reduce, as_row, of_type, scalar
-from synkhronos._host.base.dividing.division import (
-    Value,
-    axis_of,
-    counts_rows,
-    fits,
-    keeps_sums,
-    of_length,
-    rule,
-    vector_length,
-)
-from synkhronos._host.base.dividing.shapes import constant, measured_in, quotient
-from synkhronos._host.base.functions import is_by, number
+from synkhronos._host.base.dividing.division import Value, fits, keeps_sums, rule, vector_length
+from synkhronos._host.base.dividing.shapes import constant, counts_rows, measured_in, quotient
+from synkhronos._host.base.functions import axis_of, is_by, number
 from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM, UNKNOWN
 
 
@@ -43,7 +34,7 @@ def _elemwise(division, node):
         if chosen is not None:
             return [chosen]
     if kinds & {LENGTH, SHAPE} and _is_proportional(op, node, values):
-        return of_length(division, node, values)
+        return division.of_length(node, values)
     if PART in kinds and _is_linear(op, node, values):
         new = [
             v.variable if v.kind == PART else division.same(i) for i, v in zip(node.inputs, values)
@@ -102,7 +93,7 @@ def _divided_length(division, node, values):
         if values[0].exact or not number(divisor):
             return None
         division.remainders.append(length // tensor.maximum(division.serial_rows(), 1) % divisor)
-    [new] = of_length(division, node, values)
+    [new] = division.of_length(node, values)
     return new._replace(exact=factors is not None and _is_number_of_rows(division, factors))
 
 
@@ -230,7 +221,7 @@ def _reduce(division, node):
     axes = reduced_axes(node)
     is_length = value.kind == SHAPE and counts_rows(node.outputs[0].dtype)
     if is_length and isinstance(op, scalar.Mul) and list(axes) == [0]:
-        [new] = of_length(division, node, [value])
+        [new] = division.of_length(node, [value])
         exact = value.exact and vector_length(node.inputs[0]) == 1
         return [new._replace(kind=LENGTH, exact=exact)]
     if value.kind == PART and isinstance(op, scalar.Add):

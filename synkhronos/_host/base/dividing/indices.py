@@ -2,15 +2,11 @@
 
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import Variable, indices_of, io_toposort, tensor
-from synkhronos._host.base.dividing.chosen_operations import (
-    all_reduce,
-    gradient_of_sort,
-    is_array_variable,
-    scalar,
-)
-from synkhronos._host.base.dividing.division import Value, axis_of, ending, rule, vector_length
+from synkhronos._host.base.dividing import chosen_operations
+from synkhronos._host.base.dividing.chosen_operations import all_reduce, is_array_variable, scalar
+from synkhronos._host.base.dividing.division import Value, ending, rule, vector_length
 from synkhronos._host.base.dividing.shapes import lengths_taken
-from synkhronos._host.base.functions import copied, number
+from synkhronos._host.base.functions import axis_of, copied, number
 from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, STREAM
 from synkhronos._host.base.rows import sliced_minibatch
 
@@ -160,7 +156,7 @@ def _sorted_back(node):
     if axis is None or leaves[0].ndim != gradient.ndim:
         return None
     # Compare the nodes with those that the library itself makes for this gradient.
-    expected = gradient_of_sort(first[-1], gradient)
+    expected = chosen_operations.gradient_of_sort(first[-1], gradient)
     if not host.equal_computations(node.outputs, [expected], leaves, leaves):
         return None
     others = [each for each in io_toposort(leaves, node.outputs) if each is not node]

@@ -12,12 +12,7 @@ import numpy as np
 
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import ancestors, tensor
-from synkhronos._host.base.dividing.chosen_operations import (
-    STEPS_REDUCE,
-    loop_of,
-    of_type,
-    scan_like,
-)
+from synkhronos._host.base.dividing import chosen_operations
 from synkhronos._host.base.dividing.division import CannotDivide, Division, RowsOfRank, Value, rule
 from synkhronos._host.base.functions import is_by, nodes_of, number
 from synkhronos._host.base.kinds import LENGTH, PART, ROWS, SAME, SHAPE, STREAM, UNKNOWN
@@ -36,7 +31,7 @@ class _Loop:
     """A scan on the ranks: values of its inputs, and of the variables of its step."""
 
     def __init__(self, division, node):
-        self.outer, self.node, self.op = division, node, loop_of(node.op)
+        self.outer, self.node, self.op = division, node, chosen_operations.loop_of(node.op)
         self.inner_of = self.op.var_mappings["inner_inp_from_outer_inp"]
         self.results_of = self.op.var_mappings["inner_out_from_outer_inp"]
         n_timed = 1 + self.op.n_seqs + self.op.n_outs
@@ -142,13 +137,14 @@ class _Loop:
         if reduces and self.op.as_while:
             what = "sums over all rows in each step, until a condition: give it n_steps"
             self.outer.refuse(self.node, what)
-        if reduces and not STEPS_REDUCE:
+        if reduces and not chosen_operations.STEPS_REDUCE:
             self.outer.refuse(self.node, "sums over all rows in each step")
         inputs, mine = self.inputs, [self.values[i].variable for i in range(len(self.node.inputs))]
         if self.total in used:
             inputs = [*inputs, self.total]
             mine.append(self.outer.length(self.rows).total)
-        new = scan_like(self.node.op, inputs, results, reduces).make_node(*mine).outputs
+        scan = chosen_operations.scan_like(self.node.op, inputs, results, reduces)
+        new = scan.make_node(*mine).outputs
         return [self._output(i, each) for i, each in enumerate(new)]
 
     def _results(self):
@@ -164,7 +160,7 @@ class _Loop:
             is_condition = self.op.as_while and each is self.op.outputs[-1]
             mine = value.variable if is_mine and not is_condition else self.step.same(each)
             if i in types and mine.type != types[i] and hasattr(mine.type, "broadcastable"):
-                mine = of_type(mine, types[i])
+                mine = chosen_operations.of_type(mine, types[i])
             results.append(mine)
         return results
 

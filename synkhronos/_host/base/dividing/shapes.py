@@ -7,32 +7,18 @@ import numpy as np
 
 from synkhronos._host.base import chosen_library as host
 from synkhronos._host.base.chosen_library import Constant, ancestors, indices_of, tensor
-from synkhronos._host.base.dividing.chosen_operations import (
-    FunctionGraph,
-    integer_dtypes,
-    joined,
-    scalar,
-    simplify,
-)
-from synkhronos._host.base.dividing.division import (
-    CannotDivide,
-    Value,
-    axis_of,
-    counts_rows,
-    keeps_sums,
-    of_length,
-    rule,
-    vector_length,
-)
-from synkhronos._host.base.functions import is_by, nodes_of, number
-from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE, UNKNOWN
+from synkhronos._host.base.dividing import chosen_operations
+from synkhronos._host.base.dividing.chosen_operations import integer_dtypes, joined, scalar
+from synkhronos._host.base.dividing.division import Value, keeps_sums, rule, vector_length
+from synkhronos._host.base.functions import axis_of, is_by, nodes_of, number
+from synkhronos._host.base.kinds import LENGTH, PART, POSITIONS, ROWS, SAME, SHAPE
 
 
 @rule(host.Shape)
 def _shape(division, node):
     value = division.of(node.inputs[0])
     if value.kind not in (ROWS, POSITIONS):
-        return division.apply(node, [_any_value(division, node)])
+        return division.apply(node, [division.measured(node.inputs[0])])
     [mine] = division.apply(node, [value.variable])
     length, axis = division.length(value), value.axis
     items = [length.total if i == axis else mine.variable[i] for i in range(node.inputs[0].ndim)]
@@ -43,16 +29,13 @@ def _shape(division, node):
 def _length(division, node):
     value = division.of(node.inputs[0])
     if value.kind not in (ROWS, POSITIONS) or node.op.i != value.axis:
-        return division.apply(node, [_any_value(division, node)])
+        return division.apply(node, [division.measured(node.inputs[0])])
     return [division.length(value)]
 
 
-def _any_value(division, node):
-    """Return a rank's variable for an input, of any kind, of which only the shape is used."""
-    value = division.of(node.inputs[0])
-    if value.kind == UNKNOWN:
-        raise CannotDivide(value.reason)
-    return value.variable
+def counts_rows(dtype):
+    """Return whether a dtype holds any number of rows; smaller integers may wrap around."""
+    return np.dtype(dtype).kind in "iu" and np.dtype(dtype).itemsize >= 4
 
 
 @rule(host.MakeVector)
@@ -61,7 +44,7 @@ def _make_vector(division, node):
     at = [i for i, value in enumerate(values) if value.kind == LENGTH]
     if len(at) != 1 or any(value.kind not in (SAME, LENGTH) for value in values):
         return division.unruled(node)
-    [new] = of_length(division, node, values)
+    [new] = division.of_length(node, values)
     return [new._replace(kind=SHAPE, axis=at[0], exact=values[at[0]].exact)]
 
 
@@ -292,8 +275,10 @@ def _simplified(length):
     inputs = list(dict.fromkeys(each for each in measured if not isinstance(each, Constant)))
     blocked = ancestors([length], blockers=inputs)
     leaves = [each for each in blocked if each.owner is None and not isinstance(each, Constant)]
-    graph = FunctionGraph([*inputs, *(each for each in leaves if each not in inputs)], [length])
-    simplify(graph)
+    graph = chosen_operations.FunctionGraph(
+        [*inputs, *(each for each in leaves if each not in inputs)], [length]
+    )
+    chosen_operations.simplify(graph)
     return graph.outputs[0]
 
 
@@ -366,7 +351,7 @@ def _join_shapes(division, node, values):
             division.refuse(node, "shapes of unknown length")
         before += length
     axis = map(division.of, node.inputs[: -len(arrays)])
-    [new] = of_length(division, node, [*axis, *values])
+    [new] = division.of_length(node, [*axis, *values])
     return new._replace(axis=before + value.axis, exact=value.exact)
 
 
