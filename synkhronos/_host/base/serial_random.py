@@ -224,9 +224,7 @@ def _measured(length):
 
 
 def _without_casts(variable):
-    while (
-        is_by(variable, host.Elemwise, host.ScalarFromTensor, host.TensorFromScalar)
-        and len(variable.owner.inputs) == 1
-    ):
+    casts = host.Elemwise, host.ScalarFromTensor, host.TensorFromScalar
+    while is_by(variable, *casts) and len(variable.owner.inputs) == 1:
         [variable] = variable.owner.inputs
     return variable

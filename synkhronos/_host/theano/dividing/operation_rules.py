@@ -111,18 +111,10 @@ def _of_images(*positions, kind=ROWS):
     return of_images
 
 
-linear(
-    abstract_conv.AbstractConv,
-    abstract_conv.AbstractConv_gradInputs,
-    abstract_conv.AbstractConv_gradWeights,
-    conv.ConvOp,
-)
-linear(
-    nnet.SoftmaxGrad,
-    nnet.CrossentropySoftmax1HotWithBiasDx,
-    nnet.CrossentropyCategorical1HotGrad,
-    place=0,
-)
+linear(abstract_conv.AbstractConv, abstract_conv.AbstractConv_gradInputs)
+linear(abstract_conv.AbstractConv_gradWeights, conv.ConvOp)
+linear(nnet.SoftmaxGrad, nnet.CrossentropySoftmax1HotWithBiasDx, place=0)
+linear(nnet.CrossentropyCategorical1HotGrad, place=0)
 linear(pool.AveragePoolGrad, place=1)
 linear(pool.MaxPoolGrad, place=2)
 
