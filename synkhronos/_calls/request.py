@@ -128,10 +128,7 @@ class Requests:
         return command
 
     def _find_selected(self, batch):
-        """Return a kept command for rows that need no check, and send the rows; else None.
-
-        The caller checks all other rows, and raises.
-        """
+        """Return a kept command for rows that need no check, and send the rows; else None."""
         kept = self._selected
         if batch.__class__ is slice:
             start, stop = batch.start, batch.stop

@@ -181,14 +181,11 @@ def find_headers(library: str, version: int, given: str = "") -> str:
             return str(folder)
         if of_header:
             others[str(folder)] = shown(of_header)
+    problem = f"its header cudnn.h is not in {given or real}"
     if others:
         [(folder, of_header), *_] = others.items()
-        raise UnusableError(
-            f"{library} is cuDNN {shown(version)}, but {folder}/cudnn.h is of {of_header}"
-        )
-    raise UnusableError(
-        f"{library} is cuDNN {shown(version)}, but its header cudnn.h is not in {given or real}"
-    )
+        problem = f"{folder}/cudnn.h is of {of_header}"
+    raise UnusableError(f"{library} is cuDNN {shown(version)}, but {problem}")
 
 
 def header_version(folder: Path):
