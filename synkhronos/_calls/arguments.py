@@ -335,10 +335,7 @@ def selected(inputs, values, batch, axes):
 
 
 def rows_there(axes, values, arrays):
-    """Return the number of rows that ``batch`` selects from: those of the shortest input.
-
-    `axes` is as in `selected`; `arrays` has the array of each value, or a reference to it.
-    """
+    """Return the number of rows that ``batch`` selects from: those of the shortest input."""
     lengths = [(is_minibatch(values[i]), arrays[i].shape[axis]) for i, axis in axes.items()]
     # A minibatch has selected rows already, so it counts only if all inputs are minibatches.
     others = [length for is_batch, length in lengths if not is_batch]

@@ -64,10 +64,7 @@ class RunFunction:
     counts: Optional[Tuple[int, ...]] = None  # rows of each rank, if ranks reduce inside it
 
     def run(self, worker, arrays=None):
-        """Run the function on this rank; return what `Replica.run` returns.
-
-        The master has the arrays that `inputs` refers to; other ranks fetch them.
-        """
+        """Run the function on this rank, as `Replica.run` does."""
         return worker.replicas[self.function].run(worker, self, arrays)
 
 
