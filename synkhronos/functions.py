@@ -89,7 +89,9 @@ class Function:
         self._inputs = make_inputs(inputs, recipe.row_numbers, str(self))
         self._definition = Definition(compiled, self._inputs, outputs, recipe, str(self))
         self._result_dtypes = [
-            reduction.result_dtype(mode, getattr(variable, "dtype", None), _host.float_dtype())
+            reduction.result_dtype(
+                mode, getattr(variable, "dtype", None), _host.library.config.floatX
+            )
             for mode, variable in zip(self._modes, outputs.variables)
         ]
         self._description = Description(
@@ -97,8 +99,7 @@ class Function:
             tuple(recipe.accumulated),
             tuple(recipe.sliceables),
             # Ranks without rows must run, too, if all ranks reduce or advance equal random states.
-            _host.communicates(compiled)
-            or any(map(_host.is_state_equal, _host.shared_variables(compiled))),
+            _host.communicates(compiled) or any(map(_host.is_state_equal, compiled.get_shared())),
             recipe.draws_all,
             any(outputs.on_device),
             self._inputs.axes if any(self._inputs.axes) else (),
@@ -404,7 +405,7 @@ class Function:
 
     def get_shared(self) -> list[SharedVariable]:
         """Return the shared variables that the function uses or updates."""
-        return list(_host.shared_variables(self._compiled))
+        return list(self._compiled.get_shared())
 
     @property
     def value(self) -> Values:
@@ -676,14 +677,14 @@ def make(source):
     _check_states(session, compiled, rewritten.draws_all)
     parameters.refuse_destroyed(compiled, recipe.inputs)
     recipe.sliceables = signature.check_sliceables(
-        rewritten.sliceables, _host.shared_variables(compiled), recipe.updated
+        rewritten.sliceables, compiled.get_shared(), recipe.updated
     )
     return Function(session, compiled, recipe.given, rewritten.outputs, recipe, source)
 
 
 def _check_states(session, compiled, draws_all):
     """Mark random states as equal on all ranks if `draws_all`; refuse those of other functions."""
-    used = [v for v in _host.shared_variables(compiled) if _host.is_random_state(v)]
+    used = [v for v in compiled.get_shared() if _host.is_random_state(v)]
     mixed = [v for v in used if not draws_all and _host.is_state_equal(v)]
     if draws_all:
         known = {v for function in session.registry.functions() for v in function.get_shared()}

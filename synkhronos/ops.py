@@ -110,7 +110,7 @@ def rank_weight() -> Variable:
     2.0
     >>> synk.close()
     """
-    return _host.rank_weight()
+    return _host.RankWeight()()
 
 
 def rows(
@@ -168,7 +168,7 @@ def rows(
     operands = [("index", index), ("size", size)]
     if length is not None:
         operands.append(("length", length))
-    return _host.row_numbers(*[_integer(name, value) for name, value in operands])
+    return _host.Rows()(*[_integer(name, value) for name, value in operands])
 
 
 def _integer(name, value):

@@ -200,7 +200,7 @@ class FirstCall(SerialComparison):
     def leaves_out(self):
         """Return whether nothing can be compared, or running twice may have an effect."""
         session, recipe, inputs = self._session, self._recipe, self._inputs
-        variables = _host.shared_variables(self._compiled)
+        variables = self._compiled.get_shared()
         return bool(
             self._proof is None
             or not self._proof.open

@@ -59,7 +59,7 @@ class Serial:
         self._compiled, self._inputs, outputs, self._recipe, _ = definition
         self.outputs = range(len(outputs.modes)) if subset is None else subset
         self.modes = [outputs.modes[output] for output in self.outputs]
-        self._variables = list(_host.shared_variables(self._compiled))
+        self._variables = list(self._compiled.get_shared())
         self._lent = {}
         self.apart = set(self._recipe.sliceables)  # variables that may differ between ranks
         self.targets = [v for v in self._recipe.updated if _host.is_array_variable(v)]
@@ -319,7 +319,7 @@ class Serial:
             return None
         parts, counts = [outputs[place] for outputs, _ in results[0]], results[1]
         try:
-            dtype = reduction.result_dtype(mode, parts[0].dtype, _host.float_dtype())
+            dtype = reduction.result_dtype(mode, parts[0].dtype, _host.library.config.floatX)
             if mode in OPERATIONS:
                 check_kind("function()", mode, dtype, "output")
             combined = reduction.combine(mode, parts, counts, dtype)

@@ -63,7 +63,6 @@ from synkhronos._host.base.functions import (
     default_updates,
     destroyed_inputs,
     fixed_axes,
-    float_dtype,
     is_computed_from,
     is_mode,
     is_repeatable,
@@ -74,7 +73,6 @@ from synkhronos._host.base.functions import (
     operation_name,
     same_updates,
     shared_in,
-    shared_variables,
     swapped,
     updated_variables,
     updates_by_default,
@@ -82,14 +80,14 @@ from synkhronos._host.base.functions import (
     variables_read,
     without_default_updates,
 )
-from synkhronos._host.base.rank_operations import communicates, rank_weight
+from synkhronos._host.base.rank_operations import RankWeight, communicates
 from synkhronos._host.base.rows import (
+    Rows,
     axes_of_rows,
     compile_number,
     divides,
     input_of_values,
     numbers_of_rows,
-    row_numbers,
     sliced_by_inputs,
     without_row_numbers,
 )

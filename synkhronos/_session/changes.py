@@ -252,7 +252,7 @@ class Changes:
         # Add it first, because a variable that another thread sets meanwhile removes it again.
         self._unconcerned.add(function)
         # Don't warn of variables that the function only replaces: it gives them new values.
-        used = set(_host.shared_variables(compiled))
+        used = set(compiled.get_shared())
         read = set(_host.variables_read(compiled))
         variables = self._session.worker.variables
         chosen = [key for key in list(self.pending) if variables.get(key) in used]

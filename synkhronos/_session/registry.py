@@ -82,7 +82,7 @@ class Registry:
         for key in keys:
             replica = self._session.worker.replicas.get(key)
             compiled = list(replica.variants.values()) if replica else []
-            for variable in itertools.chain(*map(_host.shared_variables, compiled)):
+            for variable in itertools.chain(*(each.get_shared() for each in compiled)):
                 if variable not in self._variable_keys and id(variable) not in counted:
                     counted[id(variable)] = variable  # keep it, so that no other gets its id
                     nbytes += getattr(_host.peek(variable), "nbytes", 0)
@@ -102,7 +102,7 @@ class Registry:
             for variant in list(variants):
                 function = replica.variants[variant]
                 compiled[key, variant] = function, replica.description
-                used += _host.shared_variables(function)
+                used += function.get_shared()
             names[key] = str(replica.variants[variants[0]].name)
         if not names:
             return

@@ -333,7 +333,7 @@ class Replica:
         function = self.variants[PLAIN]
         try:
             arguments = self._arguments(worker, request, range(request.rows), arrays)
-            with _host.on_copies(_host.shared_variables(function)):
+            with _host.on_copies(function.get_shared()):
                 _host.run(function, arguments, request.output_subset)
         except raised_here(Exception) as again:
             return type(again) is type(error)

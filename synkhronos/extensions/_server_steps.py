@@ -142,7 +142,7 @@ class StoredStep:
         self._held = {}  # variable -> its value, one step behind, while the cell has a stand-in
         self._is_on_server = self._end == exchange.take_weights
         self._stand_ins = {variable: _Behind(variable, self) for variable in exchange.deferred}
-        used = [*exchange.deferred, *_host.shared_variables(self._begin)]
+        used = [*exchange.deferred, *self._begin.get_shared()]
         self._used = list(OrderedDict.fromkeys(used))
         for variable in exchange.deferred:
             _host.watch(variable, lambda each=variable: self._note_set(each), self._note_read)

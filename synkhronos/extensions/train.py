@@ -25,7 +25,7 @@ from synkhronos import _host, collectives, functions, ops
 from synkhronos._calls.proof import place_of
 from synkhronos._calls.signature import check_pairs
 from synkhronos._hints import Output, SharedVariable, Variable
-from synkhronos._host import CannotDivide, compiling, float_dtype, library
+from synkhronos._host import CannotDivide, compiling, library
 from synkhronos._host import tensor as T
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._wording import advise, sentence, shown, whole_number
@@ -632,5 +632,5 @@ def warm_up(rate: Scalar, factor: Scalar, steps: int) -> Variable:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Setting default_update", DeprecationWarning)
         step.default_update = step + 1
-    done = T.minimum(T.cast(step, float_dtype()) / steps, 1)
-    return T.cast(rate * (1 + (factor - 1) * done), float_dtype())
+    done = T.minimum(T.cast(step, library.config.floatX) / steps, 1)
+    return T.cast(rate * (1 + (factor - 1) * done), library.config.floatX)

@@ -683,9 +683,7 @@ class _TheanoUpdater(_Stepping):
     def __init__(self, functions, variables):
         super().__init__()
         self._functions, self._variables = functions, variables
-        used = [
-            each for function in functions.values() for each in _host.shared_variables(function)
-        ]
+        used = [each for function in functions.values() for each in function.get_shared()]
         updated = {id(v) for f in functions.values() for v in _host.updated_variables(f)}
         kept = [each for each in dict.fromkeys(used) if id(each) not in updated]
         self._followed = [each for each in kept if is_followed(each)]

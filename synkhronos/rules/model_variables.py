@@ -42,7 +42,7 @@ def _found_in(model):
             variables[id(each)] = each
         elif isinstance(each, _host.CompiledFunction):
             functions.append(each)
-            stack.extend(reversed(_host.shared_variables(each)))
+            stack.extend(reversed(each.get_shared()))
         else:
             stack.extend(reversed(_parts(each)))
     return list(variables.values()), functions

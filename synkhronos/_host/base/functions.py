@@ -31,11 +31,6 @@ class PythonOperation(host.Operation):
         return False
 
 
-def float_dtype() -> str:
-    """Return the library's floatX."""
-    return host.config.floatX
-
-
 def is_mode(name) -> bool:
     """Return whether the library has a mode, or a linker, of this name."""
     try:
@@ -126,11 +121,6 @@ def copied(wanted, replace):
         copy = node.clone_with_new_inputs([new.get(i, i) for i in node.inputs], strict=False)
         new.update(zip(node.outputs, copy.outputs))
     return [new[each] for each in wanted]
-
-
-def shared_variables(function):
-    """Return the shared variables that a compiled function uses or updates."""
-    return function.get_shared()
 
 
 def variables_read(function):

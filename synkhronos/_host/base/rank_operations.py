@@ -124,18 +124,13 @@ class RankNumbers(RankOperation):
 
 
 class RankWeight(RankNumbers):
-    """The weight of this rank in the running call, with a mean of 1 over the ranks."""
+    """The weight of this rank in the running call, with a mean of 1 over the ranks; outside, 1."""
 
     def make_node(self):
         return host.Apply(self, [], [tensor.dscalar()])
 
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = np.asarray(current_weight())
-
-
-def rank_weight():
-    """Return the expression of this rank's weight; outside of a call it is 1."""
-    return RankWeight()()
 
 
 def has_inside(op, *kinds) -> bool:

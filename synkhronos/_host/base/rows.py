@@ -100,11 +100,6 @@ class RowsOfRank(RankNumbers):
             storage[0] = np.asarray(result)
 
 
-def row_numbers(*operands):
-    """Return the expression of a minibatch's row numbers."""
-    return Rows()(*operands)
-
-
 @recurses_deep
 def without_row_numbers(expressions, givens, inputs):
     """Return expressions with inputs in place of row numbers, a RowNumbers for each, and a bool.

@@ -2,8 +2,8 @@
 
 import pytensor as library
 from numpy.random import Generator as RandomState
-from pytensor import config, tensor
 from pytensor import function as compile_serially
+from pytensor import tensor
 from pytensor.compile import Function as CompiledFunction
 from pytensor.compile import SharedVariable
 from pytensor.compile.io import In, Out, SymbolicInput
@@ -18,7 +18,6 @@ from pytensor.graph.op import Op as Operation
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import (
     GraphRewriter,
-    NodeProcessingGraphRewriter,
     SequentialGraphRewriter,
     WalkingGraphRewriter,
     node_rewriter,
@@ -134,7 +133,7 @@ def in_place_rewriter(op, rewrite):
             return False
         return new(*node.inputs, return_list=True)
 
-    warn = NodeProcessingGraphRewriter.warn_inplace
+    warn = WalkingGraphRewriter.warn_inplace
     return WalkingGraphRewriter(in_place, order="in_to_out", failure_callback=warn)
 
 

@@ -6,8 +6,8 @@ import theano as library
 import theano.tensor as tensor
 from numpy.random import RandomState
 from theano import clone as clone_replace
-from theano import config, gof
 from theano import function as compile_serially
+from theano import gof
 from theano.compile.builders import OpFromGraph
 from theano.compile.function_module import Function as CompiledFunction
 from theano.compile.function_module import convert_function_input
