@@ -14,11 +14,15 @@ from synkhronos._host.base.rank_operations import After, AllReduce, has_inside
 IN_STEPS = "synkhronos_in_steps"  # the tag of rewrites for the graph of a scan's step, too
 
 
-class Fuse(host.GraphRewriter):
-    """Makes one node of all AllReduces that do not depend on one another, and puts all in order."""
+class Replacer(host.GraphRewriter):
+    """A rewriter of whole graphs, which replaces variables as far as the graphs stay valid."""
 
     def add_requirements(self, fgraph):
         fgraph.attach_feature(host.ReplaceValidate())
+
+
+class Fuse(Replacer):
+    """Makes one node of all AllReduces that do not depend on one another, and puts all in order."""
 
     def apply(self, fgraph):
         depths, levels, loops = {}, {}, {}

@@ -18,7 +18,7 @@ from theano.tensor import TensorType, blas, constant
 from theano.tensor.type import values_eq_approx_always_true
 
 from synkhronos._host.base.calls import current_call
-from synkhronos._host.base.rewriting import only_reduction
+from synkhronos._host.base.rewriting import Replacer, only_reduction
 from synkhronos._host.theano.graph import TheanoAllReduce
 
 
@@ -49,11 +49,8 @@ class Landing(gof.Op):
         return [(shapes[0][0], shapes[1][1])]
 
 
-class _Lend(gof.Optimizer):
+class _Lend(Replacer):
     """Lends the outputs that may be lent, and lets products land in the same memory."""
-
-    def add_requirements(self, fgraph):
-        fgraph.attach_feature(gof.toolbox.ReplaceValidate())
 
     def apply(self, fgraph):
         node = only_reduction(fgraph)

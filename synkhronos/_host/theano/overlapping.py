@@ -21,7 +21,7 @@ from theano import gof
 from theano.gof.type import generic
 
 from synkhronos._host.base.calls import current_call
-from synkhronos._host.base.rewriting import InOrder, n_needed, only_reduction, owners
+from synkhronos._host.base.rewriting import InOrder, Replacer, n_needed, only_reduction, owners
 from synkhronos._host.theano.graph import TheanoAllReduce
 from synkhronos._host.theano.lending import land, may_be_lent
 from synkhronos._host.theano.library import Elemwise, IfElse, SharedVariable, TensorType, optdb
@@ -69,13 +69,10 @@ class End(TheanoAllReduce):
         self.bucket = bucket
 
 
-class _Overlap(gof.Optimizer):
+class _Overlap(Replacer):
     """Divides the AllReduce of a function, if it is the only one, into buckets, while it is on."""
 
     is_on = False
-
-    def add_requirements(self, fgraph):
-        fgraph.attach_feature(gof.toolbox.ReplaceValidate())
 
     def apply(self, fgraph):
         if not self.is_on:

@@ -16,6 +16,8 @@ from theano import config, gof, scalar, tensor
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.opt import local_pow_specialize
 
+from synkhronos._host.base.rewriting import Replacer
+
 _SLOW = (scalar.Sqrt, scalar.TrueDiv, scalar.Inv)
 
 
@@ -28,11 +30,8 @@ class VectorizedElemwise(Elemwise):
         return [*super().c_compile_args(), *options]
 
 
-class Vectorize(gof.Optimizer):
+class Vectorize(Replacer):
     """Vectorizes the operations that compute updates element by element, if they are slow."""
-
-    def add_requirements(self, fgraph):
-        fgraph.attach_feature(gof.toolbox.ReplaceValidate())
 
     def apply(self, fgraph):
         updates = [fgraph.outputs[position] for position in fgraph.update_mapping or ()]
