@@ -74,7 +74,7 @@ class AllReduce(RankOperation):
         """Return the all-reduced gradients: averaged for an average, summed for a sum."""
         results = []
         for position, (x, g, op) in enumerate(zip(inputs, cotangents, self.ops)):
-            if host.is_disconnected(g):
+            if _is_disconnected(g):
                 result = host.disconnected()
             elif op in ("avg", "sum"):
                 result = self.of(g, op)
@@ -88,7 +88,12 @@ class AllReduce(RankOperation):
         if any(op not in ("avg", "sum") for op in self.ops):
             raise NotImplementedError(f"all_reduce with {self.ops} has no directional derivative.")
         pairs = zip(tangents, self.ops)
-        return [x if host.is_disconnected(x) else self.of(x, op) for x, op in pairs]
+        return [x if _is_disconnected(x) else self.of(x, op) for x, op in pairs]
+
+
+def _is_disconnected(derivative):
+    """Return whether a derivative is 0 because nothing is connected."""
+    return derivative is None or isinstance(derivative.type, host.DisconnectedType)
 
 
 class After(RankOperation):

@@ -68,11 +68,6 @@ DRAWS = (RandomVariable,)
 SIZES = "as in size=x.shape, and no other axis depends on it."
 
 
-def is_disconnected(derivative):
-    """Return whether a derivative is 0 because nothing is connected."""
-    return isinstance(derivative.type, DisconnectedType)
-
-
 def tensor_type(dtype, fixed_axes):
     """Return the type of arrays with a length of 1 along fixed axes, and any along others."""
     return TensorType(dtype, shape=tuple(1 if is_fixed else None for is_fixed in fixed_axes))

@@ -83,11 +83,6 @@ def disconnected():
     return DisconnectedType()()
 
 
-def is_disconnected(derivative):
-    """Return whether a derivative is 0 because nothing is connected."""
-    return derivative is None or isinstance(derivative.type, DisconnectedType)
-
-
 def inner_outputs(op):
     """Return the outputs of the graph inside of a scan or an OpFromGraph; none of any other."""
     inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()

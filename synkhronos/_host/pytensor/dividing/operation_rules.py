@@ -22,20 +22,11 @@ from synkhronos._host.pytensor.library import Dot, RandomVariable, Retype, Varia
 _WHOLE = slice(None)
 
 rule(Nonzero)(indices.nonzero)
+# The graph inside of an operation is put in its place.
+rule(OpFromGraph)(lambda division, node: division.expand(node, inline_ofg_node))
 
 linear(subtensor.AdvancedSubtensor, JoinDims, SplitDims, ExtractDiag, joint=(0,))
 linear(subtensor.AdvancedIncSubtensor, joint=(0, 1))
-
-
-@rule(OpFromGraph)
-def _graph_inside(division, node):
-    """Divide the graph inside of an operation, which is put in its place."""
-    return division.expand(node, inline_ofg_node)
-
-
-@rule(JoinDims, SplitDims)
-def _joined_or_split_axes(division, node):
-    return division.expand(node, _reshaped)
 
 
 def _reshaped(node):
@@ -49,6 +40,9 @@ def _reshaped(node):
         axes = slice(node.op.start_axis, node.op.start_axis + node.op.n_axes)
         lengths[axes] = [functools.reduce(operator.mul, lengths[axes], tensor.constant(1))]
     return [array.reshape(lengths)]
+
+
+rule(JoinDims, SplitDims)(lambda division, node: division.expand(node, _reshaped))
 
 
 @rule(Retype)
