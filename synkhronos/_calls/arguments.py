@@ -67,7 +67,8 @@ class Inputs:
         With `here` the call runs in the master alone, and sets them there alone. With `ahead` a
         call with the same arguments follows: it also uses the values that `set` has stored.
         """
-        bound = self._bind(args, kwargs, here)
+        values = self._values_of(args, kwargs)
+        bound = values if self._is_plain else self._bound(values, here)
         if not ahead:
             self._next.clear()
         return bound
@@ -81,10 +82,7 @@ class Inputs:
             )
         return Inputs.bind(self, args, kwargs, here=True, ahead=True)
 
-    def _bind(self, args, kwargs, here):
-        values = self._values_of(args, kwargs)
-        if self._is_plain:
-            return values
+    def _bound(self, values, here):
         bound, kept = [], []
         for position, (entry, value) in enumerate(zip(self.given, values)):
             if value is _MISSING:

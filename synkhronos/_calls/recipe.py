@@ -54,8 +54,8 @@ class Recipe:
     """The variants of a function, and the expressions that they are compiled from.
 
     The plain variant is the function that ``theano.function`` makes. The sliced variant returns the
-    values of the updates after the outputs, and updates random states only, at every slice. After
-    the user's inputs come `row_numbers`, inputs that the master computes.
+    values of the updates after the outputs, to accumulate them, and updates random states only, at
+    every slice. After the user's inputs come `row_numbers`, inputs that the master computes.
     """
 
     def __init__(self, source, row_numbers):

@@ -69,12 +69,7 @@ class RunFunction:
 
 
 class Replica:
-    """The compiled Theano functions of one synkhronos function, on one rank.
-
-    The variant ``plain`` is the function as ``theano.function`` has compiled it; ``sliced`` returns
-    the values of the updates after the outputs, instead of applying them, so that they can be
-    accumulated.
-    """
+    """The compiled variants of one function, on one rank; `_calls.recipe.Recipe` describes them."""
 
     def __init__(self, key, description):
         self._key = key
