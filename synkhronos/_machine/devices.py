@@ -235,8 +235,7 @@ def resolve(
     if devices is not None:
         names, source = _check_devices(devices), "devices"
     elif text := _of_machine(VARIABLE, ";"):
-        names = _check_names(text.split(","), VARIABLE)
-        source = VARIABLE
+        names, source = _check_names(text.split(","), VARIABLE), VARIABLE
     else:
         return _first_devices(n_parallel, use_gpu)
     if n_parallel not in (None, len(names)):

@@ -1,7 +1,5 @@
 """Files that are complete or not there: they get their name when all is written."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

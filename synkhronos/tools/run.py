@@ -3,8 +3,6 @@
 A script that calls synkhronos.fork() itself gets its own session; with --parallel it must not.
 """
 
-from __future__ import annotations
-
 import argparse
 import builtins
 import contextlib
