@@ -232,13 +232,11 @@ class ParallelFunction:
         self._is_serial, self._count = False, None
         self._n_totals = len(divided.totals)
         counted = divided.totals + divided.remainders
+        downcast = arguments["allow_input_downcast"]
+        options = {"no_default_updates": True, "allow_input_downcast": downcast}
         if counted:
             self._count = _host.compile_function(
-                variables,
-                counted,
-                on_unused_input="ignore",
-                no_default_updates=True,
-                allow_input_downcast=arguments["allow_input_downcast"],
+                variables, counted, on_unused_input="ignore", **options
             )
             self._count.trust_input = False
         self._has_updates = bool(divided.updates)
@@ -249,12 +247,11 @@ class ParallelFunction:
             list(divided.outputs),
             bcast_inputs=[divided.inputs[i] for i in others],
             updates=divided.updates,
-            no_default_updates=True,
             mode=arguments["mode"],
             name=name,
-            allow_input_downcast=arguments["allow_input_downcast"],
             on_unused_input=arguments["on_unused_input"],
             check=0 if divided.draws else check,
+            **options,
         )
         self._on_ranks = functions.make(source._replace(is_proved=True))
 
