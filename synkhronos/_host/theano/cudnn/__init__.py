@@ -136,11 +136,8 @@ def enable(context, wanted: str, warns: bool) -> None:
                 f"cuDNN can't be used, but the flag dnn.enabled is {wanted}: {problem}. "
                 "`synkhronos info` says more."
             ) from problem
-        log.log(
-            logging.WARNING if warns else logging.INFO,
-            "cuDNN can't be used: %s. Convolutions run as matrix products, which are slower.",
-            problem,
-        )
+        text = "cuDNN can't be used: %s. Convolutions run as matrix products, which are slower."
+        log.log(logging.WARNING if warns else logging.INFO, text, problem)
 
 
 def find():
