@@ -21,9 +21,9 @@ import os
 import select
 import selectors
 import signal
-import subprocess
 import sys
 import time
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import Any, Callable, Iterator
 
 from synkhronos._machine.devices import module_command
@@ -171,14 +171,11 @@ class _Hosts:
         interval = str(options.interval or 1.0)
         command = module_command("synkhronos", "top", "--json", "--wait", "--interval", interval)
         for host in self._hosts:
-            child = subprocess.Popen(
-                mpirun.line([host], options, command, {}),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+            line = mpirun.line([host], options, command, {})
+            child = Popen(
+                line, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
                 start_new_session=True,  # a Ctrl-C is for this process
-            )
+            )  # fmt: skip
             stack.callback(_end, child)
             self._begun[host.name], self._said[host.name] = b"", []
             self._selector.register(child.stdout, selectors.EVENT_READ, host)
