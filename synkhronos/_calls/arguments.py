@@ -51,10 +51,7 @@ class Inputs:
         self.axes_of_rows = {i: each.axis for i, each in enumerate(sent) if each.is_scattered}
         self._dtypes = tuple(np.dtype(variable.dtype) for variable in self.variables)
         self._ndims = tuple(variable.ndim for variable in self.variables)
-        self._has_fixed = tuple(
-            any(length is not None for length in _host.lengths(variable))
-            for variable in self.variables
-        )
+        self._has_fixed = tuple(bool({*_host.lengths(v)} - {None}) for v in self.variables)
 
     def join(self, session):
         """Use the shared memory of a session from now on."""

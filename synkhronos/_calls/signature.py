@@ -370,12 +370,9 @@ def swap_variables(source, swap, defaults):
     updates = swapped([*source.updates, *defaults])
     outputs = copy.copy(source.outputs)
     outputs.variables = _host.swapped(outputs.variables, swap)
-    inputs = []
-    for each in source.inputs:
-        update = None if each.update is None else _host.swapped([each.update], swap)[0]
-        inputs.append(each._replace(update=update))
+    of_inputs = swapped([(each, each.update) for each in source.inputs])
     return source._replace(
-        inputs=inputs,
+        inputs=[each._replace(update=update) for each, update in of_inputs],
         outputs=outputs,
         updates=[(swap.get(target, target), value) for target, value in updates],
         update_modes=[*source.update_modes, *("avg" for _ in defaults)],
