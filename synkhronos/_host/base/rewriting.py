@@ -40,9 +40,8 @@ class Fuse(Replacer):
                 serials = tuple(serial for node in nodes for serial in node.op.serials)
                 outputs = [output for node in nodes for output in node.outputs]
                 fused = type(nodes[0].op)(ops, serials)(*[x for each in nodes for x in each.inputs])
-                fgraph.replace_all_validate(
-                    list(zip(outputs, fused)), reason="synkhronos_fuse_all_reduce"
-                )
+                pairs = list(zip(outputs, fused))
+                fgraph.replace_all_validate(pairs, reason="synkhronos_fuse_all_reduce")
                 levels[depth] = [fused[0].owner]
         if loops:
             _put_in_order(fgraph, levels, loops)

@@ -112,9 +112,8 @@ def _buckets(fgraph, node):
     count = n_needed(fgraph.toposort(), owners)
     # Gradients that need fewer operations can be computed first: those of the last layers.
     buckets, room = [], 0
-    for position in sorted(
-        range(len(node.inputs)), key=lambda i: (count.get(node.inputs[i].owner, 0), i)
-    ):
+    needed = [count.get(x.owner, 0) for x in node.inputs]
+    for position in sorted(range(len(needed)), key=needed.__getitem__):
         if room <= 0:
             buckets.append([])
             room = BUCKET_BYTES
