@@ -45,27 +45,18 @@ _FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
+    add = parser.add_argument
     for name, text in _FLAGS.items():
-        parser.add_argument(name, action="store_true", help=text)
-    parser.add_argument(
+        add(name, action="store_true", help=text)
+    add(
         "--report", metavar="FILE",
         help="with --parallel: write this report as JSON, for other programs",
     )  # fmt: skip
-    parser.add_argument(
-        "-n", "--ranks", metavar="N", type=int, help="ranks, on each machine (default: as in fork)"
-    )
-    parser.add_argument(
-        "--devices", metavar="LIST", help="the device of each rank, such as cpu,cpu or cuda0,cuda1"
-    )
-    parser.add_argument(
-        "--threads-per-rank", metavar="N", type=int, help="threads of BLAS and OpenMP in each rank"
-    )
-    parser.add_argument(
-        "script", metavar="SCRIPT", help="a file of Python, or - for standard input"
-    )
-    parser.add_argument(
-        "arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments"
-    )
+    add("-n", "--ranks", metavar="N", type=int, help="ranks, on each machine (default: as in fork)")
+    add("--devices", metavar="LIST", help="the device of each rank, such as cpu,cpu or cuda0,cuda1")
+    add("--threads-per-rank", metavar="N", type=int, help="threads of BLAS and OpenMP in each rank")
+    add("script", metavar="SCRIPT", help="a file of Python, or - for standard input")
+    add("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
 
 
 def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.tell_nobody) -> int:
