@@ -133,9 +133,10 @@ def fork(
         restart = truth("restart", restart)
         session = _Current.session
         if session is not None and not restart and not session.may_be_replaced:
+            again = " In a notebook write fork(restart=True)."
             raise SessionError(
-                "fork() was called while a session is there: only fork once, or close() it before. "
-                "In a notebook write fork(restart=True)."
+                "fork() was called while a session is there: only fork once, or close() it before."
+                + again * ({*session.devices} == {"cpu"})  # a process opens devices once
             )
         of_run = _Current.of_run
         if of_run is not None:

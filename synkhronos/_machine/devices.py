@@ -298,7 +298,8 @@ def has_nvidia_driver() -> bool:
 
 def _count_default_gpus() -> int:
     """Count the CUDA devices for Theano; ask pygpu only if there is a driver."""
-    if not has_nvidia_driver() or importlib.util.find_spec("pygpu") is None:
+    is_for_theano = "pytensor" not in sys.modules and importlib.util.find_spec("pygpu") is not None
+    if not has_nvidia_driver() or not is_for_theano:
         if has_nvidia_driver() and importlib.util.find_spec("jax_plugins"):
             log.info('ranks run on CPU cores; fork(devices=["cuda0"]) takes the GPU, with PyTensor')
         return 0

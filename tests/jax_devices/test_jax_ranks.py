@@ -133,3 +133,20 @@ f = synk.function([], (x.dot(x.T), None), bcast_inputs=[x])
 print(np.abs(f(a) - a.astype("float64") @ a.T.astype("float64")).max() < 1e-4, f(a).dtype)
 """
     says(text, "True float32")
+
+
+def test_a_function_keeps_no_copy_of_values_and_takes_any_random_state():
+    text = """
+synk.fork(devices=devices[:1])
+data = pytensor.shared(np.ones(1000), "data")
+f = synk.function([], data.sum())
+import jax
+f()
+print("copies:", sum(each.shape == (1000,) for each in jax.live_arrays()))
+for kind in (np.random.SFC64, np.random.MT19937):
+    rng = pytensor.shared(np.random.Generator(kind(1)))
+    following, x = pt.random.normal(size=(3,), rng=rng).owner.outputs
+    g = synk.function([], x.sum(), updates=[(rng, following)])
+    print(kind.__name__, g() != g())
+"""
+    says(text, "copies: 1", "SFC64 True", "MT19937 True")

@@ -86,7 +86,9 @@ def take_on_device(value, rows):
 
 def on_no_device(*arguments):
     """Raise NotImplementedError: only devices of Theano have this."""
-    raise NotImplementedError("Devices of JAX can't do this, which those of Theano can.")
+    raise NotImplementedError(
+        "Only devices of Theano can do this, and these ranks compute with JAX."
+    )
 
 
 require_open_device = copy_to_device = empty_on_device = scale_on_device = on_no_device

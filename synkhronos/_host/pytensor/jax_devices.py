@@ -48,8 +48,13 @@ def has_started() -> bool:
 def _failures_of_plugins():
     """Yield a list of what plugins of JAX raise in the block: JAX only writes it to its log."""
     failures: list[str] = []
+
+    def note(record):
+        problem = record.exc_info[1] if record.exc_info else record.getMessage()
+        failures.append((str(problem) or type(problem).__name__).partition("\n")[0])
+
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: failures.append(str((record.exc_info or "?")[1]).splitlines()[0])
+    handler.emit = note
     logger = logging.getLogger("jax._src.xla_bridge")
     logger.addHandler(handler)
     try:

@@ -52,6 +52,7 @@ class JAXLinker(PlainLinker):
             and all(isinstance(node.op, JAXShapeTuple) for node, _ in fgraph.clients[variable])
         )
         kwargs.update(type_conversion_fn=jax_typify, fgraph_name="jax_funcified_fgraph")
+        kwargs["storage_map"] = {}  # else PyTensor keeps a copy of each shared value on the device
         return fgraph_to_python(fgraph, _converted, **kwargs)
 
     def create_thunk_inputs(self, storage_map):
@@ -83,10 +84,13 @@ class JAXLinker(PlainLinker):
                     inputs.append(cell[0])
             with _one_at_a_time:
                 _call[:] = contextvars.copy_context(), []
-                outputs = compiled(rows_of_ranks() if uses_rows else None, *inputs)
-                jax.block_until_ready(outputs)  # then all reductions have been made
-                for error in _call[1]:
-                    raise error
+                try:
+                    outputs = compiled(rows_of_ranks() if uses_rows else None, *inputs)
+                    jax.block_until_ready(outputs)  # then all reductions have been made
+                    for error in _call[1]:
+                        raise error
+                finally:
+                    _call[:] = contextvars.Context(), []  # its errors keep the arrays of frames
             for i, output in updated:
                 outputs[output] = after[i]
             return outputs or None
@@ -143,7 +147,8 @@ def _rows(op, node, **kwargs):
     _, size, *length = node.inputs
     if length or not isinstance(size, Constant):
         raise NotImplementedError("the size must be a constant, without a length")
-    return lambda index, number: index * number + jax.numpy.arange(int(size.data))
+    numbers = jax.numpy.arange(int(size.data))
+    return lambda index, number: jax.numpy.asarray(index, "int64") * number + numbers
 
 
 _OF_ROWS = {  # computed while JAX compiles for a division of the rows

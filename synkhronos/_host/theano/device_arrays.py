@@ -63,8 +63,9 @@ def require_open_device(device: str) -> None:
 
 def import_device_backend(names=()):
     """Import Theano's backend for devices, which needs pygpu; this opens no device."""
-    if any(name.startswith("jax:") for name in names):
-        raise ImportError(f"{names[0]}: ranks compute with JAX only if the host is PyTensor.")
+    of_jax = [name for name in names if name.startswith("jax:")]
+    if of_jax:
+        raise ImportError(f"{of_jax[0]}: ranks compute with JAX only if the host is PyTensor.")
     try:
         import pygpu  # noqa: F401
     except ImportError as error:
