@@ -449,7 +449,7 @@ def _session_of_leaders():
         plan = job.plan(link, wish, names, 0, 1, False, False)
         ones = (1,) * len(plan.counts)
         leaders = replace(plan, counts=ones, devices=("cpu",) * len(ones))
-        begin(leaders, 1, leaders.devices, 1, 0, False)
+        begin(leaders, 1, leaders.devices, 1, 0, False, False, 0, False)
         begun = Current.session
     try:
         yield plan.layout(0)
