@@ -121,14 +121,9 @@ class ArrayRef(NamedTuple):
 
 
 class Map(mmap.mmap):
-    """A map of memory that calls `before_unmapping`, if it is set, before it goes."""
+    """A map of memory with pages of its own."""
 
-    before_unmapping: Optional[Callable[[], None]] = None
     is_shared = True
-
-    def __del__(self):
-        if self.before_unmapping is not None:
-            self.before_unmapping()
 
 
 def private_memory(nbytes: int) -> Map:

@@ -9,8 +9,9 @@ from theano.gof import destroyhandler, opt
 from theano.tensor import inplace
 
 from synkhronos._host.theano.faster import graph_checks
-from synkhronos.extensions import update_rules
-from synkhronos.tools.bench.networks import ResNet
+
+update_rules = pytest.importorskip("synkhronos.extensions.update_rules")
+ResNet = pytest.importorskip("synkhronos.tools.bench.networks").ResNet
 
 
 def original(module):

@@ -224,7 +224,7 @@ def test_two_commands_are_enough():
         ("profile_resnet.py --devices cpu --depth 8 --width 2 --size 8 --classes 4 --batch 8",
          ["optimizer", "thunks", "first step", "a step"]),
         ("inputs.py --device cpu --networks mlp --batch 8 --seconds 0.02",
-         ["1 rank, nothing locked", "mlp  losses"]),
+         ["1 rank, locked", "mlp  losses"]),
     ],
     ids=["resnet", "inputs"],
 )  # fmt: skip

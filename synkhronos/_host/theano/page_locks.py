@@ -14,6 +14,7 @@ import ctypes
 import functools
 import os
 import sys
+import weakref
 
 import numpy as np
 
@@ -98,7 +99,8 @@ class PageLocks:
         key = id(block)
         if key not in self.places:
             self.places[key] = None
-            block.before_unmapping = functools.partial(self._forget, key)
+            # Finalizers run in turn, the last first: this one before that of shared memory.
+            weakref.finalize(block, self._forget, key).atexit = False
         elif self.places[key] is None:
             self.places[key] = self._register(block)
         return bool(self.places[key])
