@@ -14,7 +14,6 @@ import ctypes
 import functools
 import os
 import sys
-import weakref
 
 import numpy as np
 
@@ -23,6 +22,16 @@ from synkhronos._machine.shared_memory import Map
 
 VARIABLE = "SYNKHRONOS_LOCKED_GIB"
 SMALLEST = 1 << 16  # bytes; the driver takes less along with the command to copy
+
+
+class _LockedMap(Map):
+    """A map that calls `before_unmapping` before it goes: finalizers run after that.
+
+    Other maps have no method of Python's there, in which the exception of a signal would be lost.
+    """
+
+    def __del__(self):
+        self.before_unmapping()
 
 
 def limit() -> int:
@@ -99,8 +108,8 @@ class PageLocks:
         key = id(block)
         if key not in self.places:
             self.places[key] = None
-            # Finalizers run in turn, the last first: this one before that of shared memory.
-            weakref.finalize(block, self._forget, key).atexit = False
+            block.__class__ = _LockedMap
+            block.before_unmapping = functools.partial(self._forget, key)
         elif self.places[key] is None:
             self.places[key] = self._register(block)
         return bool(self.places[key])
