@@ -13,7 +13,6 @@ import contextlib
 import functools
 import importlib.util
 import os
-import re
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ import pytensor
 
 from synkhronos._host.pytensor import jax_devices
 from synkhronos._machine.devices import (
+    DEVICE_NAME,
     VARIABLE,
     has_nvidia_driver,
     limit_threads,
@@ -73,7 +73,6 @@ _CALL = 4e-6  # seconds from PyTensor's code into an evaluator, and back
 _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as times vary
 _SLOW = 2.0  # seconds until the log says what takes so long
 _FURTHER = 10  # times the tolerance of parts: devices round otherwise
-_DEVICE = re.compile(r"cpu|cuda\d*|jax:[a-z]+\d*")
 _told: list[bool] = []  # whether the log has said that there are GPUs
 
 
@@ -362,7 +361,7 @@ def _ranks_and_devices(ranks, devices):
     if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
         raise TypeError(f"devices must be a list, such as ['cuda0'], got {devices!r}.")
     are_cores = {each == "cpu" for each in devices}
-    if len(are_cores) != 1 or not all(map(_DEVICE.fullmatch, map(str, devices))):
+    if len(are_cores) != 1 or not all(map(_is_known, devices)):
         raise ValueError(
             f"{name} must be a list with a name for each rank: all 'cpu', or all of GPUs and other "
             f"devices of JAX, such as 'cuda0' or 'jax:cpu'; got {devices!r}."
@@ -381,6 +380,10 @@ def _ranks_and_devices(ranks, devices):
         )
     jax_devices.require_package()
     return n_ranks, tuple(devices)
+
+
+def _is_known(device):
+    return DEVICE_NAME.fullmatch(str(device)) and not str(device).startswith("opencl")
 
 
 def _devices_of_run():

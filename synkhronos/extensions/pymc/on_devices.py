@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import threading
 from dataclasses import dataclass
-from typing import Sequence
+from typing import ClassVar, Sequence
 
 import numpy as np
 import pymc as pm
@@ -47,8 +47,6 @@ from synkhronos.extensions.pymc.parts import Parts
 from synkhronos.extensions.pymc.runs import Evaluation, along, along_direction, compiled
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line
 
-_sessions: dict[tuple[str, ...], Session] = {}  # by the devices of the workers
-_opening = threading.Lock()
 _rows: dict[int, DeviceRows] = {}  # of this worker, by the number of the evaluator
 _FULL = "RESOURCE_EXHAUSTED"  # in the messages of JAX
 
@@ -125,6 +123,13 @@ class DropRows:
     def run(self, worker):
         """Free this worker's."""
         _rows.pop(self.number, None)
+
+
+class _Open:
+    """The open sessions, by the devices of their workers, and the lock of who opens or ends one."""
+
+    sessions: ClassVar[dict[tuple[str, ...], Session]] = {}
+    lock = threading.Lock()
 
 
 class _Own:
@@ -324,12 +329,12 @@ class _DeviceEvaluation(Evaluation):
 
 def _session_of(devices):
     """Return the open session whose workers have these devices; open it if there is none."""
-    with _opening:
-        session = _sessions.get(devices)
+    with _Open.lock:
+        session = _Open.sessions.get(devices)
         if session is not None:
             if session.state is SessionState.OPEN:
                 return session
-            del _sessions[devices]
+            del _Open.sessions[devices]
             released(session)
         if Current.session is not None and {*Current.session.devices} != {"cpu"}:
             raise SessionError(
@@ -347,13 +352,13 @@ def _session_of(devices):
         check_sharing()
         with interrupts_held():
             # Messages name the ranks of the devices, from 0 on: this process has none.
-            _sessions[devices] = session = forked(1 + len(devices), first_rank=-1)
+            _Open.sessions[devices] = session = forked(1 + len(devices), first_rank=-1)
             name_rank(None)
         try:
             session.begin()
             session.run(OpenDevices(devices))
         except BaseException as error:
-            del _sessions[devices]
+            del _Open.sessions[devices]
             released(session)
             own = raised_by_rank(error) if isinstance(error, WorkerError) else None
             if own is None:
@@ -365,25 +370,24 @@ def _session_of(devices):
 def _release_unused():
     """End the workers that no evaluator uses, if others can be forked in place of them."""
     used = {evaluator._session for evaluator in all_evaluators()}
-    with _opening:
-        for devices, session in list(_sessions.items()):
+    with _Open.lock:
+        for devices, session in list(_Open.sessions.items()):
             if session not in used and not jax_devices.has_started():
-                del _sessions[devices]
+                del _Open.sessions[devices]
                 released(session)
 
 
 def _close_all():
-    for session in list(_sessions.values()):
+    for session in list(_Open.sessions.values()):
         released(session)
-    _sessions.clear()
+    _Open.sessions.clear()
 
 
 def _leave_in_child():
-    global _opening
-    _opening = threading.Lock()
-    for session in _sessions.values():
+    _Open.lock = threading.Lock()
+    for session in _Open.sessions.values():
         session.leave_in_child(os.getppid())
-    _sessions.clear()
+    _Open.sessions.clear()
 
 
 os.register_at_fork(after_in_child=_leave_in_child)
