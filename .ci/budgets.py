@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # A file counts in the room with the longest name that it is in.
 CORE = {
-    "synkhronos": 4_300,  # modules at the top
+    "synkhronos": 4_310,  # modules at the top
     "synkhronos/_arithmetic": 890,
     "synkhronos/_calls": 2_820,
     "synkhronos/_host": 10_320,
@@ -24,7 +24,7 @@ WHOLE_CORE = 36_770
 OTHERS = {
     "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,
-    "synkhronos/extensions/pymc": 4_370,
+    "synkhronos/extensions/pymc": 4_380,
     "synkhronos/parameter_server": 9_100,
     "synkhronos/rules": 12_100,
     "synkhronos/tools/bench": 3_000,

@@ -181,7 +181,10 @@ def fork(
             if set(names) != {"cpu"}:
                 _host.import_device_backend(names)
         _host.overlap_reductions(overlap and plan is not None and set(names) == {"cpu"})
-        begin(plan, n_here, names, threads, master, profile_workers, follow, check, restart)
+        begin(
+            plan, n_here, names, threads=threads, master_rank=master, follow=follow, check=check,
+            profile_workers=profile_workers, adopts=restart,
+        )  # fmt: skip
         if profile_file is not None:
             try:
                 profiling.record_until_close(current("a profile"), profile_file)
@@ -201,7 +204,7 @@ def _runs_script_again():
     return False
 
 
-def begin(plan, n_here, *options):
+def begin(plan, n_here, devices, **options):
     """Begin the current session, with `n_here` ranks here, on the machines of the plan if any."""
     try:
         # Nothing is raised between a worker's start and the assignment, so close() finds it.
@@ -212,7 +215,7 @@ def begin(plan, n_here, *options):
             if plan is not None:
                 _Current.link.tell(None, ("plan", plan))
                 gate = make_gate_of_machines(plan, _Current.link)
-            _Current.session = Session(*options, gate=gate)  # type: ignore[misc]
+            _Current.session = Session(devices, gate=gate, **options)
         _Current.session.on_loss = _Current.on_loss
         _Current.session.begin()
     except BaseException as error:

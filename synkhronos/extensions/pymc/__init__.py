@@ -452,7 +452,10 @@ def _session_of_leaders():
         plan = job.plan(link, wish, names, 0, 1, False, False)
         ones = (1,) * len(plan.counts)
         leaders = replace(plan, counts=ones, devices=("cpu",) * len(ones))
-        begin(leaders, 1, leaders.devices, 1, 0, False, False, 0, False)
+        begin(
+            leaders, 1, leaders.devices, threads=1, master_rank=0, profile_workers=False,
+            follow=False, check=0, adopts=False,
+        )  # fmt: skip
         begun = Current.session
     try:
         yield plan.layout(0)
