@@ -1,10 +1,11 @@
-"""Which memory is locked for a CUDA device, and when, with a library in place of the driver."""
+"""Which memory is locked for a CUDA device, and which threads use it, with a stand-in driver."""
 
 import ctypes
 import gc
 import os
 import shutil
 import subprocess
+import threading
 import types
 
 import numpy as np
@@ -15,7 +16,8 @@ from support.helpers import on_ranks
 from support.layouts import Layout, forked
 
 import synkhronos as synk
-from synkhronos._host.theano import page_locks
+from synkhronos._host.theano import compiling, cuda_context, page_locks
+from synkhronos._host.theano.cuda_context import CudaContext
 from synkhronos._machine.shared_memory import Map, Segments, private_memory
 
 ROWS = page_locks.SMALLEST // 8  # of one float
@@ -24,6 +26,7 @@ LIBRARY = r"""
 #include <cstdint>
 #include <cstring>
 #include <sys/mman.h>
+static thread_local void *current;
 static char calls[1 << 16];
 static int entered = 0;
 static bool mapped(void *p) {
@@ -41,6 +44,8 @@ const char *take_calls() { static char all[1 << 16]; strcpy(all, calls); *calls 
 void *gpuarray_get_extension(const char *name) {
     return strcmp(name, "cuda_enter") ? (void *)leave : (void *)enter;
 }
+int cuCtxSetCurrent(void *handle) { current = handle; note("set "); return 0; }
+int is_current() { return current == (void *)5; }
 int cuCtxGetCurrent(void **handle) { *handle = entered ? (void *)5 : nullptr; return 0; }
 int cuCtxPushCurrent_v2(void *handle) { entered += handle == (void *)5; return 0; }
 int cuCtxPopCurrent_v2(void **handle) { *handle = (void *)5; entered--; return 0; }
@@ -74,19 +79,20 @@ def library(tmp_path_factory):
 def driver(library, monkeypatch):
     """Lock pages by this library; return what takes the names of its calls since the last time."""
     library.take_calls.restype = ctypes.c_char_p
-    monkeypatch.setattr(page_locks, "ctypes", types.SimpleNamespace(**vars(ctypes)))
-    monkeypatch.setattr(page_locks.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(cuda_context, "ctypes", types.SimpleNamespace(**vars(ctypes)))
+    monkeypatch.setattr(cuda_context.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(page_locks.PageLocks, "current", None)
+    monkeypatch.setattr(CudaContext, "current", None)
     monkeypatch.setenv(page_locks.VARIABLE, "4")
     library.take_calls(), page_locks._tell.cache_clear()
-    yield lambda: library.take_calls().decode().split()
+    yield lambda: [call for call in library.take_calls().decode().split() if call != "set"]
     ctypes.c_int.in_dll(library, "refuses").value = 0
     gc.collect()
     library.take_calls()
 
 
 def install():
-    page_locks.install(types.SimpleNamespace(ptr=77))
+    page_locks.install(CudaContext(types.SimpleNamespace(ptr=77)))
     return page_locks.PageLocks.current
 
 
@@ -124,7 +130,7 @@ def test_a_worker_unlocks_the_memory_of_the_master_before_it_is_freed(driver):
     def numbers():
         """Return the calls since the last time as the digits of a number."""
         names = ["lock:262144", "wait", "unlock"]
-        calls = page_locks.PageLocks.current._driver.take_calls().decode().split()
+        calls = cuda_context.ctypes.CDLL("").take_calls().decode().split()
         return sum((names.index(call) + 1) * 10**i for i, call in enumerate(calls))
 
     with forked(Layout(2)):
@@ -243,16 +249,24 @@ def test_only_kernels_that_keep_locked_pages_at_a_fork(driver, monkeypatch, rele
     assert (install() is not None) == is_new
 
 
-def test_without_a_driver_nothing_changes(monkeypatch, caplog):
-    monkeypatch.setattr(page_locks.PageLocks, "current", None)
-    monkeypatch.setenv(page_locks.VARIABLE, "4")
+def test_each_thread_that_compiles_or_runs_has_the_context(driver, library):
+    def entered():
+        return library.take_calls().decode().split(), library.is_current()
 
-    def absent(name):
-        raise OSError(f"{name}: cannot open shared object file")
+    def in_a_thread(do):
+        found = []
+        thread = threading.Thread(target=lambda: found.append((do(), entered())))
+        thread.start(), thread.join()
+        return found[0]
 
-    monkeypatch.setattr(page_locks, "ctypes", types.SimpleNamespace(CDLL=absent, c_void_p=None))
-    with caplog.at_level("DEBUG", "synkhronos"):
-        assert install() is None
-    assert "libcuda.so: cannot open" in caplog.text
-    x = T.dvector("x")
-    assert theano.function([x], x.sum())(np.ones(3)) == 3
+    x = y = T.dscalar("x")
+    for _ in range(700):
+        y = y + 1
+    CudaContext.install(types.SimpleNamespace(ptr=77))
+    assert entered() == (["set"], 1)
+    function = compiling.compile_function([x], [y], mode=theano.Mode("py", None))
+    assert entered() == (["set"], 1)  # in the thread with a large stack
+    one = [np.array(1.0)]
+    assert compiling.run(function, one) == [701] and entered() == ([], 1)
+    assert in_a_thread(lambda: compiling.run(function, one)) == ([701], (["set"], 1))
+    assert in_a_thread(lambda: 3) == (3, ([], 0))

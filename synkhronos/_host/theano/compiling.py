@@ -11,6 +11,7 @@ from theano.printing import Print
 from synkhronos._host.base import functions
 from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.theano import device_arrays, lending, overlapping, portable  # noqa: F401
+from synkhronos._host.theano.cuda_context import CudaContext
 from synkhronos._host.theano.faster import switch
 from synkhronos._host.theano.page_locks import PageLocks
 from synkhronos._machine.deep_recursion import recurses_deep
@@ -35,9 +36,14 @@ def compile_function(inputs, outputs, **kwargs):
     """Return a compiled Theano function that takes checked arrays and returns a list."""
     computed = functions.computed_by(outputs, **kwargs)
     kwargs["mode"] = mode_for(computed, kwargs.get("mode"))
-    function = functions.compiling_deep(theano.function, computed)(inputs, outputs, **kwargs)
+    function = functions.compiling_deep(_compile, computed)(inputs, outputs, **kwargs)
     function.trust_input = function.maker.is_of_synkhronos = True
     return function
+
+
+def _compile(*args, **kwargs):
+    CudaContext.enter_thread()
+    return theano.function(*args, **kwargs)
 
 
 def mode_for(outputs, mode):
@@ -60,6 +66,7 @@ def expression_of(function, inputs, outputs, updates, kwargs):
 
 def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
+    CudaContext.enter_thread()
     locks = PageLocks.current
     is_locked = locks is not None and locks.lock(arguments)
     try:

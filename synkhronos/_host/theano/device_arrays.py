@@ -14,6 +14,7 @@ import sys
 import numpy as np
 
 from synkhronos._host.theano import cudnn, page_locks
+from synkhronos._host.theano.cuda_context import CudaContext
 from synkhronos.errors import SessionError
 
 # Optimizations that move operations to the device for which OpenCL has no working kernel.
@@ -101,7 +102,7 @@ def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> 
     else:
         _let_reductions_be_cached()
         cudnn.enable(device_context(), wanted, is_first)
-        if page_locks.install(device_context()):
+        if page_locks.install(CudaContext.install(device_context())):
             page_locks.wait_after_setting(backend.type.GpuArraySharedVariable)
     for function in when_open:
         function()

@@ -7,7 +7,8 @@
 
 A block is a `Map`: it shares no page with other memory, and outlives the call.
 
-**Not run on a GPU yet**, so nothing is locked by default: ``tests/gpu/all.sh phases`` measures it.
+On an H200 copies from locked pages are 2 to 8 times as fast, but the steps of bench training are as
+fast as before, so nothing is locked by default: ``tests/gpu/all.sh phases`` measures both.
 """
 
 import ctypes
@@ -47,12 +48,12 @@ def limit() -> int:
 
 
 def install(context) -> bool:
-    """Lock pages from now on for the CUDA device of a context; return whether that works."""
+    """Lock pages from now on for a `CudaContext`; return whether that works."""
     try:
         # Before Linux 5.9 pages of a process that forks may become others than the locked ones.
         if limit() and [*map(int, os.uname().release.split(".")[:2])] >= [5, 9]:
             PageLocks.current = PageLocks(context, limit())
-    except (OSError, AttributeError, ValueError) as problem:
+    except ValueError as problem:
         _tell(problem)
     return PageLocks.current is not None
 
@@ -82,16 +83,7 @@ class PageLocks:
     current = None  # those of this process, once it has opened a CUDA device
 
     def __init__(self, context, most):
-        pointer, self._driver = ctypes.c_void_p, ctypes.CDLL("libcuda.so")
-        find = ctypes.CDLL("libgpuarray.so.3").gpuarray_get_extension
-        find.restype, find.argtypes = pointer, [ctypes.c_char_p]
-        names = b"cuda_enter", b"cuda_exit"
-        enter, leave = [ctypes.CFUNCTYPE(None, pointer)(find(name)) for name in names]
-        self._context, self._handle = context, pointer()  # the context must live
-        enter(context.ptr)
-        self._driver.cuCtxGetCurrent(ctypes.byref(self._handle))
-        leave(context.ptr)
-        self._left, self._pid = most, os.getpid()
+        self._call, self._left, self._pid = context.call, most, os.getpid()
         # id of a block -> its address and bytes, () if it can't be locked, None at its first run
         self.places = {}
 
@@ -132,14 +124,6 @@ class PageLocks:
         if place and os.getpid() == self._pid and not sys.is_finalizing():
             self._left += place[1].value
             self._call("cuMemHostUnregister", place[0])
-
-    def _call(self, name, *arguments):
-        """Call a function of the driver in the context, from any thread; return its status."""
-        self._driver.cuCtxPushCurrent_v2(self._handle)
-        try:
-            return getattr(self._driver, name)(*arguments)
-        finally:
-            self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 @functools.lru_cache(maxsize=None)  # once for each problem
