@@ -42,7 +42,8 @@ def compile_function(inputs, outputs, **kwargs):
 
 
 def _compile(*args, **kwargs):
-    CudaContext.enter_thread()
+    if CudaContext.current is not None:
+        CudaContext.current.enter_thread()
     return theano.function(*args, **kwargs)
 
 
@@ -66,7 +67,8 @@ def expression_of(function, inputs, outputs, updates, kwargs):
 
 def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
-    CudaContext.enter_thread()
+    if CudaContext.current is not None:
+        CudaContext.current.enter_thread()
     locks = PageLocks.current
     is_locked = locks is not None and locks.lock(arguments)
     try:

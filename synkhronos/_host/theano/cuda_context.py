@@ -32,14 +32,12 @@ class CudaContext:
     def install(cls, context) -> "CudaContext":
         """Use the context of pygpu in all threads from now on."""
         cls.current = cls(context)
-        cls.enter_thread()
+        cls.current.enter_thread()
         return cls.current
 
-    @classmethod
-    def enter_thread(cls) -> None:
-        """Make the context of this process, if it has one, current in the calling thread."""
-        self = cls.current
-        if self is not None and not hasattr(self._here, "is_entered"):
+    def enter_thread(self) -> None:
+        """Make the context current in the calling thread."""
+        if not hasattr(self._here, "is_entered"):
             self.driver.cuCtxSetCurrent(self.handle)
             self._here.is_entered = True
 
