@@ -61,6 +61,11 @@ class Heartbeats:
         """Send a machine no more heartbeats, and expect none of it."""
         self._heard.pop(machine, None)
 
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the next heartbeat."""
+        return max(self._last_beat + BEAT_SECONDS - time.monotonic(), 0.0)
+
     def beat(self) -> bool:
         """Send heartbeats if the last are a second old; return whether they were."""
         now = time.monotonic()

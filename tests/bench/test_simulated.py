@@ -28,8 +28,8 @@ def test_messages_and_bytes_are_those_of_formulas():
         return sum(messages), max(messages), max(found)
 
     with Cluster(n, most=nbytes, whole=False) as cluster:
-        # Names from each to each, then a wish, an offer and a plan.
-        assert sent(cluster.start)[:2] == ((n + 3) * (n - 1), 3 * (n - 1))
+        # A wish, an offer and a plan.
+        assert sent(cluster.start)[:2] == (3 * (n - 1), 2 * (n - 1))
         call = sent(cluster.do("call"))
         assert call[:2] == (2 * (n - 1), n - 1)
         # Through a tree: the value's place, a wish, an answer, the array.

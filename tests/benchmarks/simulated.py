@@ -32,19 +32,17 @@ from synkhronos.comm.mpi import (
     all_reduce,
     base_carrier,
     carrier,
-    sealed,
+    mesh,
+    secret,
     variable_collectives,
-    waiting,
 )
 from synkhronos.comm.mpi.job import SessionPlan, Wish
 from synkhronos.tools.bench import frame
 
-_LEADER, _LISTENER, _MPI, _SENT = 10, 11, 12, 13  # descriptors, and the end of a message's sending
-_LOOK = 0.5e-6  # seconds of a carrier: of a look for messages
+# Descriptors: those of messages of other machines, and of the end of a message's sending, are two.
+_LEADER, _LISTENER, _OTHERS, _SENT = 10, 11, 12, 13
 _LEADER_SECONDS, _SOCKET_SECONDS = 1e-4, 3e-5  # of a leader's answer, of a way to or from it
-_SPIN_SECONDS = 0.001
 _LAST = 1e4  # virtual seconds after which something hangs
-_SECRET = "0" * 64
 
 
 class Costs(NamedTuple):
@@ -89,19 +87,19 @@ class _Message(NamedTuple):
     target: Machine
     tag: int
     nbytes: int
-    content: np.ndarray  # its last bytes, if it stands for a longer one
+    content: np.ndarray  # or None, if only the length is carried
 
 
 class Network:
     """The events of a simulation, and its machines."""
 
-    def __init__(self, n_machines: int, costs: Costs):
-        self.costs, self.now, self.is_over, self.problem = costs, 0.0, False, None
+    def __init__(self, n_machines: int, costs: Costs, whole: bool):
+        self.whole, self.costs, self.now = whole, costs, 0.0
+        self.is_over, self.problem = False, None
         self.running: Machine = None
         self.baton = _locked()
         self._events, self._count = [], itertools.count()
         self.machines = [Machine(self, number) for number in range(n_machines)]
-        self._gathered = {}
 
     def at(self, when, do, *arguments):
         """Do something at a time."""
@@ -134,15 +132,6 @@ class Network:
         target.down = max(self.now + self.costs.latency, target.down + seconds)
         self.at(target.down, target.take, message)
 
-    def allgather(self, own):
-        """Return the rows of all machines: MPI's own, in log2(M) turns."""
-        self._gathered[self.running.rank] = own
-        me, n = self.running, len(self.machines)
-        while len(self._gathered) < n:
-            me.sleep(self.costs.latency)
-        me.sleep((n - 1).bit_length() * (self.costs.latency + 2 * self.costs.message))
-        return [self._gathered[rank] for rank in range(n)]
-
     def end(self):
         """End all threads."""
         self.is_over = True
@@ -152,7 +141,7 @@ class Network:
 
 
 class Machine(threading.Thread):
-    """A machine with its carrier. Its communicator has MPI's methods that `Sealed` uses."""
+    """A machine with its carrier."""
 
     def __init__(self, network, number):
         super().__init__(daemon=True)
@@ -160,16 +149,17 @@ class Machine(threading.Thread):
         self.now = self.up = self.down = 0.0  # its clock; when its link is free, in each direction
         self.is_dead, self.go = False, _locked()
         self.leader = Leader(self)
-        self._messages = self._bytes = 0
+        self.traffic = Traffic(0, 0)  # all that it has sent until now
         self._wakes, self._nap = (), 0
-        self._inbox, self._mail = {}, collections.deque()  # messages of each source; notices
+        self.inbox, self._mail = collections.deque(), collections.deque()  # messages; notices
 
     def run(self):
         """Be the carrier, from its start to the end of the simulation."""
         self.go.acquire()
         try:
             if not self.network.is_over:
-                self.carrier = carrier.Carrier(self.leader, _Socket(_LISTENER), _SECRET)
+                self.exchange = _Exchange(self)
+                self.carrier = carrier.Carrier(self.leader, _Socket(_LISTENER))
                 self.carrier.run()
         except _Over:
             pass
@@ -180,11 +170,6 @@ class Machine(threading.Thread):
                 os.close(self.carrier._spare)
         if not self.network.is_over:
             self.network.baton.release()
-
-    @property
-    def traffic(self) -> Traffic:
-        """All that this machine has sent until now."""
-        return Traffic(self._messages, self._bytes)
 
     # The virtual time of its thread.
 
@@ -222,7 +207,7 @@ class Machine(threading.Thread):
 
     def readable(self, wakes):
         """Return those of some descriptors that can be read."""
-        found = {_LEADER: self._mail, _MPI: self._inbox}
+        found = {_LEADER: self._mail, _OTHERS: self.inbox}
         return [each for each in wakes if found.get(each)]
 
     # What comes, in the main thread.
@@ -230,73 +215,47 @@ class Machine(threading.Thread):
     def take(self, message):
         """Take a message of another machine."""
         if not self.is_dead:
-            self._inbox.setdefault(message.source.rank, collections.deque()).append(message)
-            self.wake(_MPI)
+            self.inbox.append(message)
+            self.wake(_OTHERS)
 
     def notify(self, *notice):
         """Take a notice of the leader."""
         self._mail.append(notice)
         self.wake(_LEADER)
 
-    # The communicator, for `Sealed`.
 
-    def Set_errhandler(self, handler):
-        """Do nothing."""
+class _Exchange(mesh.Exchange):
+    """The connections of a machine's carrier; arrays cross them whole, or as their lengths."""
 
-    def Allgather(self, own, everyone):
-        """Give all machines the rows of all."""
-        everyone[...] = self.network.allgather(own)
+    descriptors, unsent = (_OTHERS, _SENT), ()
 
-    def Isend(self, buffer, dest, tag):
+    def __init__(self, machine):
+        super().__init__(machine.rank, machine.size)
+        self._machine, self._network, self.ended = machine, machine.network, {}
+        self.hosts = [f"node{number:04}" for number in range(machine.size)]
+
+    def send(self, machine, buffer, tag):
         """Send a message; return a request."""
-        content, _ = buffer
-        nbytes, costs = len(content), self.network.costs
-        self._messages += 1
-        self._bytes += nbytes - sealed.TRAILER
-        self.spend(costs.message + nbytes * costs.seal)
-        content = content.tail if isinstance(content, _Length) else content
-        left = self.network.send(self, dest, tag, nbytes, content)
-        return SimpleNamespace(Test=lambda: self._look() and self.now >= left)
+        me, payload = self._machine, base_carrier.bytes_of(buffer)
+        me.traffic = Traffic(me.traffic.messages + 1, me.traffic.nbytes + len(payload))
+        self._spend(len(payload))
+        is_whole = self._network.whole or tag == base_carrier._MESSAGE
+        content = payload.copy() if is_whole else None
+        left = self._network.send(me, machine, tag, len(payload), content)
+        return SimpleNamespace(Test=lambda: me.now >= left)
 
-    def Iprobe(self, source, tag, status):
-        """Return whether a message is there."""
-        self._look()
-        if source == _ANY:
-            source = next(iter(self._inbox), None)
-        queue = self._inbox.get(source)
-        if queue:
-            status.source, status.tag, status.nbytes = source, queue[0].tag, queue[0].nbytes
-        return bool(queue)
+    def read(self, descriptor):
+        """Take the messages that have come."""
+        inbox = self._machine.inbox
+        while inbox:
+            message = inbox.popleft()
+            self._spend(message.nbytes)
+            key, content = (message.source.rank, message.tag), message.content
+            self.deliver(*key, self.memory_for(*key, message.nbytes) if content is None else content)
 
-    def Irecv(self, buffer, source, tag):
-        """Receive a message that is there; return a request."""
-        costs, message = self.network.costs, self._inbox[source].popleft()
-        if not self._inbox[source]:
-            del self._inbox[source]
-        self.spend(costs.message + message.nbytes * costs.seal)
-        buffer[0][-len(message.content) :] = message.content
-        return _DONE
-
-    def _look(self):
-        self.spend(_LOOK)
-        return True
-
-
-_ANY = -1
-_DONE = SimpleNamespace(Test=lambda: True)
-
-
-class _Status:
-    """The status of a message."""
-
-    def Get_source(self):
-        return self.source
-
-    def Get_count(self, kind):
-        return self.nbytes
-
-    def Set_elements(self, kind, number):
-        self.nbytes = number
+    def _spend(self, nbytes):
+        costs = self._network.costs
+        self._machine.spend(costs.message + nbytes * costs.seal)
 
 
 class _Socket(NamedTuple):
@@ -333,34 +292,6 @@ class _Mail:
 
     def flush(self):
         """Do nothing: sockets have room."""
-
-
-class _Length(NamedTuple):
-    """Stands for a long message, of which only its end is carried."""
-
-    nbytes: int
-    tail: np.ndarray
-
-    def __len__(self):
-        return self.nbytes
-
-
-class _Lengths(sealed.Seal):
-    """A seal that covers the lengths of arrays, and not their bytes."""
-
-    def close(self, to, tag, payload):
-        if not _is_bulk(tag):
-            return super().close(to, tag, payload)
-        nbytes = len(sealed.bytes_of(payload)) + sealed.TRAILER
-        return _Length(nbytes, super().close(to, tag, b""))
-
-    def _mac(self, frame):
-        tag = sealed._HEADER.unpack_from(frame, len(frame) - sealed.TRAILER)[2]
-        return super()._mac(frame[-sealed.TRAILER :] if _is_bulk(tag) else frame)
-
-
-def _is_bulk(tag):
-    return base_carrier._MESSAGE < tag < sealed._COLLECTIVE
 
 
 class Leader:
@@ -478,7 +409,7 @@ class Cluster:
     """
 
     def __init__(self, n_machines, costs=None, most=1 << 20, whole=True):
-        self.network = Network(n_machines, costs or Costs())
+        self.network = Network(n_machines, costs or Costs(), whole)
         self._stack, self._whole = contextlib.ExitStack(), whole
         self._segments = Segments()
         memory = [self._segments.create(most) for _ in range(n_machines if whole else 1)]
@@ -536,16 +467,13 @@ class Cluster:
 
 @contextlib.contextmanager
 def _replaced(network, whole, segments):
-    """Replace the time, the waits, MPI and the sockets of carriers."""
+    """Replace the time, the waits and the sockets of carriers."""
     clock = SimpleNamespace(
         monotonic=lambda: network.running.now,
         sleep=lambda seconds: network.running.sleep(seconds),
     )
-    mpi = SimpleNamespace(
-        COMM_WORLD=SimpleNamespace(Dup=lambda: network.running),
-        ERRORS_RETURN=None, ANY_SOURCE=_ANY, ANY_TAG=_ANY, BYTE=None,
-        Status=_Status, Exception=RuntimeError,
-    )  # fmt: skip
+    comm = SimpleNamespace(Set_errhandler=lambda handler: None)
+    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Dup=lambda: comm), ERRORS_RETURN=None)
 
     class Poll(dict):
         """A `select.poll`: descriptor -> events."""
@@ -556,24 +484,12 @@ def _replaced(network, whole, segments):
             network.running.sleep(milliseconds / 1000, self)
             return [(each, select.POLLIN) for each in network.running.readable(self)]
 
-    def wait(readers, _, __, seconds):
-        network.running.sleep(seconds, readers)
-        return network.running.readable(readers), [], []
-
-    def spin():
-        # Between two events nothing changes but the clock.
-        network.running.sleep(_SPIN_SECONDS, (_LEADER, _MPI, _SENT))
-
-    polls = SimpleNamespace(poll=Poll, select=wait, POLLIN=select.POLLIN, POLLNVAL=select.POLLNVAL)
+    polls = SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
     made = [
-        *(
-            (module, "time", clock)
-            for module in (base_carrier, heartbeats, reports, sealed, waiting)
-        ),
-        *((module, "MPI", mpi) for module in (base_carrier, carrier, sealed)),
-        (waiting, "select", polls),
-        (waiting, "os", SimpleNamespace(sched_yield=spin)),
-        (waiting, "tcp_sockets", lambda: {_MPI: SimpleNamespace(is_in_use=True)}),
+        *((module, "time", clock) for module in (base_carrier, heartbeats, reports)),
+        (carrier, "MPI", mpi),
+        (secret, "connected", lambda comm, given: network.running.exchange),
+        (base_carrier, "select", polls),
         (base_carrier, "Mail", _Mail),
         (base_carrier, "Segments", lambda: segments),
         (carrier, "StopWatch", lambda: SimpleNamespace(seconds=lambda pid: 0.0)),
@@ -586,10 +502,9 @@ def _replaced(network, whole, segments):
             return scratch[: dtype.itemsize * sum(e - b for _, b, e in pieces)].view(dtype)
 
         def receive(self, machine, buffer, tag):
-            return self._comm.Irecv(scratch[: buffer.nbytes], machine, tag)
+            return self._comm.receive(machine, scratch[: buffer.nbytes], tag)
 
         made += [
-            (sealed, "Seal", _Lengths),
             (base_carrier.BaseCarrier, "receive", receive),
             (all_reduce, "reduce_block", lambda *_: None),
             (all_reduce.NetworkAllReduce, "_empty", empty),

@@ -217,7 +217,7 @@ def no_room(place):
 carrier.open = no_room
 rank.post(("reduce", (1, 1, 1), [place], ["sum"], 1, large, False))
 rank.post(("copy", 5, (1, 1), 1, [place], [place]))
-for descriptor in carrier._waiting.for_ranks(False):
+for descriptor in carrier._wait():
     carrier.read(descriptor)
 [(name, id, problem), (_, other, _)] = heard()
 said = f"{socket.gethostname()} could not do its part, MemoryError: no room"

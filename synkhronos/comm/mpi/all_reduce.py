@@ -90,7 +90,9 @@ class NetworkAllReduce:
 
     def progress(self) -> bool:
         """Do what can be done now; return whether the all-reduce has ended."""
-        self._streams = [stream for stream in self._streams if not stream.progress()]
+        while any([stream.progress() for stream in self._streams]):
+            pass
+        self._streams = [stream for stream in self._streams if not stream.is_over]
         return not self._streams
 
     def _chunks(self):
@@ -186,9 +188,16 @@ class _Stream:
         self.may = set() if waits else None  # chunks that may be sent or received; None for all
         self._under_way = collections.deque()
 
+    @property
+    def is_over(self):
+        """Whether all messages have been sent or received."""
+        return not (self._chunks or self._under_way)
+
     def progress(self):
-        """Do what can be done now; return whether all messages have been sent or received."""
+        """Do what can be done now; return whether that was something."""
+        happened = False
         while self._under_way and self._under_way[0][1].Test():
+            happened = True
             chunk, _, buffer = self._under_way.popleft()
             if self._on_end is not None:
                 self._on_end(chunk, self._machine, buffer)
@@ -196,9 +205,10 @@ class _Stream:
             chunk = self._chunks[0]
             if self.may is not None and chunk not in self.may:
                 break
+            happened = True
             self._chunks.popleft()
             self._under_way.append((chunk, *self._begin(chunk, self._machine, self._tag)))
-        return not (self._chunks or self._under_way)
+        return happened
 
 
 def reduce_all(sources, ops, divisor, compress, out):

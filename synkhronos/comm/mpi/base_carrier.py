@@ -1,6 +1,6 @@
 """The base of the carriers of sessions and of groups: their loop, and what they exchange.
 
-    ranks ◀── sockets: `Mail` ──▶ carrier ◀══ MPI ══▶ carriers of other machines
+    ranks ◀── sockets: `Mail` ──▶ carrier ◀══ `Mesh` ══▶ carriers of other machines
     their memory ◀── mapped ──▶
 
 A message is a tuple whose first item names it: a carrier's tables `from_ranks` and `from_machines`
@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import functools
 import pickle
+import select
 import socket
 import struct
 import time
@@ -24,15 +25,12 @@ import numpy as np
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Mail
 from synkhronos.comm.handlers import Handlers
-from synkhronos.comm.heartbeats import Heartbeats
-from synkhronos.comm.mpi.mpi_library import MPI
-from synkhronos.comm.mpi.sealed import Sealed
+from synkhronos.comm.heartbeats import Heartbeats, silent
 from synkhronos.comm.mpi.transfers import PART, bytes_of, pickled
-from synkhronos.comm.mpi.waiting import Waiting
 
 _MESSAGE = 1  # the tag of messages; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
-_WINDOW = 16  # parts of arrays under way to one machine, each of which takes memory for a copy
+_WINDOW = 16  # parts of arrays under way to one machine
 _LENGTH, _HEAD = struct.Struct("Q"), struct.Struct("2Q")
 _LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # to wait at the end for messages to be sent
 
@@ -40,38 +38,35 @@ _LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # to wait at the end for messages to b
 class BaseCarrier:
     """The loop of the carrier of one machine.
 
-    `comm`, an MPI.Comm or Sealed, is that of all carriers: a machine has the number of its carrier
-    there. `sockets` has that of each peer, a process of this machine, by its number. A derived
-    class has::
+    `comm`, a Mesh, is that of all carriers: a machine has the number of its carrier there.
+    `sockets` has that of each peer, a process of this machine, by its number. A derived class has::
 
-        on_loss(machine)    act on the loss of a silent machine
-        on_end(peer)        act on the end of a peer, all of whose messages have been taken
+        on_loss(machine, why)    act on the loss of a machine
+        on_end(peer)             act on the end of a peer, all of whose messages have been taken
     """
 
     def __init__(self, comm: Any, sockets: Mapping[int, socket.socket]) -> None:
         self._comm = comm
         self.machine, self.n_machines = comm.rank, comm.size
         self.others = [machine for machine in range(comm.size) if machine != comm.rank]
-        self.hosts = comm.allgather(socket.gethostname())  # the name of each machine
+        self.hosts = comm.hosts  # the name of each machine
         self.segments = Segments()
         self.from_ranks = Handlers()
         self.from_machines = Handlers(alive=lambda machine: None)  # its time was noted already
         self._mail = self.make_mail(sockets)
         self.post = self._mail.tell  # sends a message to a process of this machine
-        self._waiting = Waiting()
-        for descriptor in self._mail.peers:
-            self._waiting.add(descriptor)
-        self._sending: list[tuple] = []  # request, its memory, machine
-        self._abandoned: list[tuple] = []  # to lost machines: MPI may still read the memory
+        self._poll = select.poll()
+        self._awaited: dict[int, int] = {}  # descriptor -> the events that it is polled for
+        self._listeners: set[int] = set()  # more descriptors, of which `read` takes what comes
+        self._sending: list[tuple] = []  # request, machine
         self._coming: dict[int, list[np.ndarray]] = {}  # parts of the next message of each machine
-        self._moving: list[tuple] = []  # request, memory, what to call at its end
+        self._moving: list[tuple] = []  # request, what to call at its end
         self._bulk: Any = collections.defaultdict(collections.deque)  # machine -> parts to send
         self._n_bulk: collections.Counter[int] = collections.Counter()  # machine -> parts under way
         self._lost: set[int] = set()
         watched = self.others if self.machine == 0 else [0]  # which tells the others of losses
         self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
-        if isinstance(comm, Sealed):
-            comm.on_message = self._heartbeats.note  # parts of arrays are heartbeats, too
+        comm.on_message = self._heartbeats.note  # parts of arrays are heartbeats, too
         self.traffic = [0, 0]  # the number of messages that this carrier has sent, and of bytes
         self.is_running = True
         self.has_lost = False  # a machine: MPI_Finalize would wait for it
@@ -83,28 +78,42 @@ class BaseCarrier:
     def run(self) -> None:
         """Carry messages until `is_running` is false."""
         while self.is_running:
-            is_busy = self._sending or self._moving or self.is_busy or self._mail.unsent
-            happened = False
-            for descriptor in self._waiting.for_ranks(bool(is_busy)):
-                happened = True
-                self.read(descriptor)
+            for descriptor in self._wait():
+                if descriptor in self._comm.descriptors:
+                    self._comm.read(descriptor)
+                else:
+                    self.read(descriptor)
             self._mail.flush()
-            has_come = self._take_messages()
-            happened |= self.move()
-            self._waiting.note(happened, has_come)
+            self._take_messages()
+            while self.move():
+                self._take_messages()
+            for machine, why in list(self._comm.ended.items()):
+                self._lose(machine, why)
             if self._heartbeats.beat():
-                self._waiting.find_sockets()
                 self.segments.forget_freed()
                 self.each_second()
                 for machine in self._heartbeats.silent():
-                    self.lose(machine)
-                    self.on_loss(machine)
+                    self._lose(machine, silent())
         self.send_what_is_left()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the subclass has something under way."""
-        return False
+    def _wait(self):
+        """Wait until something can be read or sent; return the descriptors."""
+        unsent = {*self._mail.unsent, *self._comm.unsent}
+        awaited = dict.fromkeys((*self._mail.peers, *self._comm.descriptors), select.POLLIN)
+        awaited.update(dict.fromkeys(self._listeners, select.POLLIN))
+        awaited.update(dict.fromkeys(unsent, select.POLLIN | select.POLLOUT))
+        if awaited != self._awaited:
+            for descriptor in self._awaited.keys() - awaited.keys():
+                self._poll.unregister(descriptor)
+            for descriptor, events in awaited.items():
+                self._poll.register(descriptor, events)
+            self._awaited = awaited
+        return [each for each, _ in self._poll.poll(1000 * self._heartbeats.seconds_left)]
+
+    def _lose(self, machine, why):
+        if self.is_running and machine not in self._lost:
+            self.lose(machine)
+            self.on_loss(machine, why)
 
     def progress(self) -> bool:
         """Go on with what the subclass has under way; return whether something has ended."""
@@ -121,8 +130,6 @@ class BaseCarrier:
     def read(self, descriptor: int) -> None:
         """Take the messages that have come through a socket."""
         self._mail.read(descriptor)
-        if descriptor not in self._mail.peers:
-            self._waiting.remove(descriptor)
 
     def tell(self, machine: int, *message: Any) -> None:
         """Send a message to the carrier of another machine; arrays in it are copied."""
@@ -136,19 +143,13 @@ class BaseCarrier:
         frame = _framed(message)
         for machine in machines:
             for at in range(0, len(frame) if machine not in self._lost else 0, PART):
-                part = frame[at : at + PART]
-                self._sending.append((self.send(machine, part, _MESSAGE), part, machine))
+                self._sending.append((self.send(machine, frame[at : at + PART], _MESSAGE), machine))
 
     def _take_messages(self):
-        """Take the messages of other carriers; return whether there were any."""
-        status, has_come = MPI.Status(), False
-        while self._comm.Iprobe(MPI.ANY_SOURCE, _MESSAGE, status):
-            has_come = True
-            machine, part = status.Get_source(), np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self._comm.Recv(part, machine, _MESSAGE)
+        """Take the messages of other carriers."""
+        for machine, part in iter(lambda: self._comm.take(_MESSAGE), None):
             if machine in self._lost:
                 continue
-            self._heartbeats.note(machine)
             parts = self._coming.setdefault(machine, [])
             parts.append(part)
             if sum(map(len, parts)) == _LENGTH.unpack_from(parts[0])[0]:
@@ -156,18 +157,17 @@ class BaseCarrier:
                 frame = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 name, *rest = _unframed(frame)
                 self.from_machines[name](machine, *rest)
-        return has_come
 
     def send(self, machine: int, buffer: Any, tag: int) -> Any:
         """Send an array; return the request."""
         data = bytes_of(buffer)
         self.traffic[0] += 1
         self.traffic[1] += len(data)
-        return self._comm.Isend(data, machine, tag)
+        return self._comm.send(machine, data, tag)
 
     def receive(self, machine: int, buffer: np.ndarray, tag: int) -> Any:
         """Receive an array; return the request."""
-        return self._comm.Irecv(bytes_of(buffer), machine, tag)
+        return self._comm.receive(machine, buffer, tag)
 
     def send_parts(self, machine: int, parts: Iterable[np.ndarray], transfer: int) -> None:
         """Send parts of arrays to a `receive_parts` with the same number of the transfer."""
@@ -180,7 +180,7 @@ class BaseCarrier:
             part, tag = self._bulk[machine].popleft()
             self._n_bulk[machine] += 1
             then = functools.partial(self._note_sent, machine)
-            self._moving.append((self.send(machine, part, tag), part, then))
+            self._moving.append((self.send(machine, part, tag), then))
 
     def _note_sent(self, machine):
         self._n_bulk[machine] -= 1
@@ -196,7 +196,7 @@ class BaseCarrier:
         tag = _FIRST_BULK + transfer % _N_BULK
         for position, part in enumerate(parts):
             on_end = functools.partial(then, position)
-            self._moving.append((self.receive(machine, part, tag), part, on_end))
+            self._moving.append((self.receive(machine, part, tag), on_end))
 
     def move(self) -> bool:
         """Go on with what is under way; return whether something has ended."""
@@ -207,7 +207,7 @@ class BaseCarrier:
         for each in self._moving:
             (ended if each[0].Test() else moving).append(each)
         self._moving = moving
-        for _, _, then in ended:
+        for _, then in ended:
             then()
         return self.progress() or happened or bool(ended)
 
@@ -216,16 +216,17 @@ class BaseCarrier:
         self.has_lost = True
         self._lost.add(machine)
         self._heartbeats.drop(machine)
-        self._abandoned += [each for each in self._sending if each[2] == machine]
-        self._sending = [each for each in self._sending if each[2] != machine]
+        self._sending = [each for each in self._sending if each[1] != machine]
 
     def send_what_is_left(self) -> None:
         """Wait until all messages have been sent, but not for long."""
         end = time.monotonic() + (_AFTER_A_LOSS if self.has_lost else _LAST_SECONDS)
         while (self._sending or self._mail.unsent) and time.monotonic() < end:
+            for descriptor in self._wait():
+                if descriptor in self._comm.descriptors:
+                    self._comm.read(descriptor)
             self._mail.flush()
             self._sending = [each for each in self._sending if not each[0].Test()]
-            time.sleep(0.0005)
 
 
 def _framed(message):

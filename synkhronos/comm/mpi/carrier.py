@@ -31,12 +31,13 @@ import traceback
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own
-from synkhronos.comm.heartbeats import lost_seconds, silent
+from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
 from synkhronos.comm.mpi.mpi_library import MPI, begin, end
 from synkhronos.comm.mpi.reductions import Reductions
+from synkhronos.comm.mpi.rendezvous import Unreachable
 
 _LEADER = 0  # the peer number of the first process of the machine
 _AFTER_LOSS = 1.5  # seconds for other carriers to end: they miss the first machine in a heartbeat
@@ -49,10 +50,10 @@ class Carrier(BaseCarrier):
     def __init__(self, leader, listener, given=None):
         comm = MPI.COMM_WORLD.Dup()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
-        super().__init__(secret.checked(comm, given), {_LEADER: leader})
+        super().__init__(secret.connected(comm, given), {_LEADER: leader})
         self._listener, self._n_peers = listener, 1
         listener.setblocking(False)  # a rank that connects may have ended before it is accepted
-        self._waiting.add(listener.fileno())
+        self._listeners.add(listener.fileno())
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # see `_refuse`
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
@@ -115,7 +116,6 @@ class Carrier(BaseCarrier):
         if not is_own(connection):
             return connection.close()
         self._mail.add(self._n_peers, connection)
-        self._waiting.add(connection.fileno())
         self._n_peers += 1
 
     def _refuse(self, error):
@@ -131,11 +131,6 @@ class Carrier(BaseCarrier):
         """End the job if the leader has ended without saying so."""
         if peer == _LEADER and self.is_running:
             self.from_rank_end(peer, f"The first process on {socket.gethostname()} has ended")
-
-    @property
-    def is_busy(self):
-        """Whether reductions are under way."""
-        return self._reductions.are_under_way
 
     def progress(self):
         """Go on with reductions; answer the leader when an aborted call is settled."""
@@ -176,13 +171,13 @@ class Carrier(BaseCarrier):
                 del self._workers[rank]
                 os.kill(pid, signal.SIGKILL)
 
-    def on_loss(self, machine):
+    def on_loss(self, machine, why):
         """End the job: tell the leader here, and other machines."""
         host = self.hosts[machine]
-        self.post(_LEADER, "lost", machine, host, f"It {silent()}")
+        self.post(_LEADER, "lost", machine, host, f"It {why}")
         self.tell_all("end", f"Machine {host} is lost")
         if machine == 0:
-            self.from_machine_end(machine, f"The first machine, {host}, is lost: It {silent()}")
+            self.from_machine_end(machine, f"The first machine, {host}, is lost: It {why}")
 
     def from_rank_tell(self, peer, to, message):
         """Pass a pickled message on to the leader of one machine, or to those of all others."""
@@ -274,7 +269,7 @@ def main(fd: int, bound: int) -> None:
     listener.listen(1024)  # not in the leader: ranks ask the socket which process has called this
     try:
         carrier = Carrier(socket.socket(fileno=fd), listener, given)
-    except secret.NoSecret as error:
+    except (secret.NoSecret, Unreachable) as error:
         log.error("%s: %s", socket.gethostname(), error)
         os._exit(1)  # MPI_Finalize would wait for others
     signal.signal(signal.SIGTERM, carrier.hear_sigterm)

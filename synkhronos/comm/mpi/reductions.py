@@ -45,11 +45,6 @@ class Reductions:
         )
         self.from_machines = Handlers(over=self.from_machine_over, ready=self.from_machine_ready)
 
-    @property
-    def are_under_way(self):
-        """Whether there are rounds."""
-        return bool(self._rounds)
-
     def have(self, call):
         """Return whether a call, of a session and number, has rounds that have not ended."""
         return any(key[:2] == call for key in self._rounds)
@@ -198,7 +193,7 @@ class ReductionRound:
         session, sequence, number = self._id
         tag = _REDUCE + 2 * ((977 * session + 31 * sequence + number) % _TAGS)
         self._work = NetworkAllReduce(self._carrier, self._arrays, *how, tag, self._compress)
-        return False
+        return self._work.progress()
 
 
 class Bucket:

@@ -13,7 +13,10 @@ import contextlib
 import os
 import secrets
 import stat
-from typing import Any, MutableMapping
+from typing import TYPE_CHECKING, Any, MutableMapping
+
+if TYPE_CHECKING:
+    from synkhronos.comm.mpi.mesh import Mesh
 
 VARIABLE = "SYNKHRONOS_SECRET"
 EXPORTED = ("-x", VARIABLE)  # for mpirun
@@ -46,20 +49,21 @@ def has_ports(environment: MutableMapping[str, str] = os.environ) -> bool:
     return environment.get("OMPI_MCA_pml") != "ob1" or not _WITHOUT_PORTS.issuperset(ways)
 
 
-def checked(comm: Any, given: str | None) -> Any:
-    """Return a communicator like this one, which checks all messages if that is needed.
+def connected(comm: Any, given: str | None) -> Mesh:
+    """Return the connections of this process with all others of a communicator.
 
     `given` is what `take` has returned. Raises NoSecret if there is no secret, or if processes have
-    different ones.
+    different ones, and Unreachable.
     """
-    if comm.size == 1 or not has_ports():
-        return comm
-    # Imported here, because processes of one machine don't need it.
-    from synkhronos.comm.mpi.sealed import Sealed, SecretsDiffer
+    # Imported here, because launchers don't need it.
+    from synkhronos.comm.mpi.mesh import Mesh
+    from synkhronos.comm.mpi.rendezvous import SecretsDiffer
 
+    if comm.size == 1 or not has_ports():
+        return Mesh(comm, None)
     secret = _decoded(given) if given is not None else of_user()
     try:
-        return Sealed(comm, secret)
+        return Mesh(comm, secret)
     except SecretsDiffer as error:
         raise NoSecret(f"{error}. {_ADVICE}") from None
 

@@ -22,7 +22,6 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from synkhronos.comm.heartbeats import silent
 from synkhronos.comm.mpi.all_reduce import NetworkAllReduce, reduce_all
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.transfers import small_for_all
@@ -37,7 +36,7 @@ _FIRST_TAG, _N_TAGS = 1 << 10, 1 << 10  # of all-reduces, each of which has two
 class GroupCarrier(BaseCarrier):
     """The loop of the carrier of one machine; see `BaseCarrier`. `ranks` are those of each machine.
 
-    `on_lost` takes the number of a rank whose machine is lost.
+    `on_lost` takes the number of a rank whose machine is lost, and why it is.
     """
 
     def __init__(self, comm: Any, ranks: Sequence[Sequence[int]]) -> None:
@@ -52,7 +51,6 @@ class GroupCarrier(BaseCarrier):
         self._last_asked: collections.Counter[int] = collections.Counter()  # by machine
         self._arrays: dict[int, Any] = {}  # number of a question -> its array here, or None
         self._reductions: list[tuple[int, NetworkAllReduce, Any]] = []
-        self._given_up: list[tuple] = []  # reductions in which a lost machine took part
         self._over: set[int] = set()  # machines of which all ranks have ended
         self.from_ranks.update(
             ask=self.from_rank_ask,
@@ -68,7 +66,7 @@ class GroupCarrier(BaseCarrier):
             gone=self.from_machine_gone,
             asked=self.from_machine_asked,
         )
-        self.on_lost: Callable[[int], None] = lambda rank: None
+        self.on_lost: Callable[[int, str], None] = lambda rank, why: None
 
     def place(self, local: int) -> tuple[str, list[int]]:
         """Return what `GroupSetup.place` does, for a rank of this machine."""
@@ -169,9 +167,9 @@ class GroupCarrier(BaseCarrier):
         """Abort the group here."""
         self._tell_ranks("abort")
 
-    def from_machine_gone(self, machine, rank, why):
+    def from_machine_gone(self, machine, rank, why, is_lost=False):
         """Tell the ranks here of the end of one elsewhere."""
-        if why == silent():
+        if is_lost:
             self._count_out(self._machine_of[rank])
         if rank in self._gone:
             return
@@ -183,19 +181,18 @@ class GroupCarrier(BaseCarrier):
     def _count_out(self, machine):
         """Wait for a machine no more, and take no message from it."""
         self.lose(machine)
-        self._given_up += self._reductions  # MPI may still write to their memory
         self._reductions = []
         self.from_machine_over(machine)
 
-    def on_loss(self, machine):
+    def on_loss(self, machine, why):
         """Tell the ranks here, on the first machine all ranks, that those of a machine are lost."""
         self._count_out(machine)
         for rank in self._ranks[machine]:
             if rank not in self._gone:
-                self.on_lost(rank)
+                self.on_lost(rank, why)
             if self.machine == 0:
-                self.tell_all("gone", rank, silent())
-            self.from_machine_gone(machine, rank, silent())
+                self.tell_all("gone", rank, why, True)
+            self.from_machine_gone(machine, rank, why, True)
 
     def from_machine_asked(self, machine, number, question):
         """Take the question of a machine; answer when all have asked."""
@@ -227,11 +224,6 @@ class GroupCarrier(BaseCarrier):
         how = [question.op], question.divisor, tag, bool(scale)
         work = NetworkAllReduce(self, [array], *how, compress_results=False)
         self._reductions.append((number, work, (array, scale)))
-
-    @property
-    def is_busy(self):
-        """Whether reductions are under way."""
-        return bool(self._reductions)
 
     def progress(self):
         """Go on with reductions; return whether one has ended."""

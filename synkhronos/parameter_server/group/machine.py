@@ -22,7 +22,6 @@ import traceback
 from typing import Sequence
 
 from synkhronos._machine.devices import module_command
-from synkhronos.comm.heartbeats import silent
 from synkhronos.launch import guard
 from synkhronos.launch.streams import mark
 from synkhronos.parameter_server.group.children import Children
@@ -81,13 +80,14 @@ class _MpiThread(threading.Thread):
 
         own_secret = secret.take()  # also removes it, so that the ranks don't inherit it
         from synkhronos.comm.mpi import mpi_library
+        from synkhronos.comm.mpi.rendezvous import Unreachable
         from synkhronos.parameter_server.group.carrier import GroupCarrier
 
         MPI = mpi_library.MPI
         mpi_library.begin(MPI.THREAD_FUNNELED)
         try:
-            comm = secret.checked(MPI.COMM_WORLD, own_secret)
-        except secret.NoSecret as error:
+            comm = secret.connected(MPI.COMM_WORLD, own_secret)
+        except (secret.NoSecret, Unreachable) as error:
             sys.stderr.write(f"{socket.gethostname()}: {error}\n")
             sys.stderr.flush()
             os._exit(1)  # MPI_Finalize would wait for others, and MPI_Abort prints a page
@@ -132,9 +132,9 @@ class _Machine(Children):
     def _tell(self, number, kind, text):
         self._write(2, mark(self._token, number, kind, text))
 
-    def tell_lost(self, number: int) -> None:
-        """Tell the launcher of a rank whose machine is silent."""
-        self._tell(number, "lost", silent())
+    def tell_lost(self, number: int, why: str) -> None:
+        """Tell the launcher of a rank whose machine is lost."""
+        self._tell(number, "lost", why)
 
     def _show(self, stream, rank, text):
         # Always with a newline, also after a piece of a very long line: a mark begins a line.

@@ -1,0 +1,332 @@
+"""The connections between the carriers of a job: a TCP connection for each pair, sealed.
+
+    message    tag and length, payload, MAC ──▶ into the memory that waits for it
+
+So a carrier sleeps until a socket can be read or written, and a process that has ended is known at
+once. MPI can do neither: it must be polled, and its messages could not be checked without a copy.
+On two test hosts, which share two cores, 16 MiB take as long to reduce as Open MPI needs, and with
+sealed messages of MPI 4 times as long.
+
+Two processes of one machine have a Unix socket, which needs no seal: the system tells who is at the
+other end. Where a pair can't connect the job does not begin, and the error names both machines.
+
+A wrong MAC ends the connection, as its bytes are not what the other process has sent.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import socket
+import struct
+from typing import Any, Iterable
+
+import numpy as np
+
+from synkhronos.comm.heartbeats import lost_seconds, silent
+from synkhronos.comm.mpi.rendezvous import Start, agree
+from synkhronos.comm.mpi.sealed import MAC, Seal
+from synkhronos.comm.mpi.transfers import bytes_of
+
+_HEAD = struct.Struct("=2Q")  # tag, bytes of the payload
+_BUFFERED = 1 << 16  # bytes that are read in addition to a large payload
+_SMALL = 1 << 15  # bytes of a payload that passes through this buffer
+_LARGEST = 1 << 31  # bytes of a payload
+_AT_ONCE = 1 << 22  # bytes that are taken from one process before others have a turn
+
+
+class Changed(ConnectionError):
+    """What comes through a connection is not what the other process has sent."""
+
+
+class Sending:
+    """A message that is being sent; its memory must stay as it is until `Test` returns true."""
+
+    __slots__ = "tag", "payload", "is_sent"
+
+    def __init__(self, tag, payload):
+        self.tag, self.payload, self.is_sent = tag, payload, False
+
+    def Test(self) -> bool:
+        """Return whether the system has it, or a copy is kept of the rest."""
+        return self.is_sent
+
+
+class Coming:
+    """A message that is awaited, and the memory for it, which changes before it was checked."""
+
+    __slots__ = "memory", "has_come"
+
+    def __init__(self, memory):
+        self.memory, self.has_come = memory, False
+
+    def Test(self) -> bool:
+        """Return whether the message is there."""
+        return self.has_come
+
+
+class Exchange:
+    """What processes exchange, without the way: messages find who waits for them by their tags.
+
+    `on_message` takes the sender of each message. A derived class has `send`.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._arrived: dict[tuple[int, int], collections.deque] = {}  # (source, tag) -> payloads
+        self._wanted: dict[tuple[int, int], collections.deque] = {}  # (source, tag) -> Comings
+        self.on_message = lambda source: None
+
+    def send(self, machine: int, buffer: Any, tag: int) -> Sending:
+        """Begin to send an array or bytes."""
+        raise NotImplementedError
+
+    def receive(self, machine: int, buffer: np.ndarray, tag: int) -> Coming:
+        """Begin to receive into an array."""
+        coming = Coming(bytes_of(buffer))
+        arrived = self._arrived.get((machine, tag))
+        if arrived:
+            _fill(coming, _pop(self._arrived, (machine, tag)))
+        else:
+            self._wanted.setdefault((machine, tag), collections.deque()).append(coming)
+        return coming
+
+    def take(self, tag: int) -> tuple[int, np.ndarray] | None:
+        """Return the (sender, payload) of a message that no `receive` waits for, or None."""
+        for source, kind in self._arrived:
+            if kind == tag:
+                payload = _pop(self._arrived, (source, tag))
+                left = self._arrived.pop((source, tag), None)
+                if left is not None:  # at the end of the dict: other senders are next
+                    self._arrived[source, tag] = left
+                return source, payload
+        return None
+
+    def deliver(self, source: int, tag: int, payload: np.ndarray) -> None:
+        """Give a message to who waits for it."""
+        self.on_message(source)
+        if (source, tag) in self._wanted:
+            _fill(_pop(self._wanted, (source, tag)), payload)
+        else:
+            self._arrived.setdefault((source, tag), collections.deque()).append(payload)
+
+    def memory_for(self, source: int, tag: int, nbytes: int) -> np.ndarray:
+        """Return the memory of who waits for the next message with this tag, or new memory."""
+        wanted = self._wanted.get((source, tag))
+        if wanted and len(wanted[0].memory) == nbytes:
+            return wanted[0].memory
+        return np.empty(nbytes, np.uint8)
+
+
+def _pop(queues, key):
+    """Return the first item of a queue; drop the queue if it is the last."""
+    found = queues[key].popleft()
+    if not queues[key]:
+        del queues[key]
+    return found
+
+
+def _fill(coming, payload):
+    if len(payload) != len(coming.memory):
+        raise RuntimeError(f"{len(payload)} bytes have come for {len(coming.memory)}")
+    if payload is not coming.memory:
+        coming.memory[...] = payload
+    coming.has_come = True
+
+
+class Mesh(Exchange):
+    """The connections of one process with all others of `comm`, an MPI.Comm.
+
+    Without a `secret` all processes must be on one machine. Raises SecretsDiffer if a process has
+    another one, and Unreachable if one can't be reached within a minute.
+    """
+
+    def __init__(self, comm: Any, secret: bytes | None) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._connections: dict[int, _Connection] = {}
+        self._by_descriptor: dict[int, int] = {}
+        self.ended: dict[int, str] = {}  # processes whose connection has ended, and why
+        self.hosts = [socket.gethostname()]  # the names of the machines of all processes
+        if self.size > 1:
+            self._begin(comm, secret)
+
+    def _begin(self, comm, secret):
+        with contextlib.ExitStack() as stack:
+            start = Start(self.rank, stack, is_on_network=secret is not None)
+            key, facts = agree(comm, secret or b"", start.facts)
+            with_gmac = all(each["gmac"] for each in facts)
+            self.hosts = [each["host"] for each in facts]
+            for rank, connection in start.connect(key, facts):
+                seals = None
+                if connection.family != socket.AF_UNIX:
+                    ends = (self.rank, rank), (rank, self.rank)
+                    seals = [Seal(key, *each, with_gmac) for each in ends]
+                self._connections[rank] = _Connection(connection, seals)
+                self._by_descriptor[connection.fileno()] = rank
+
+    @property
+    def descriptors(self) -> Iterable[int]:
+        """The descriptors of the connections that have not ended."""
+        return self._by_descriptor
+
+    @property
+    def unsent(self) -> list[int]:
+        """The descriptors of connections that have no room for all that is to be sent."""
+        return [fd for fd, rank in self._by_descriptor.items() if self._connections[rank].queue]
+
+    def send(self, machine, buffer, tag):
+        """Begin to send an array or bytes."""
+        sending = Sending(tag, bytes_of(buffer))
+        connection = self._connections[machine]
+        connection.queue.append(sending)
+        if len(connection.queue) == 1 and machine not in self.ended:
+            self._flush(machine)
+        return sending
+
+    def _flush(self, rank):
+        try:
+            self._connections[rank].flush()
+        except OSError as error:
+            self._end(rank, error)
+
+    def _end(self, rank, error=None):
+        connection = self._connections[rank]
+        if self._by_descriptor.pop(connection.fileno(), None) is not None:
+            connection.close()
+            was_silent = error is not None and error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH)
+            changed = "has sent what was changed on its way"
+            why = changed if isinstance(error, Changed) else "has ended its connection"
+            self.ended[rank] = silent() if was_silent else why
+
+    def read(self, descriptor: int) -> None:
+        """Take what has come through a connection, and send what there is room for now."""
+        rank = self._by_descriptor[descriptor]
+        connection = self._connections[rank]
+        if connection.queue:
+            self._flush(rank)
+        try:
+            for tag, payload in connection.receive(self, rank):
+                self.deliver(rank, tag, payload)
+        except OSError as error:
+            self._end(rank, error)
+        except EOFError:
+            self._end(rank)
+
+
+class _Connection:
+    """One end of a connection; `seals` are those of what goes out and of what comes in."""
+
+    def __init__(self, connection, seals):
+        self._socket, self._seals = connection, seals
+        self.queue = collections.deque()  # the Sendings that the system has not taken whole
+        self._going = []  # what is left of the first
+        self._buffer = bytearray(_BUFFERED)
+        self._begin = self._end = 0  # of what has come, in the buffer
+        self._tag, self._payload, self._rest = None, None, None  # of a message that is coming
+        connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:
+            _watch(connection)
+
+    def fileno(self):
+        """Return the descriptor."""
+        return self._socket.fileno()
+
+    def close(self):
+        """Close this end."""
+        self._socket.close()
+
+    def flush(self):
+        """Send what there is room for; raises OSError if the connection has ended."""
+        with contextlib.suppress(BlockingIOError):
+            while self.queue:
+                if not self._going:
+                    tag, payload = self.queue[0].tag, self.queue[0].payload
+                    mac = b"" if self._seals is None else self._seals[0].next(tag, payload)
+                    self._going = [_HEAD.pack(tag, len(payload)), memoryview(payload), mac]
+                n_sent = self._socket.sendmsg(self._going)
+                while self._going and n_sent >= len(self._going[0]):
+                    n_sent -= len(self._going.pop(0))
+                if self._going:  # copied: the MAC is that of what is there now
+                    self._going[0] = memoryview(self._going[0])[n_sent:]
+                    self._going = [memoryview(b"".join(self._going))]
+                self.queue[0].is_sent = True
+                if not self._going:
+                    self.queue.popleft()
+
+    def receive(self, exchange, source):
+        """Yield the (tag, payload) of messages; raise EOFError or OSError at the end."""
+        left = _AT_ONCE
+        with contextlib.suppress(BlockingIOError):
+            while left > 0:
+                left -= self._read()
+                while self._has_next(exchange, source):
+                    yield self._take()
+
+    def _read(self):
+        """Read into the payload that is coming, and on into the buffer."""
+        if self._end > _BUFFERED // 2:
+            n_kept = self._end - self._begin
+            self._buffer[:n_kept] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, n_kept
+        rest = memoryview(b"") if self._rest is None else self._rest
+        into = [*([rest] if len(rest) else []), memoryview(self._buffer)[self._end :]]
+        n_read = self._socket.recvmsg_into(into)[0]
+        if not n_read:
+            raise EOFError
+        n_rest = min(n_read, len(rest))
+        if n_rest:
+            self._rest = rest[n_rest:]
+        self._end += n_read - n_rest
+        return n_read
+
+    def _has_next(self, exchange, source):
+        """Return whether all of a message has come."""
+        n_here = self._end - self._begin
+        n_mac = 0 if self._seals is None else MAC
+        if self._tag is None:
+            if n_here < _HEAD.size:
+                return False
+            tag, nbytes = _HEAD.unpack_from(self._buffer, self._begin)
+            if nbytes > _LARGEST:
+                raise Changed
+            if nbytes <= _SMALL:
+                if n_here < _HEAD.size + nbytes + n_mac:
+                    return False
+                payload = np.empty(nbytes, np.uint8)
+            else:
+                payload = exchange.memory_for(source, tag, nbytes)
+            self._begin += _HEAD.size
+            n_here = min(self._end - self._begin, nbytes)
+            self._tag, self._payload = tag, payload
+            payload[:n_here] = np.frombuffer(self._buffer, np.uint8, n_here, self._begin)
+            self._rest = memoryview(payload)[n_here:]
+            self._begin += n_here
+        return not len(self._rest) and self._end - self._begin >= n_mac
+
+    def _take(self):
+        tag, payload = self._tag, self._payload
+        self._tag = self._payload = self._rest = None
+        if self._seals is not None:
+            mac = bytes(self._buffer[self._begin : self._begin + MAC])
+            self._begin += MAC
+            if not self._seals[1].is_next(tag, payload, mac):
+                raise Changed
+        return tag, payload
+
+
+def _watch(connection):
+    """Let the system end a connection through which nothing comes for long."""
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+    seconds = lost_seconds()
+    if seconds < float("inf"):
+        each = max(int(seconds / 4), 1)
+        options += [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, each),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, each),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds)),
+        ]
+    for option in options:
+        connection.setsockopt(*option)

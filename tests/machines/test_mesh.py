@@ -1,0 +1,268 @@
+"""The connections between carriers: what is sent comes, and only that; each end is known."""
+
+import contextlib
+import select
+import socket
+import threading
+
+import numpy as np
+import pytest
+from support.waiting import LONG, wait_until
+
+from synkhronos.comm.mpi import mesh, rendezvous
+from synkhronos.comm.mpi.mesh import Mesh, _Connection
+from synkhronos.comm.mpi.rendezvous import SecretsDiffer, Unreachable
+from synkhronos.comm.mpi.sealed import Seal
+
+SECRET = b"of this job"
+
+
+class Comm:
+    """What a Mesh needs of MPI.Comm, for processes that are threads here."""
+
+    def __init__(self, rank, size, shared):
+        self.rank, self.size, (self._barrier, self._rows) = rank, size, shared
+
+    def Allgather(self, own, everyone):
+        self._rows[self.rank] = own
+        self._barrier.wait(LONG)
+        for rank, row in self._rows.items():
+            everyone[rank] = row
+
+
+@pytest.fixture
+def meshes():
+    """Return what makes a number of them that are connected; they are closed after the test."""
+    all_of_them = []
+
+    def make(*given):
+        made = connected(*given)
+        all_of_them.extend(made)
+        return made
+
+    yield make
+    for one in all_of_them:
+        for each in getattr(one, "_connections", {}).values():
+            each.close()
+
+
+def connected(n, secrets=SECRET):
+    """Return n of them that are connected, or what they have raised."""
+    shared, made = (threading.Barrier(n), {}), {}
+    secrets = secrets if isinstance(secrets, list) else [secrets] * n
+
+    def make(rank):
+        try:
+            made[rank] = Mesh(Comm(rank, n, shared), secrets[rank])
+        except Exception as error:
+            made[rank] = error
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(n)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(2 * LONG)
+    return [made[rank] for rank in range(n)]
+
+
+def of_tcp(monkeypatch):
+    """Let the Unix sockets of others not be found."""
+    true = rendezvous.Start._call
+
+    def call(self, rank, facts):
+        return true(self, rank, {**facts, "unix": "none"})
+
+    monkeypatch.setattr(rendezvous.Start, "_call", call)
+
+
+def turn(*them):
+    """Let each take and send what it can; return whether there was something."""
+    found = False
+    for each in them:
+        poll = select.poll()
+        for descriptor in each.descriptors:
+            is_unsent = descriptor in each.unsent
+            poll.register(descriptor, select.POLLIN | (select.POLLOUT if is_unsent else 0))
+        for descriptor, _ in poll.poll(10):
+            found = True
+            each.read(descriptor)
+    return found
+
+
+@pytest.fixture(params=["sealed", "hmac", "unix"])
+def way(request, monkeypatch):
+    if request.param != "unix":
+        of_tcp(monkeypatch)
+    if request.param == "hmac":
+        monkeypatch.setattr(rendezvous, "has_gmac", lambda: False)
+    return request.param
+
+
+def test_messages_of_all_sizes_come_to_those_that_wait_for_them(meshes, way):
+    three = meshes(3, None if way == "unix" else SECRET)
+    families = {each._socket.family for one in three for each in one._connections.values()}
+    assert families == {socket.AF_UNIX if way == "unix" else socket.AF_INET}
+    assert [one.hosts for one in three] == [[socket.gethostname()] * 3] * 3
+    random = np.random.RandomState(1)
+    sizes = [0, 1, 100, mesh._SMALL, mesh._SMALL + 1, mesh._BUFFERED, 1 << 20, 5 << 20, 3, 70_000]
+    sent = [random.randint(0, 256, size).astype(np.uint8) for size in sizes]
+    pairs = [(s, r) for s in range(3) for r in range(3) if s != r]
+    # Half of them are awaited before they are sent, each kind with a tag of its own.
+    awaited = {pair: [np.zeros_like(each) for each in sent] for pair in pairs}
+    coming = []
+    for s, r in pairs:
+        coming += [three[r].receive(s, each, 1) for each in awaited[s, r]]
+    for s, r in pairs:
+        for each in sent:
+            three[s].send(r, each, 1)
+            three[s].send(r, each, 2)
+    taken = {pair: [] for pair in pairs}
+
+    def is_all():
+        turn(*three)
+        for r, one in enumerate(three):
+            for source, payload in iter(lambda one=one: one.take(2), None):
+                taken[source, r].append(payload)
+        return all(each.Test() for each in coming) and all(map(len, taken.values()))
+
+    wait_until(is_all)
+    wait_until(lambda: is_all() and not any(one.unsent for one in three))
+    wait_until(lambda: is_all() and all(len(each) == len(sent) for each in taken.values()))
+    for pair in pairs:
+        for one, two, expected in zip(awaited[pair], taken[pair], sent):
+            assert np.array_equal(one, expected) and np.array_equal(two, expected)
+    assert not any(one._wanted or one._arrived for one in three)
+
+
+def test_a_large_message_comes_into_the_memory_that_waits_without_a_copy(meshes, monkeypatch):
+    of_tcp(monkeypatch)
+    one, other = meshes(2)
+    memory = np.zeros(1 << 20, np.uint8)
+    coming = other.receive(0, memory, 1)
+    given = []
+    monkeypatch.setattr(other, "memory_for", lambda *key: given.append(key) or coming.memory)
+    one.send(1, np.ones(1 << 20, np.uint8), 1)
+    wait_until(lambda: turn(one, other) and coming.Test())
+    assert given == [(0, 1, 1 << 20)] and memory.all()
+
+
+def test_what_is_sent_is_what_was_there_when_its_sending_began(meshes, monkeypatch):
+    of_tcp(monkeypatch)
+    one, other = meshes(2)
+    memory = np.ones(64 << 20, np.uint8)
+    sending, last = one.send(1, memory, 1), one.send(1, np.ones(10), 2)
+    assert one.unsent and sending.Test() and not last.Test()  # the system has a part of it
+    memory[...] = 2
+    coming = other.receive(0, np.zeros_like(memory), 1)
+    wait_until(lambda: turn(one, other) and coming.Test())
+    assert (coming.memory == 1).all() and not other.ended
+
+
+def test_a_message_of_another_length_is_no_message_for_who_waits(meshes):
+    one, other = meshes(2)
+    other.receive(0, np.zeros(3), 1)
+    one.send(1, np.zeros(4), 1)
+    with pytest.raises(RuntimeError, match="32 bytes have come for 24"):
+        wait_until(lambda: turn(one, other) and False)
+
+
+def test_the_end_of_a_process_is_known_after_its_messages(meshes):
+    one, other = meshes(2)
+    one.send(1, b"last", 1)
+    for each in one._connections.values():
+        each.close()
+    wait_until(lambda: turn(other) and other.ended)
+    assert other.ended == {0: "has ended its connection"} and not other.descriptors
+    assert bytes(other.take(1)[1]) == b"last"
+    assert not other.send(0, b"nobody takes it", 1).Test()
+
+
+def changed(frame, how):
+    """Return what of a message, and perhaps of the next, has come."""
+    frame = bytearray(frame)
+    if how == "repeated":
+        return frame + frame
+    if how == "exchanged":
+        return frame[len(frame) // 2 :] + frame[: len(frame) // 2]
+    frame[{"tag": 0, "payload": 20, "mac": -1, "length": 15}[how]] ^= 1
+    return frame
+
+
+@pytest.mark.parametrize("how", ["tag", "payload", "mac", "length", "repeated", "exchanged"])
+def test_a_message_that_was_changed_on_its_way_ends_the_connection(meshes, how):
+    one, other = meshes(2, None)
+    with contextlib.ExitStack() as stack:
+        sender, middle, attacker, receiver = (
+            stack.enter_context(each) for _ in range(2) for each in socket.socketpair()
+        )
+        other._connections[0].close()
+        theirs = _Connection(sender, [Seal(b"key", 0, 1), Seal(b"key", 1, 0)])
+        other._connections[0] = _Connection(receiver, [Seal(b"key", 1, 0), Seal(b"key", 0, 1)])
+        other._by_descriptor = {receiver.fileno(): 0}
+        payloads = [b"x" * 40] * (2 if how == "exchanged" else 1)
+        theirs.queue.extend(mesh.Sending(1, np.frombuffer(each, np.uint8)) for each in payloads)
+        theirs.flush()
+        attacker.sendall(changed(middle.recv(1000), how))
+        wait_until(lambda: turn(other) and other.ended)
+        assert other.ended == {0: "has sent what was changed on its way"}
+        assert (other.take(1) is not None) == (how == "repeated") and other.take(1) is None
+
+
+def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch):
+    of_tcp(monkeypatch)
+    strangers, true = [], rendezvous.Start.connect
+    rank = rendezvous._RANK.pack(1)
+
+    def connect(self, key, facts):
+        """Connect all others when strangers have."""
+        if self._rank == 0:
+            for said in (b"", b"GET / HTTP/1.0\r\n\r\n" + bytes(40), rank + bytes(32), rank):
+                stranger = socket.create_connection((facts[0]["addresses"][0], facts[0]["port"]))
+                stranger.sendall(said)
+                strangers.append(stranger)
+        return true(self, key, facts)
+
+    monkeypatch.setattr(rendezvous.Start, "connect", connect)
+    one, other = meshes(2)
+    one.send(1, b"right", 1)
+    wait_until(lambda: turn(other))
+    assert bytes(other.take(1)[1]) == b"right"
+    address = strangers[0].getpeername()
+    for stranger in strangers:
+        stranger.settimeout(LONG)
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(100) == b""
+        stranger.close()
+    with pytest.raises(OSError):  # nothing listens any more
+        socket.create_connection(address)
+
+
+def test_other_secrets_are_refused(meshes):
+    one, other = meshes(2, [SECRET, b"another"])
+    assert isinstance(one, SecretsDiffer) and isinstance(other, SecretsDiffer)
+    assert "process 1 of this job has another secret than this one" in str(one)
+
+
+def test_machines_that_can_not_connect_are_named_with_their_addresses(meshes, monkeypatch):
+    of_tcp(monkeypatch)
+    monkeypatch.setattr(rendezvous, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous, "_CALL_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "addresses", lambda: ["127.9.9.9"])
+    monkeypatch.setattr(rendezvous.Start, "_answer", lambda self, connection: connection.close())
+    one, other = meshes(2)
+    here = socket.gethostname()
+    said = f"{here} can't connect to {here}, whose addresses are 127.9.9.9. If machines have others"
+    for each in (one, other):
+        assert isinstance(each, Unreachable) and str(each).startswith(said)
+        assert "SYNKHRONOS_NETWORK=10.1.0.0/16" in str(each)
+
+
+@pytest.mark.parametrize("name", ["SYNKHRONOS_NETWORK", "OMPI_MCA_btl_tcp_if_include"])
+def test_addresses_are_those_of_the_named_networks(monkeypatch, name):
+    found = rendezvous.addresses()
+    assert found[-1] == "127.0.0.1"
+    for network in ("lo", "127.0.0.0/8", "nothing, 127.0.0.0/24"):
+        monkeypatch.setenv(name, network)
+        assert rendezvous.addresses() == ["127.0.0.1"]
+    monkeypatch.setenv(name, "203.0.113.0/24")
+    assert rendezvous.addresses() == found  # none is there
