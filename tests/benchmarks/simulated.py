@@ -33,7 +33,6 @@ from synkhronos.comm.mpi import (
     base_carrier,
     carrier,
     mesh,
-    secret,
     variable_collectives,
 )
 from synkhronos.comm.mpi.job import SessionPlan, Wish
@@ -159,7 +158,7 @@ class Machine(threading.Thread):
         try:
             if not self.network.is_over:
                 self.exchange = _Exchange(self)
-                self.carrier = carrier.Carrier(self.leader, _Socket(_LISTENER))
+                self.carrier = carrier.Carrier(self.exchange, self.leader, _Socket(_LISTENER))
                 self.carrier.run()
         except _Over:
             pass
@@ -243,6 +242,13 @@ class _Exchange(mesh.Exchange):
         content = payload.copy() if is_whole else None
         left = self._network.send(me, machine, tag, len(payload), content)
         return SimpleNamespace(Test=lambda: me.now >= left)
+
+    def end(self, machine, why):
+        """Exchange nothing more with a machine."""
+        self.ended[machine] = why
+
+    def close_writing(self):
+        """Do nothing: all has been sent."""
 
     def read(self, descriptor):
         """Take the messages that have come."""
@@ -472,8 +478,6 @@ def _replaced(network, whole, segments):
         monotonic=lambda: network.running.now,
         sleep=lambda seconds: network.running.sleep(seconds),
     )
-    comm = SimpleNamespace(Set_errhandler=lambda handler: None)
-    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Dup=lambda: comm), ERRORS_RETURN=None)
 
     class Poll(dict):
         """A `select.poll`: descriptor -> events."""
@@ -487,8 +491,6 @@ def _replaced(network, whole, segments):
     polls = SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
     made = [
         *((module, "time", clock) for module in (base_carrier, heartbeats, reports)),
-        (carrier, "MPI", mpi),
-        (secret, "connected", lambda comm, given: network.running.exchange),
         (base_carrier, "select", polls),
         (base_carrier, "Mail", _Mail),
         (base_carrier, "Segments", lambda: segments),

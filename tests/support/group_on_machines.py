@@ -21,15 +21,15 @@ from synkhronos.parameter_server.group import membership
 def machine(folder):
     """Run one crew after another, until there is a file `end`."""
     from synkhronos.comm.mpi import mpi_library
+    from synkhronos.comm.mpi.mesh import Mesh
 
-    mpi_library.begin()
-    for number in itertools.count(1):
-        while not os.path.exists(f"{folder}/{number}/work"):
-            if os.path.exists(f"{folder}/end"):
-                mpi_library.MPI.Finalize()
-                return
-            time.sleep(0.002)
-        run_crew(f"{folder}/{number}", mpi_library.MPI.COMM_WORLD.Dup())
+    with mpi_library.begun() as comm:
+        for number in itertools.count(1):
+            while not os.path.exists(f"{folder}/{number}/work"):
+                if os.path.exists(f"{folder}/end"):
+                    return
+                time.sleep(0.002)
+            run_crew(f"{folder}/{number}", Mesh(comm, None))
 
 
 def run_crew(folder, comm):

@@ -69,7 +69,7 @@ class BaseCarrier:
         comm.on_message = self._heartbeats.note  # parts of arrays are heartbeats, too
         self.traffic = [0, 0]  # the number of messages that this carrier has sent, and of bytes
         self.is_running = True
-        self.has_lost = False  # a machine: MPI_Finalize would wait for it
+        self.has_lost = False  # whether a machine is lost: then the others are not waited for long
 
     def make_mail(self, sockets: Mapping[int, socket.socket]) -> Mail:
         """Return what exchanges messages with the processes of this machine."""
@@ -96,8 +96,8 @@ class BaseCarrier:
                     self._lose(machine, silent())
         self.send_what_is_left()
 
-    def _wait(self):
-        """Wait until something can be read or sent; return the descriptors."""
+    def _wait(self, seconds=float("inf")):
+        """Wait until something can be read or sent, or a heartbeat is due; return descriptors."""
         unsent = {*self._mail.unsent, *self._comm.unsent}
         awaited = dict.fromkeys((*self._mail.peers, *self._comm.descriptors), select.POLLIN)
         awaited.update(dict.fromkeys(self._listeners, select.POLLIN))
@@ -108,11 +108,12 @@ class BaseCarrier:
             for descriptor, events in awaited.items():
                 self._poll.register(descriptor, events)
             self._awaited = awaited
-        return [each for each, _ in self._poll.poll(1000 * self._heartbeats.seconds_left)]
+        seconds = max(min(seconds, self._heartbeats.seconds_left), 0.0)
+        return [each for each, _ in self._poll.poll(1000 * seconds)]
 
     def _lose(self, machine, why):
         if self.is_running and machine not in self._lost:
-            self.lose(machine)
+            self.lose(machine, why)
             self.on_loss(machine, why)
 
     def progress(self) -> bool:
@@ -211,22 +212,27 @@ class BaseCarrier:
             then()
         return self.progress() or happened or bool(ended)
 
-    def lose(self, machine: int) -> None:
+    def lose(self, machine: int, why: str) -> None:
         """Exchange nothing more with a machine."""
+        self._comm.end(machine, why)
         self.has_lost = True
         self._lost.add(machine)
         self._heartbeats.drop(machine)
         self._sending = [each for each in self._sending if each[1] != machine]
 
     def send_what_is_left(self) -> None:
-        """Wait until all messages have been sent, but not for long."""
+        """Send all messages, and wait for the end of the other carriers; but not for long."""
         end = time.monotonic() + (_AFTER_A_LOSS if self.has_lost else _LAST_SECONDS)
-        while (self._sending or self._mail.unsent) and time.monotonic() < end:
-            for descriptor in self._wait():
-                if descriptor in self._comm.descriptors:
-                    self._comm.read(descriptor)
+        while time.monotonic() < end:
             self._mail.flush()
             self._sending = [each for each in self._sending if not each[0].Test()]
+            if not (self._sending or self._comm.unsent):
+                self._comm.close_writing()  # others read all of it, and then the end
+            if not (self._mail.unsent or self._comm.descriptors):
+                break
+            for descriptor in self._wait(end - time.monotonic()):
+                if descriptor in self._comm.descriptors:
+                    self._comm.read(descriptor)
 
 
 def _framed(message):

@@ -25,7 +25,6 @@ import pickle
 import signal
 import socket
 import sys
-import time
 import traceback
 
 from synkhronos._machine.log import log
@@ -35,22 +34,19 @@ from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
-from synkhronos.comm.mpi.mpi_library import MPI, begin, end
+from synkhronos.comm.mpi.mpi_library import begun
 from synkhronos.comm.mpi.reductions import Reductions
 from synkhronos.comm.mpi.rendezvous import Unreachable
 
 _LEADER = 0  # the peer number of the first process of the machine
-_AFTER_LOSS = 1.5  # seconds for other carriers to end: they miss the first machine in a heartbeat
 _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}  # that may be answered "failed"
 
 
 class Carrier(BaseCarrier):
-    """The event loop of a carrier; `given` is the secret of the job, if its environment has one."""
+    """The event loop of a carrier; ranks connect to the socket `listener`."""
 
-    def __init__(self, leader, listener, given=None):
-        comm = MPI.COMM_WORLD.Dup()
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
-        super().__init__(secret.connected(comm, given), {_LEADER: leader})
+    def __init__(self, mesh, leader, listener):
+        super().__init__(mesh, {_LEADER: leader})
         self._listener, self._n_peers = listener, 1
         listener.setblocking(False)  # a rank that connects may have ended before it is accepted
         self._listeners.add(listener.fileno())
@@ -264,26 +260,22 @@ def main(fd: int, bound: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script handles it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     given = secret.take()
-    begin()
-    listener = socket.socket(fileno=bound)
-    listener.listen(1024)  # not in the leader: ranks ask the socket which process has called this
     try:
-        carrier = Carrier(socket.socket(fileno=fd), listener, given)
+        with begun() as comm:
+            mesh = secret.connected(comm, given)
     except (secret.NoSecret, Unreachable) as error:
         log.error("%s: %s", socket.gethostname(), error)
         os._exit(1)  # MPI_Finalize would wait for others
+    listener = socket.socket(fileno=bound)
+    listener.listen(1024)  # not in the leader: ranks ask the socket which process has called this
+    carrier = Carrier(mesh, socket.socket(fileno=fd), listener)
     signal.signal(signal.SIGTERM, carrier.hear_sigterm)
     try:
         carrier.run()
     except Exception as error:
         traceback.print_exc()
         carrier.fail(f"The process that speaks MPI can't go on: {problem_here(error)}")
-    finally:
-        if carrier.has_lost:
-            time.sleep(_AFTER_LOSS)  # else MPI complains on others that a socket has closed
-            os._exit(1)  # MPI_Finalize, also at Python's exit, would wait for the lost machine
-    # Before Python's exit: messages may be under way in memory that the carrier holds.
-    end()
+    sys.exit(carrier.has_lost)
 
 
 if __name__ == "__main__":

@@ -190,14 +190,28 @@ class Mesh(Exchange):
         except OSError as error:
             self._end(rank, error)
 
-    def _end(self, rank, error=None):
+    def _end(self, rank, error):
+        if isinstance(error, Changed):
+            self.end(rank, "has sent what was changed on its way")
+        elif getattr(error, "errno", None) in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
+            self.end(rank, silent())
+        else:
+            self.end(rank, "has ended its connection")
+
+    def end(self, rank: int, why: str) -> None:
+        """Exchange nothing more with a process."""
         connection = self._connections[rank]
         if self._by_descriptor.pop(connection.fileno(), None) is not None:
             connection.close()
-            was_silent = error is not None and error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH)
-            changed = "has sent what was changed on its way"
-            why = changed if isinstance(error, Changed) else "has ended its connection"
-            self.ended[rank] = silent() if was_silent else why
+            self.ended[rank] = why
+
+    def close_writing(self) -> None:
+        """Send nothing more, which the others see as the end; what they send is still read.
+
+        Closed at once, with something unread, a connection would lose what was sent last.
+        """
+        for rank in self._by_descriptor.values():
+            self._connections[rank].close_writing()
 
     def read(self, descriptor: int) -> None:
         """Take what has come through a connection, and send what there is room for now."""
@@ -208,10 +222,8 @@ class Mesh(Exchange):
         try:
             for tag, payload in connection.receive(self, rank):
                 self.deliver(rank, tag, payload)
-        except OSError as error:
+        except (OSError, EOFError) as error:
             self._end(rank, error)
-        except EOFError:
-            self._end(rank)
 
 
 class _Connection:
@@ -235,6 +247,11 @@ class _Connection:
     def close(self):
         """Close this end."""
         self._socket.close()
+
+    def close_writing(self):
+        """Let the other end read to the end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def flush(self):
         """Send what there is room for; raises OSError if the connection has ended."""

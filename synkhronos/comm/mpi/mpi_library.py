@@ -1,4 +1,4 @@
-"""MPI's library, for processes that mpirun has started: the import loads it, `begin` begins MPI."""
+"""MPI's library, for processes that mpirun has started: the import loads it, `begun` begins MPI."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import warnings
+from typing import Any, Iterator
 
 import mpi4py
 
@@ -16,10 +17,6 @@ from synkhronos.comm.mpi.settings import away, open_no_ports
 from synkhronos.comm.mpi.strangers import Strangers
 
 open_no_ports()
-# Open MPI asks the receiver before it sends a message larger than this. The question and the answer
-# would wait behind data that a slow cable has queued, and here the receiver is almost always ready.
-# The limit is that of a part of an array, its seal, and MPI's header.
-os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str((1 << 20) + (1 << 12)))
 # Open MPI would print a page about a peer that has ended, in addition to its error.
 os.environ.setdefault("OMPI_MCA_btl_base_warn_peer_error", "0")
 mpi4py.rc.initialize = False
@@ -35,18 +32,23 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGHUP))
 
 
-def begin(level: int = MPI.THREAD_SINGLE) -> None:
-    """Begin MPI, for a carrier, in the thread that will use it; MPI's errors raise from now on."""
+@contextlib.contextmanager
+def begun(level: int = MPI.THREAD_SINGLE) -> Iterator[Any]:
+    """Begin MPI, in the thread that uses it; yield the communicator of all processes; end MPI.
+
+    The end waits for the other processes, but not after an exception: then this process must end.
+    """
+    strangers = None
     with contextlib.suppress(OSError):  # /proc may lack the file that `Strangers` needs
-        Strangers().start()
+        strangers = Strangers()
+        strangers.start()
     with folders.of_segment(), away():
         _call("MPI_Init_thread", None, None, level, ctypes.byref(ctypes.c_int()))
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-
-
-def end() -> None:
-    """End MPI; waits until the other carriers do."""
+    yield MPI.COMM_WORLD
     _call("MPI_Finalize")
+    if strangers is not None:
+        strangers.end()
 
 
 def _call(name, *arguments):

@@ -53,14 +53,17 @@ class Strangers(threading.Thread):
         self._alert_until = 0.0
         self._rests_until = 0.0  # when the ports take connections again; 0 if they do
         self._has_told = False
+        self._is_over = threading.Event()
 
     def run(self):
-        """Look again and again, until the thread has ended."""
+        """Look again and again, until `end`, or the thread has ended."""
         next_search = 0.0
         with contextlib.suppress(OSError):
             while True:
                 is_alert = time.monotonic() < self._alert_until
-                time.sleep(_LOOKS_SECONDS_AFTER_ONE if is_alert else _LOOKS_SECONDS)
+                seconds = _LOOKS_SECONDS_AFTER_ONE if is_alert else _LOOKS_SECONDS
+                if self._is_over.wait(seconds):
+                    break
                 self._look_at_call()
                 if 0 < self._rests_until < time.monotonic():
                     self._rests_until = 0.0
@@ -68,6 +71,10 @@ class Strangers(threading.Thread):
                 if time.monotonic() > next_search:
                     next_search = time.monotonic() + _SEARCH_SECONDS
                     self._close_those_with_less(1, self._silence_seconds, "sent nothing")
+
+    def end(self):
+        """Look no more."""
+        self._is_over.set()
 
     def _look_at_call(self):
         """Close the connection that the thread reads from, if it read from it at the last look."""

@@ -170,7 +170,7 @@ class GroupCarrier(BaseCarrier):
     def from_machine_gone(self, machine, rank, why, is_lost=False):
         """Tell the ranks here of the end of one elsewhere."""
         if is_lost:
-            self._count_out(self._machine_of[rank])
+            self._count_out(self._machine_of[rank], why)
         if rank in self._gone:
             return
         self._gone.add(rank)
@@ -178,15 +178,15 @@ class GroupCarrier(BaseCarrier):
         for local in range(len(self._here)):
             self._mail.send(local, ("gone", rank))  # after the messages of this rank
 
-    def _count_out(self, machine):
+    def _count_out(self, machine, why):
         """Wait for a machine no more, and take no message from it."""
-        self.lose(machine)
+        self.lose(machine, why)
         self._reductions = []
         self.from_machine_over(machine)
 
     def on_loss(self, machine, why):
         """Tell the ranks here, on the first machine all ranks, that those of a machine are lost."""
-        self._count_out(machine)
+        self._count_out(machine, why)
         for rank in self._ranks[machine]:
             if rank not in self._gone:
                 self.on_lost(rank, why)

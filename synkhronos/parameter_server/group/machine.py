@@ -83,24 +83,21 @@ class _MpiThread(threading.Thread):
         from synkhronos.comm.mpi.rendezvous import Unreachable
         from synkhronos.parameter_server.group.carrier import GroupCarrier
 
-        MPI = mpi_library.MPI
-        mpi_library.begin(MPI.THREAD_FUNNELED)
         try:
-            comm = secret.connected(MPI.COMM_WORLD, own_secret)
+            with mpi_library.begun(mpi_library.MPI.THREAD_FUNNELED) as comm:
+                mesh = secret.connected(comm, own_secret)
         except (secret.NoSecret, Unreachable) as error:
             sys.stderr.write(f"{socket.gethostname()}: {error}\n")
             sys.stderr.flush()
             os._exit(1)  # MPI_Finalize would wait for others, and MPI_Abort prints a page
-        self.carrier = GroupCarrier(comm, self._ranks)
+        self.carrier = GroupCarrier(mesh, self._ranks)
         self._has_begun.set()
         self.carrier.run()
-        if not self.carrier.has_lost:
-            mpi_library.end()
 
     def end(self) -> None:
         """End this process when the ranks of all machines have ended."""
         self.join()
-        os._exit(0)  # after a loss, MPI_Finalize at exit would wait for others
+        os._exit(0)
 
 
 class _Machine(Children):
