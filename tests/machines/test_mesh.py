@@ -190,7 +190,7 @@ def changed(frame, how):
 
 @pytest.mark.parametrize("how", ["tag", "payload", "mac", "length", "repeated", "exchanged"])
 def test_a_message_that_was_changed_on_its_way_ends_the_connection(meshes, how):
-    one, other = meshes(2, None)
+    _, other = meshes(2, None)
     with contextlib.ExitStack() as stack:
         sender, middle, attacker, receiver = (
             stack.enter_context(each) for _ in range(2) for each in socket.socketpair()

@@ -1,18 +1,16 @@
 """EASGD, ASGD and GOSGD in processes of their own; one worker compared with plain Theano."""
 
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support import hosts, rules
+from support import rules
 from support.compatible import restored
 from support.rules import Serial
 
 from synkhronos.rules import compatible
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-FORGING = str(Path(hosts.ROOT, "tests", "support", "forging"))
 SETTINGS = {"n_rows": 96, "n_epochs": 4, "lr": 0.05}
 RULES = ["EASGD", "ASGD", "GOSGD"]
 # EASGD and ASGD differ in what is exchanged: their servers and workers begin, fail and end alike.

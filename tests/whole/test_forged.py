@@ -1,4 +1,4 @@
-"""Jobs whose processes are sent forged messages all the time: they take none, and go on.
+"""Jobs whose processes are attacked at their start: they take nothing that is forged, and go on.
 
 The secret, without which no right message can be made, is where only its user can read it.
 """
@@ -131,7 +131,7 @@ def test_a_job_goes_on_among_forged_messages(two_hosts, tmp_path, script, option
     output = said()
     assert output.count("right") == rights, output
     assert not (tmp_path / "unpickled").exists()
-    assert len(list(tmp_path.glob("forger-*"))) == 2  # the carriers
-    assert output.count("dropped a message in the name of process ") == 2, output
+    forgers = list(tmp_path.glob("forger-*"))
+    assert len(forgers) == 2 and all(int(each.read_text()) >= 5 for each in forgers)  # the carriers
     for path in tmp_path.rglob("*"):
         assert not any(each in path.read_bytes() for each in secrets if path.is_file())

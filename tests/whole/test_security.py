@@ -271,7 +271,6 @@ UNPICKLED = {
     ("comm.mpi.link", "_sort"): "messages of another machine",
     ("comm.reports", "raised_by_rank"): "answers",
     ("comm.channel", "receive"): "messages on a socket",
-    ("comm.mpi.sealed", "allgather"): "messages of another machine",
     ("comm.mpi.base_carrier", "_unframed"): "messages of another machine",
     ("parameter_server.group.several_machines", "_of_carrier"): "messages of a group",
     ("parameter_server.group.one_machine", "_read"): "messages of a group",

@@ -90,7 +90,7 @@ class NetworkAllReduce:
 
     def progress(self) -> bool:
         """Do what can be done now; return whether the all-reduce has ended."""
-        while any([stream.progress() for stream in self._streams]):
+        while sum(stream.progress() for stream in self._streams):  # all of them, in turns
             pass
         self._streams = [stream for stream in self._streams if not stream.is_over]
         return not self._streams

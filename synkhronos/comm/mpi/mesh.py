@@ -43,7 +43,7 @@ class Changed(ConnectionError):
 class Sending:
     """A message that is being sent; its memory must stay as it is until `Test` returns true."""
 
-    __slots__ = "tag", "payload", "is_sent"
+    __slots__ = "is_sent", "payload", "tag"
 
     def __init__(self, tag, payload):
         self.tag, self.payload, self.is_sent = tag, payload, False
@@ -56,7 +56,7 @@ class Sending:
 class Coming:
     """A message that is awaited, and the memory for it, which changes before it was checked."""
 
-    __slots__ = "memory", "has_come"
+    __slots__ = "has_come", "memory"
 
     def __init__(self, memory):
         self.memory, self.has_come = memory, False

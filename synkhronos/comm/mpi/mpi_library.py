@@ -14,7 +14,6 @@ import mpi4py
 
 from synkhronos.comm.mpi import folders
 from synkhronos.comm.mpi.settings import away, open_no_ports
-from synkhronos.comm.mpi.strangers import Strangers
 
 open_no_ports()
 # Open MPI would print a page about a peer that has ended, in addition to its error.
@@ -38,17 +37,11 @@ def begun(level: int = MPI.THREAD_SINGLE) -> Iterator[Any]:
 
     The end waits for the other processes, but not after an exception: then this process must end.
     """
-    strangers = None
-    with contextlib.suppress(OSError):  # /proc may lack the file that `Strangers` needs
-        strangers = Strangers()
-        strangers.start()
     with folders.of_segment(), away():
         _call("MPI_Init_thread", None, None, level, ctypes.byref(ctypes.c_int()))
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     yield MPI.COMM_WORLD
     _call("MPI_Finalize")
-    if strangers is not None:
-        strangers.end()
 
 
 def _call(name, *arguments):

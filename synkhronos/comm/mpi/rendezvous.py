@@ -163,9 +163,9 @@ def _read_exactly(connection, nbytes):
 def _unreachable(host, of):
     tried = ", ".join(of["addresses"]) or "none"
     return (
-        f"{host} can't connect to {of['host']}, whose addresses are {tried}. If machines have others "
-        f"for one another, name their network, such as {VARIABLE}=10.1.0.0/16, in the environment "
-        "of all processes; and let their firewalls pass connections between them"
+        f"{host} can't connect to {of['host']}, whose addresses are {tried}. If machines have "
+        f"others for one another, name their network, such as {VARIABLE}=10.1.0.0/16, in the "
+        "environment of all processes; and let their firewalls pass connections between them"
     )
 
 

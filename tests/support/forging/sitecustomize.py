@@ -1,7 +1,7 @@
-"""Let each process of a job send forged messages before each right one, from its start.
+"""Let each process of a job attack the others at its start, and forge MPI's messages.
 
-For processes whose PYTHONPATH has this folder. They have what an attacker may know: communicators,
-tags, lengths, numbers and earlier messages. A forged pickle writes a file where it is read.
+For processes whose PYTHONPATH has this folder. They have what an attacker may know: addresses,
+ports, ranks and lengths, but no key. A forged pickle writes a file where it is read.
 """
 
 import sys
@@ -12,39 +12,50 @@ class _Evil:
     def __reduce__(self):
         return open, (os.path.join(os.environ["FORGED"], "unpickled"), "w")
 
-_first, _kept, _true_send = {}, [], Sealed.Isend
+_held, _true_agree, _true_connect = [], agree, Start.connect
 
-def _forging_send(self, buffer, dest, tag=0):
-    evil, length = pickle.dumps(_Evil()), len(bytes_of(buffer))
-    frames = [np.frombuffer(evil, np.uint8), np.zeros(length, np.uint8)]
-    for payload in (evil, b"\\1" * length):  # as the right one will be, but for the secret
-        guessed = Seal(b"not the key", self.rank, self.size)
-        guessed._n_sent = list(self._seal._n_sent)
-        frames.append(guessed.close(dest, tag, payload))
-    if (dest, tag) in _first:
-        frames.append(_first[dest, tag])
-    for frame in frames:
-        _kept.append((self._comm.Isend([frame, MPI.BYTE], dest, tag), frame))
-    right = self._seal.close
+def agree(comm, secret, facts):
+    import pickle
 
-    def close(*given):
-        frame = right(*given)
-        _first.setdefault((dest, tag), frame)
-        return frame
+    from synkhronos.comm.mpi.mpi_library import MPI
 
-    self._seal.close = close
-    try:
-        return _true_send(self, buffer, dest, tag)
-    finally:
-        self._seal.close = right
+    found = _true_agree(comm, secret, facts)
+    frame = np.frombuffer(pickle.dumps(_Evil()), np.uint8)
+    for rank in range(comm.size):
+        for tag in (0, 1, 21_000):
+            if rank != comm.rank:
+                _held.append((comm.Isend([frame, MPI.BYTE], rank, tag), frame))
+    return found
 
-Sealed.Isend = _forging_send
-open(os.path.join(os.environ["FORGED"], f"forger-{os.getpid()}-{os.uname().nodename}"), "w").close()
+def _connect_after_attacks(self, key, facts):
+    import pickle
+
+    evil = pickle.dumps(_Evil())
+    head = struct.pack("=2Q", 1, len(evil))
+    n_taken = 0
+    for rank, each in enumerate(facts):
+        for address in each["addresses"]:
+            if rank == self._rank or address.startswith("127."):
+                continue
+            claims = [_RANK.pack(other) for other in range(len(facts))]
+            claims = [claim + bytes(32) + head + evil for claim in claims]
+            for said in (b"", b"OP", head + evil, *claims):
+                with contextlib.suppress(OSError):
+                    stranger = socket.create_connection((address, each["port"]), 1)
+                    stranger.sendall(said)
+                    _held.append(stranger)
+                    n_taken += 1
+    name = f"forger-{os.getpid()}-{os.uname().nodename}"
+    with open(os.path.join(os.environ["FORGED"], name), "w") as file:
+        file.write(str(n_taken))
+    return _true_connect(self, key, facts)
+
+Start.connect = _connect_after_attacks
 """
 
 
 class Loader(SourceFileLoader):
-    """Loads the module of checked messages with that at its end."""
+    """Loads the module that connects processes with that at its end."""
 
     def get_code(self, fullname):
         source = self.get_source(fullname) + FORGING
@@ -56,7 +67,7 @@ class Finder:
 
     @staticmethod
     def find_spec(fullname, path=None, target=None):
-        if fullname != "synkhronos.comm.mpi.sealed":
+        if fullname != "synkhronos.comm.mpi.rendezvous":
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         spec.loader = Loader(fullname, spec.origin)
