@@ -89,10 +89,12 @@ def turn(*them):
     return found
 
 
-@pytest.fixture(params=["sealed", "hmac", "unix"])
+@pytest.fixture(params=["sealed", "hmac", "trusting", "unix"])
 def way(request, monkeypatch):
     if request.param != "unix":
         of_tcp(monkeypatch)
+    if request.param == "trusting":
+        monkeypatch.setenv(rendezvous.TRUST, "1")
     if request.param == "hmac":
         monkeypatch.setattr(rendezvous, "has_gmac", lambda: False)
     return request.param
@@ -206,6 +208,20 @@ def test_a_message_that_was_changed_on_its_way_ends_the_connection(meshes, how):
         wait_until(lambda: turn(other) and other.ended)
         assert other.ended == {0: "has sent what was changed on its way"}
         assert (other.take(1) is not None) == (how == "repeated") and other.take(1) is None
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_on_a_trusted_network_only_what_is_unpickled_is_sealed(meshes, monkeypatch, trusts):
+    of_tcp(monkeypatch)
+    monkeypatch.setenv(rendezvous.TRUST, "1" if trusts else "")
+    one, other = meshes(2)
+    monkeypatch.setattr(one._connections[1]._seals[0], "next", lambda *_: bytes(16))
+    one.send(1, b"an array", mesh.SEALED + 1)
+    one.send(1, b"a pickle", mesh.SEALED)
+    wait_until(lambda: turn(other) and other.ended)
+    assert other.ended == {0: "has sent what was changed on its way"}
+    assert other.take(mesh.SEALED) is None
+    assert (other.take(mesh.SEALED + 1) is not None) == trusts
 
 
 def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch):

@@ -26,9 +26,10 @@ from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Mail
 from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.heartbeats import Heartbeats, silent
+from synkhronos.comm.mpi.mesh import SEALED
 from synkhronos.comm.mpi.transfers import PART, bytes_of, pickled
 
-_MESSAGE = 1  # the tag of messages; all-reduces have others
+_MESSAGE = SEALED  # the tag of messages; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
 _WINDOW = 16  # parts of arrays under way to one machine
 _LENGTH, _HEAD = struct.Struct("Q"), struct.Struct("2Q")

@@ -29,6 +29,7 @@ from synkhronos.comm.mpi.rendezvous import Start, agree
 from synkhronos.comm.mpi.sealed import MAC, Seal
 from synkhronos.comm.mpi.transfers import bytes_of
 
+SEALED = 1  # the tag of messages that are unpickled
 _HEAD = struct.Struct("=2Q")  # tag, bytes of the payload
 _BUFFERED = 1 << 16  # bytes that are read in addition to a large payload
 _SMALL = 1 << 15  # bytes of a payload that passes through this buffer
@@ -155,14 +156,14 @@ class Mesh(Exchange):
         with contextlib.ExitStack() as stack:
             start = Start(self.rank, stack, is_on_network=secret is not None)
             key, facts = agree(comm, secret or b"", start.facts)
-            with_gmac = all(each["gmac"] for each in facts)
+            with_gmac, trusts = (all(each[fact] for each in facts) for fact in ("gmac", "trusts"))
             self.hosts = [each["host"] for each in facts]
             for rank, connection in start.connect(key, facts):
                 seals = None
                 if connection.family != socket.AF_UNIX:
                     ends = (self.rank, rank), (rank, self.rank)
                     seals = [Seal(key, *each, with_gmac) for each in ends]
-                self._connections[rank] = _Connection(connection, seals)
+                self._connections[rank] = _Connection(connection, seals, trusts)
                 self._by_descriptor[connection.fileno()] = rank
 
     @property
@@ -227,10 +228,13 @@ class Mesh(Exchange):
 
 
 class _Connection:
-    """One end of a connection; `seals` are those of what goes out and of what comes in."""
+    """One end of a connection; `seals` are those of what goes out and of what comes in.
 
-    def __init__(self, connection, seals):
-        self._socket, self._seals = connection, seals
+    On a network that it `trusts` only messages of the tag `SEALED` are sealed, which are unpickled.
+    """
+
+    def __init__(self, connection, seals, trusts=False):
+        self._socket, self._seals, self._trusts = connection, seals, trusts
         self.queue = collections.deque()  # the Sendings that the system has not taken whole
         self._going = []  # what is left of the first
         self._buffer = bytearray(_BUFFERED)
@@ -259,7 +263,7 @@ class _Connection:
             while self.queue:
                 if not self._going:
                     tag, payload = self.queue[0].tag, self.queue[0].payload
-                    mac = b"" if self._seals is None else self._seals[0].next(tag, payload)
+                    mac = self._seals[0].next(tag, payload) if self._is_sealed(tag) else b""
                     self._going = [_HEAD.pack(tag, len(payload)), memoryview(payload), mac]
                 n_sent = self._socket.sendmsg(self._going)
                 while self._going and n_sent >= len(self._going[0]):
@@ -279,6 +283,9 @@ class _Connection:
                 left -= self._read()
                 while self._has_next(exchange, source):
                     yield self._take()
+
+    def _is_sealed(self, tag):
+        return self._seals is not None and (tag == SEALED or not self._trusts)
 
     def _read(self):
         """Read into the payload that is coming, and on into the buffer."""
@@ -300,11 +307,11 @@ class _Connection:
     def _has_next(self, exchange, source):
         """Return whether all of a message has come."""
         n_here = self._end - self._begin
-        n_mac = 0 if self._seals is None else MAC
         if self._tag is None:
             if n_here < _HEAD.size:
                 return False
             tag, nbytes = _HEAD.unpack_from(self._buffer, self._begin)
+            n_mac = MAC if self._is_sealed(tag) else 0
             if nbytes > _LARGEST:
                 raise Changed
             if nbytes <= _SMALL:
@@ -319,12 +326,13 @@ class _Connection:
             payload[:n_here] = np.frombuffer(self._buffer, np.uint8, n_here, self._begin)
             self._rest = memoryview(payload)[n_here:]
             self._begin += n_here
+        n_mac = MAC if self._is_sealed(self._tag) else 0
         return not len(self._rest) and self._end - self._begin >= n_mac
 
     def _take(self):
         tag, payload = self._tag, self._payload
         self._tag = self._payload = self._rest = None
-        if self._seals is not None:
+        if self._is_sealed(tag):
             mac = bytes(self._buffer[self._begin : self._begin + MAC])
             self._begin += MAC
             if not self._seals[1].is_next(tag, payload, mac):

@@ -29,6 +29,7 @@ from synkhronos.comm.channel import is_own
 from synkhronos.comm.mpi.sealed import has_gmac
 
 VARIABLE = "SYNKHRONOS_NETWORK"  # the networks of which a job uses its machines' addresses
+TRUST = "SYNKHRONOS_TRUST_NETWORK"  # not empty: arrays are not checked
 _OF_OPEN_MPI = "OMPI_MCA_btl_tcp_if_include"
 _HELLO = b"synkhronos: this process of a job has the secret"
 _CALLS, _CALLED = b"calls", b"is called"
@@ -74,6 +75,7 @@ class Start:
         self.facts = {
             "host": socket.gethostname()[:64],
             "gmac": has_gmac(),
+            "trusts": bool(os.environ.get(TRUST)),
             "unix": name,
             "port": 0,
             "addresses": [],
