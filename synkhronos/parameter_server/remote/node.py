@@ -56,9 +56,6 @@ def main(argv: Sequence[str]) -> int:
     _, n_here = membership.place_of(os.environ) or (0, job.n_servers + job.n_workers)
     for name in _THREADS:
         os.environ.setdefault(name, str(default_threads(n_here)))
-    from synkhronos.parameter_server.remote import protocol
-
-    protocol.prepare()
     group = membership.join()
     if group.size != job.n_servers + job.n_workers:
         wanted = f"{job.n_servers} servers and {job.n_workers} workers"

@@ -10,25 +10,12 @@ Messages come in the order in which they were sent. Arrays travel in chunks, of 
 
 from __future__ import annotations
 
-import os
 from typing import Any, Iterator, NamedTuple
 
 from synkhronos.parameter_server.group.interface import Group
-from synkhronos.parameter_server.remote.queues import CHUNK_BYTES, Queue, Transfer
+from synkhronos.parameter_server.remote.queues import Queue, Transfer
 
 UNDER_WAY = 2  # chunks to each process
-# Otherwise Open MPI asks the receiver before it sends a chunk, and question and answer wait behind
-# the data that a slow network has queued. A small send buffer keeps this queue short.
-_SETTINGS = {
-    "OMPI_MCA_btl_tcp_eager_limit": str(2 * CHUNK_BYTES),
-    "OMPI_MCA_btl_tcp_sndbuf": str(CHUNK_BYTES // 2),
-}
-
-
-def prepare() -> None:
-    """Set what Open MPI reads when it is started."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
 
 
 class Failure(NamedTuple):
