@@ -120,6 +120,18 @@ class Hosts:
         """Take a host's cable away."""
         _ip("link", "set", f"s{self.net}v{number}", "down")
 
+    def part(self, one, other):
+        """Let nothing pass between two hosts from now on; others reach both."""
+        for here, there in ((one, other), (other, one)):
+            route = "route", "replace", "blackhole", f"{self.addresses[there - 1]}/32"
+            _ip("-n", f"synk{self.net}-{here}", *route)
+
+    def join(self, one, other):
+        """Let two parted hosts reach each other again."""
+        for here, there in ((one, other), (other, one)):
+            route = "route", "del", "blackhole", f"{self.addresses[there - 1]}/32"
+            _ip("-n", f"synk{self.net}-{here}", *route)
+
     def mend(self, number):
         """Put a host's cable back."""
         _ip("link", "set", f"s{self.net}v{number}", "up")

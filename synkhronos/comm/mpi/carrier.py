@@ -170,10 +170,14 @@ class Carrier(BaseCarrier):
     def on_loss(self, machine, why):
         """End the job: tell the leader here, and other machines."""
         host = self.hosts[machine]
-        self.post(_LEADER, "lost", machine, host, f"It {why}")
-        self.tell_all("end", f"Machine {host} is lost")
-        if machine == 0:
-            self.from_machine_end(machine, f"The first machine, {host}, is lost: It {why}")
+        name = f"Machine {host}" if machine else f"The first machine, {host},"
+        reason = f"{name} is lost: It {why}"
+        if not self._has_lost_job:
+            self.tell_all("end", reason, machine)
+        if self.machine == 0:
+            self.post(_LEADER, "lost", machine, host, f"It {why}")
+        else:
+            self.from_machine_end(machine, reason)
 
     def from_rank_tell(self, peer, to, message):
         """Pass a pickled message on to the leader of one machine, or to those of all others."""
@@ -235,13 +239,13 @@ class Carrier(BaseCarrier):
         self._got_sigterm = True
         self.is_running = self.is_running and not self._has_lost_job
 
-    def from_machine_end(self, machine, reason):
-        """End, because another machine has; after a loss not before the script.
+    def from_machine_end(self, machine, reason, lost=None):
+        """End, because another machine has, or is `lost`; after a loss not before the script.
 
         The script may still save something, and MPI would end it with the first carrier.
         """
         if not self._has_lost_job:
-            self.post(_LEADER, "end", reason, machine)
+            self.post(_LEADER, "end", reason, machine if lost is None else lost)
             self._has_lost_job = self.has_lost = reason is not None
         self.is_running = self._has_lost_job and 0 not in self._lost
 
