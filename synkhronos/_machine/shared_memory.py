@@ -120,19 +120,6 @@ class ArrayRef(NamedTuple):
     offset: int = 0  # bytes from the beginning of the segment
 
 
-class Map(mmap.mmap):
-    """A map of memory with pages of its own."""
-
-    is_shared = True
-
-
-def private_memory(nbytes: int) -> Map:
-    """Return zero-filled memory of this process, with pages of its own."""
-    memory = Map(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.is_shared = False
-    return memory
-
-
 class Segment:
     """A block of shared memory: created by one rank, attached by others."""
 
@@ -156,7 +143,7 @@ class Segment:
                         "ranks must see the same /proc (unshare --mount-proc)",
                         path,
                     )
-                return cls(ref, Map(fd, ref.nbytes))
+                return cls(ref, mmap.mmap(fd, ref.nbytes))
             finally:
                 os.close(fd)  # the map has a duplicate of its own
 
@@ -209,7 +196,7 @@ class Segments:
             fd = _reserve(nbytes, self.has_data)
             try:
                 file = os.fstat(fd)
-                memory = Map(fd, nbytes)
+                memory = mmap.mmap(fd, nbytes)
             except BaseException:
                 os.close(fd)
                 raise
@@ -233,7 +220,7 @@ class Segments:
             segment = self._attached.get(ref) or self._created.get(ref)
             if segment is None:
                 with _lack_of_descriptors_or_addresses_explained():
-                    memory = Map(descriptor, ref.nbytes)
+                    memory = mmap.mmap(descriptor, ref.nbytes)
                 segment = self._attached[ref] = Segment(ref, memory)
             return segment
         finally:
@@ -270,7 +257,7 @@ def is_in_a_segment(array) -> bool:
     """Return whether an array is a view of a segment."""
     while isinstance(array, np.ndarray):
         array = array.base
-    return isinstance(array, mmap.mmap) and getattr(array, "is_shared", True)
+    return isinstance(array, mmap.mmap)
 
 
 _MAPPED = re.compile(r"/dev/shm/(#|synkhronos-)\S* \(deleted\)")

@@ -14,7 +14,6 @@ from synkhronos._arithmetic import partition
 from synkhronos._arithmetic.partition import take_rows
 from synkhronos._arithmetic.reduction import Accumulator
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._machine.shared_memory import private_memory
 from synkhronos._wording import count
 from synkhronos.comm import Reference
 from synkhronos.comm.reports import add_advice
@@ -339,9 +338,7 @@ class Replica:
         shape = (*array.shape[:axis], len(rows), *array.shape[axis + 1 :])
         items, buffer = math.prod(shape), self._buffers.get(slot)
         if buffer is None or buffer.size < items:
-            dtype = np.dtype(array.dtype)
-            memory = private_memory(items * dtype.itemsize)
-            buffer = self._buffers[slot] = np.ndarray(items, dtype, memory)
+            buffer = self._buffers[slot] = np.empty(items, array.dtype)
         return buffer[:items].reshape(shape)
 
 

@@ -9,7 +9,6 @@ import weakref
 import numpy as np
 
 from synkhronos._arithmetic.partition import take_rows
-from synkhronos._machine.shared_memory import private_memory
 from synkhronos.comm import Gate, Memory
 from synkhronos.errors import SharedMemoryFull
 
@@ -81,8 +80,8 @@ class _ProcessMemory:
 
     def __init__(self, nbytes):
         try:
-            self._bytes = private_memory(nbytes)
-        except (MemoryError, OSError, OverflowError) as error:
+            self._bytes = np.zeros(max(nbytes, 1), np.uint8)
+        except (MemoryError, ValueError) as error:  # ValueError: NumPy can't count so many
             raise SharedMemoryFull(f"No room for {nbytes:,} bytes of memory.") from error
 
     def array(self, dtype, shape, offset=0):

@@ -20,7 +20,7 @@ Runs these parts, or those that are named, in the order in which they are named:
   pymc    bench pymc on 2 to 16 ranks, with the same kit
   check   the check's group cudnn, and NCCL between 1 to 4 ranks on cuda0, beside one another
   whole   check.py with one rank on cuda0 and with two, beside one another; then the check's figures alone
-  phases  how fast inputs reach the GPU; where the seconds go until the demo's ResNet-50 trains, and once more
+  phases  where the seconds go until the demo's ResNet-50 trains, and once more
 
 Each step has a time after which it is ended, and all together have --time (570). What no time is left for is left
 out. A step's output and figures are written as soon as they are there. After each step, OUT (a folder; default:
@@ -198,7 +198,6 @@ part_check() {
 }
 
 part_phases() {
-    [ -n "$cpu" ] || step inputs 60 "${theano[@]}" "$here/inputs.py" --device $one --networks $networks --batch $rows
     step profile-resnet 200 "${theano[@]}" "$here/profile_resnet.py" --devices $one "${large[@]}" --times 2 --limit 120
 }
 

@@ -223,10 +223,8 @@ def test_two_commands_are_enough():
     [
         ("profile_resnet.py --devices cpu --depth 8 --width 2 --size 8 --classes 4 --batch 8",
          ["optimizer", "thunks", "first step", "a step"]),
-        ("inputs.py --device cpu --networks mlp --batch 8 --seconds 0.02",
-         ["1 rank, locked", "mlp  losses"]),
     ],
-    ids=["resnet", "inputs"],
+    ids=["resnet"],
 )  # fmt: skip
 def test_scripts_that_measure(line, expected):
     with nothing_left():

@@ -36,8 +36,7 @@ in a rank on an OpenCL device, by `device_arrays`: kernels that can't be built t
     theano.scalar.basic.Maximum.c_code_cache_version
     theano.scalar.basic.Minimum.c_code_cache_version
     also the rewrites of `theano.gpuarray.opt`     `_NOT_ON_OPENCL`, and sums in half precision
-in a rank on a CUDA device, by `device_arrays`, `page_locks` and `cudnn`
-    theano.gpuarray.type.GpuArraySharedVariable.set_value   waits for copies from locked pages
+in a rank on a CUDA device, by `device_arrays` and `cudnn`
     theano.gpuarray.elemwise.GpuCAReduceCuda.c_code_cache_version_apply     0 counted as no version
     theano.gof.type.CDataType.c_code_cache_version          with the version of cuDNN
     theano.gof.type.CDataType, theano.gpuarray.dnn.DnnBase, GpuDnnConvDesc: c_header_dirs,

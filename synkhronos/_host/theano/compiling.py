@@ -13,7 +13,6 @@ from synkhronos._host.base.rewriting import with_fused_reductions
 from synkhronos._host.theano import device_arrays, lending, overlapping, portable  # noqa: F401
 from synkhronos._host.theano.cuda_context import CudaContext
 from synkhronos._host.theano.faster import switch
-from synkhronos._host.theano.page_locks import PageLocks
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.log import rank_in_a_call
 
@@ -69,8 +68,6 @@ def run(function, arguments, output_subset=None):
     """Call a compiled function; return all outputs, or those that `output_subset` numbers."""
     if CudaContext.current is not None:
         CudaContext.current.enter_thread()
-    locks = PageLocks.current
-    is_locked = locks is not None and locks.lock(arguments)
     try:
         if output_subset is None:
             outputs = function(*arguments)
@@ -83,6 +80,4 @@ def run(function, arguments, output_subset=None):
     except BaseException:
         functions.release_arguments(function)
         raise
-    if is_locked:
-        locks.wait()
     return outputs

@@ -12,39 +12,30 @@ import threading
 
 
 class CudaContext:
-    """The driver, and the handle of a context of pygpu; errors: OSError, AttributeError."""
+    """A context of pygpu, and its handle for CUDA's driver."""
 
     current = None  # that of this process, once it has opened a CUDA device
 
     def __init__(self, context):
-        pointer, self.driver = ctypes.c_void_p, ctypes.CDLL("libcuda.so")
+        pointer, self._driver = ctypes.c_void_p, ctypes.CDLL("libcuda.so")
         find = ctypes.CDLL("libgpuarray.so.3").gpuarray_get_extension
         find.restype, find.argtypes = pointer, [ctypes.c_char_p]
         names = b"cuda_enter", b"cuda_exit"
         enter, leave = [ctypes.CFUNCTYPE(None, pointer)(find(name)) for name in names]
-        self._context, self.handle = context, pointer()  # the context must live
+        self._context, self._handle = context, pointer()  # the context must live
         enter(context.ptr)
-        self.driver.cuCtxGetCurrent(ctypes.byref(self.handle))
+        self._driver.cuCtxGetCurrent(ctypes.byref(self._handle))
         leave(context.ptr)
         self._here = threading.local()
 
     @classmethod
-    def install(cls, context) -> "CudaContext":
+    def install(cls, context) -> None:
         """Use the context of pygpu in all threads from now on."""
         cls.current = cls(context)
         cls.current.enter_thread()
-        return cls.current
 
     def enter_thread(self) -> None:
         """Make the context current in the calling thread."""
         if not hasattr(self._here, "is_entered"):
-            self.driver.cuCtxSetCurrent(self.handle)
+            self._driver.cuCtxSetCurrent(self._handle)
             self._here.is_entered = True
-
-    def call(self, name, *arguments):
-        """Call a function of the driver in the context, from any thread; return its status."""
-        self.driver.cuCtxPushCurrent_v2(self.handle)
-        try:
-            return getattr(self.driver, name)(*arguments)
-        finally:
-            self.driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))

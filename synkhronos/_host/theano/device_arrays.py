@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from synkhronos._host.theano import cudnn, page_locks
+from synkhronos._host.theano import cudnn
 from synkhronos._host.theano.cuda_context import CudaContext
 from synkhronos.errors import SessionError
 
@@ -74,7 +74,7 @@ def import_device_backend(names=()):
             f"Ranks on GPUs and OpenCL devices need pygpu, which can't be imported here ({error}). "
             "`synkhronos info` says how to install it; CPU ranks work without it."
         ) from error
-    cudnn.tf32(), page_locks.limit()  # bad values are refused before the fork
+    cudnn.tf32()  # bad values are refused before the fork
     import theano.gpuarray
 
     return theano.gpuarray
@@ -102,8 +102,7 @@ def open_device(device: str, rank: int, threads: int, is_first: bool = True) -> 
     else:
         _let_reductions_be_cached()
         cudnn.enable(device_context(), wanted, is_first)
-        if page_locks.install(CudaContext.install(device_context())):
-            page_locks.wait_after_setting(backend.type.GpuArraySharedVariable)
+        CudaContext.install(device_context())
     for function in when_open:
         function()
 
@@ -203,7 +202,6 @@ def copy_from_device(value, out) -> None:
     direct = value.flags.c_contiguous and out.flags.c_contiguous and value.dtype == out.dtype
     if direct and value.size:
         value.read(out)
-        page_locks.wait_for(out)
     else:
         out[...] = np.asarray(value)
 
@@ -233,7 +231,6 @@ def copy_to_device(value, array) -> None:
         value.write(np.ascontiguousarray(array))  # also without axes, which pygpu can't index
     else:
         value[...] = array
-    page_locks.wait_for(array)
 
 
 def empty_on_device(shape, dtype):
@@ -258,9 +255,7 @@ def to_device(value):
         return [to_device(part) for part in value]
     if is_on_device(value):
         return value
-    copy = pygpu.array(value, context=device_context())
-    page_locks.wait_for(value)
-    return copy
+    return pygpu.array(value, context=device_context())
 
 
 def join_on_device(arrays, dtype):
