@@ -4,9 +4,11 @@
             ▲                                                                 │
             └──────── something was lost, and not all restarts are used ◀─────┘
 
-The question whether a host answers also ends the processes that earlier attempts have left there. A
-loss is a machine that is silent, a worker that died, or a process that a signal has ended. A script
-that fails by itself would fail again, so the run ends with it.
+The question whether a host answers also ends the processes that earlier attempts have left there.
+After a loss or a failed start, mpirun's daemon must answer from it, too: a login may reach a host
+that the network does not reach. A loss is a machine that is silent, a worker that died, or a
+process that a signal has ended, or that was stopped. A script that fails by itself would fail
+again, so the run ends with it.
 """
 
 from __future__ import annotations
@@ -62,37 +64,39 @@ class Attempts:
     find: Callable[[], Sequence[Host]]  # returns the hosts of now; raises ValueError if it can't
     begin: Callable[[Sequence[Host], Mapping[str, str]], Watch]  # (hosts, variables) -> an attempt
     say: Callable[[str], None]  # prints a sentence of this command
-    agent: str | None = None  # the program in place of ssh
+    options: Any = field(default_factory=mpirun.Options)  # how hosts are reached
     _name: str = field(default_factory=mpirun.new_token)  # of the run, inherited by its processes
     _away: dict[str, str] = field(default_factory=dict)  # hosts without an answer -> why
+    _asks_daemons: bool = False  # after a loss or a failed start
 
     def run(self) -> tuple[int, Watch | None]:
         """Return the last attempt's status, and the attempt; 1 and None if too few hosts answer."""
-        lost, loss, n_attempts = "", None, self.limits.restarts + 1
+        hosts, loss, attempt, n_attempts = [], "", None, self.limits.restarts + 1
         for number in range(n_attempts):
-            hosts = self._wait_for_hosts()
+            before, hosts = hosts, self._wait_for_hosts()
             if not hosts:
                 return 1, None
-            names = ", ".join(map(_name, hosts))
+            if hosts == before and not attempt.has_started:
+                break  # they would not start again
+            names, lost = ", ".join(map(_name, hosts)), loss and f". Lost before: {loss}"
             self.say(f"attempt {number + 1} of {n_attempts} on {names}{self._without()}{lost}.")
             attempt = self.begin(hosts, {COUNT: str(number), leftovers.VARIABLE: self._name})
             status = attempt.run()
-            loss = self._loss(attempt, hosts) if status else None
+            loss = self._loss(attempt) if status else None
             if loss is None:
                 break
-            lost = f". Lost before: {loss}"
+            self._asks_daemons = True
         else:
             if self.limits.restarts:
                 tried = _wording.count(n_attempts, "attempt")
                 self.say(f"gave up after {tried}: {loss}.")
         return status, attempt
 
-    def _loss(self, attempt, hosts):
+    def _loss(self, attempt):
         """Return the loss that has ended an attempt; None if it would end another one, too."""
         if attempt.has_started or attempt.interrupted_by:
             return attempt.loss
-        away = self._ask(hosts)  # if all answer, the next attempt would not start either
-        return f"{mpirun.listed(away)} did not answer" if away else None
+        return "nothing was started"
 
     def _wait_for_hosts(self):
         """Return the hosts of the next attempt; an empty list if too few answer in time."""
@@ -123,7 +127,12 @@ class Attempts:
         return [host for host in hosts if _name(host) not in self._away], ""
 
     def _ask(self, hosts):
-        return mpirun.ask_all(hosts, self.agent, mpirun.leave_nothing(self._name))
+        away = mpirun.ask_all(hosts, self.options, mpirun.leave_nothing(self._name))
+        if self._asks_daemons:
+            there = [host for host in hosts if _name(host) not in away]
+            run = {leftovers.VARIABLE: self._name}
+            away.update(mpirun.ask_daemons(there, self.options, run))
+        return away
 
     def _without(self):
         return f", without {mpirun.listed(self._away)}" if self._away else ""

@@ -2,12 +2,14 @@
 
     launcher ◀── start, more, status ── guard ── stdin, signals ────▶ script
              ─── frames of stdin and signals ──▶
-             ◀── lost, own ────────────────────────────────────────── script
+             ◀── lost, own, begun ─────────────────────────────────── script
+             ◀── stopped ── watcher of the guard
 
 mpirun does not pass on the end of its standard input, stalls if much input waits, ends a script at
 a Ctrl-C, and prints a page about each exit status other than 0. So the guard asks the launcher for
 each piece of input, and ends with status 0 itself. The guard forks the script, so that mpirun's
-command line is the same with a launcher and without.
+command line is the same with a launcher and without. Guards of other machines report only that they
+are here.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import signal
 import socket
 import struct
 import sys
+import time
 from typing import Callable
 
-from synkhronos._machine.processes import status_of
+from synkhronos._machine.processes import StopWatch, end_with_parent, stat_of, status_of
+from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.launch.streams import SIZE, Writer, mark, signals_of
 
 VARIABLE = "SYNKHRONOS_LAUNCH"  # the token of the run; its processes need a guard if it is set
@@ -36,13 +40,14 @@ _MOST = 500  # characters about a loss: a short mark is written in one piece
 def begin() -> Callable[[str, str], None]:
     """Fork the script's process, if a launcher has started this job; the parent becomes its guard.
 
-    In the child return a function that tells the launcher of a loss (``"lost"``), or that the
-    script ends by itself (``"own"``).
+    In the child return a function that tells the launcher of a loss (``"lost"``), that MPI has
+    begun (``"begun"``), or that the script ends by itself (``"own"``).
     """
     token = os.environ.pop(VARIABLE, None)
     if token is None:
         return tell_nobody
     guard = _Guard(token)
+    guard.begin_watcher()  # before there are pipes, which it would keep open
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
@@ -85,6 +90,24 @@ class _Guard:
         with contextlib.suppress(OSError):
             os.write(self._stderr, mark(self._token, self._rank, kind, text))
 
+    def begin_watcher(self):
+        """Fork a process that tells if this one is stopped for long, and kills a stopped daemon.
+
+        The script would go on, but nobody would tell the launcher of its end.
+        """
+        guard, stops, limit = os.getpid(), StopWatch(), lost_seconds()
+        is_remote = stat_of(self._daemon)[0] == "prted"  # else it is mpirun: the launcher watches
+        if not self._tells or os.fork():
+            return
+        end_with_parent(guard, signal.SIGKILL)
+        while stops.seconds(guard) <= limit:
+            if is_remote and stops.seconds(self._daemon) > limit:
+                os.kill(self._daemon, signal.SIGKILL)  # it passes nothing on; mpirun notices
+            time.sleep(1.0)
+        how = f"was stopped for {limit:g} s"
+        self.tell("stopped", f"The script's guard on {socket.gethostname()} {how}")
+        os._exit(0)
+
     def watch(self, pid, sink=None):
         """Pass signals and input on until a child ends; return its status, below 0 for a signal."""
         self._pid = pid
@@ -92,6 +115,8 @@ class _Guard:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
             self._selector.register(signals, selectors.EVENT_READ, self._hear)
             self.mark("start", f"{pid} {socket.gethostname()}")
+            if not self._tells:
+                self.tell("here")
             if sink is not None:
                 self._stdin = Writer(sink, self._selector)
                 self._selector.register(0, selectors.EVENT_READ, self._receive)

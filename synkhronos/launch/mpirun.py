@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,8 +11,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+from types import MappingProxyType
 from typing import Any, Mapping, Sequence
 
 from synkhronos._host import pythons
@@ -22,10 +27,22 @@ from synkhronos.launch.where import Host, is_here
 
 _EXPORTED = {"THEANO_FLAGS", "PYTENSOR_FLAGS", "PYTHONPATH", "OMP_NUM_THREADS"}
 _ROOT = "ALLOW_RUN_AS_ROOT"
-_PROBE_SECONDS = 10
+_CONNECT_SECONDS = 10  # for ssh
+_TIMED_OUT = 124  # exit status, as of `timeout`
 _ANSWER = "synkhronos-answer "  # begins the line that a host answers with
-_ANSWER_SECONDS = 120
 _INSTALL = pythons.install("mpi")
+_OF_DAEMONS = re.compile(r"(?i)daemon|unable to reliably start|ORTE was unable|ssh:|did not begin")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to reach machines, by the options of commands that use mpirun."""
+
+    agent: str | None = None  # the program in place of ssh
+    mpirun_args: str = ""
+    wait_answer: float = 20.0  # seconds for a machine to answer a login
+    wait_start: float = 120.0  # seconds for mpirun and MPI to begin on all machines
+    lost_after: str | None = None
 
 
 def find() -> str:
@@ -46,7 +63,7 @@ def line(
 ) -> list[str]:
     """Return the command line that runs a command on each machine: once, or `counts` times.
 
-    `options` has the options ``--agent`` and ``--mpirun-args``. mpirun would notice a machine that
+    `options` has those of `Options`. mpirun would notice a machine that
     is cut off after 3 to 8 minutes, and then end all without a message. Synkhronos' own processes
     notice it before, and report it.
     """
@@ -130,18 +147,53 @@ def _kind(text) -> str:
     return text.strip().split("\n")[0][:60] or "an unknown MPI"
 
 
-def ask(line: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a command line of mpirun to its end, or raise TimeoutExpired."""
+def ask(lines: Sequence[Sequence[str]], seconds: float) -> list[CompletedProcess]:
+    """Run command lines of mpirun at once; the status of one that does not end is `_TIMED_OUT`."""
     with folders.of_mpirun(os.environ) as environment:
-        return run_captured(line, env=environment, timeout=seconds, start_new_session=True)
+        return _run_all(lines, seconds, environment)
 
 
-def answer(line: Sequence[str], host: Host, agent: str | None) -> Any:
-    """Return the object that a host answers to `line`, by `tell`; raise CannotLaunch if none."""
+def _run_all(lines, seconds, environment=None):
+    end = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        children = [_begin(line, environment, stack) for line in lines]
+        return [_result(child, end) for child in children]
+
+
+def _begin(line, environment, stack):
+    """Start a command in a session of its own, or return the error that keeps it from starting."""
     try:
-        done = ask(line, _ANSWER_SECONDS)
+        child = stack.enter_context(
+            subprocess.Popen(
+                line, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+            )
+        )  # fmt: skip
+    except OSError as error:
+        return error
+    # Also an agent that hangs: it would outlive its mpirun.
+    stack.callback(lambda: child.poll() is None and leftovers.kill_session(child.pid))
+    return child
+
+
+def _result(child, end):
+    if isinstance(child, FileNotFoundError):
+        return CompletedProcess([], 127, "", f"there is no {child.filename}")
+    if isinstance(child, OSError):
+        return CompletedProcess([], 127, "", str(child))
+    try:
+        out, err = child.communicate(timeout=max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise CannotLaunch(f"{host.name} gives no answer within {_ANSWER_SECONDS} s.") from None
+        return CompletedProcess(child.args, _TIMED_OUT, "", "no answer")
+    return CompletedProcess(child.args, child.returncode, out, err)
+
+
+def answer(line: Sequence[str], host: Host, options: Any) -> Any:
+    """Return the object that a host answers to `line`, by `tell`; raise CannotLaunch if none."""
+    [done] = ask([line], options.wait_start)
+    if done.returncode == _TIMED_OUT:
+        late = within(options.wait_start, "--wait-start")
+        raise CannotLaunch(f"{host.name} gives no answer {late}.")
     for text in done.stdout.splitlines():
         if text.startswith(_ANSWER):
             return json.loads(text[len(_ANSWER) :])
@@ -152,7 +204,7 @@ def answer(line: Sequence[str], host: Host, agent: str | None) -> Any:
             f"{host.name} can be reached, but does not run Synkhronos ({last[0]}): is this "
             f"environment at the same path there? {shlex.quote(sys.executable)}"
         )
-    raise CannotLaunch(why_not_started(printed, [host], agent))
+    raise CannotLaunch(why_not_started(printed, [host], options))
 
 
 def tell(answer: Any) -> None:
@@ -160,26 +212,27 @@ def tell(answer: Any) -> None:
     os.write(1, f"\n{_ANSWER}{json.dumps(answer)}\n".encode())
 
 
-def why_not_started(printed: str, hosts: Sequence[Host], agent: str | None) -> str:
+def why_not_started(printed: str, hosts: Sequence[Host], options: Any) -> str:
     """Return a sentence about an mpirun that has ended before it started anything."""
     details = "\n".join(f"    {line}" for line in printed.strip().splitlines()[-25:])
-    if re.search(r"daemon|unable to reliably start|ORTE was unable|ssh:", printed, re.IGNORECASE):
-        lost = ask_all(hosts, agent, "true")
+    if _OF_DAEMONS.search(printed):
+        lost = ask_all(hosts, options, "true")
         if lost:
-            line = _line_on(next(iter(lost)), agent, "true")
+            line = _line_on(next(iter(lost)), options.agent, "true")
             return f"{listed(lost)} can't be reached. Try: {shlex.join(line)}"
         # PRRTE's message may name another machine than the one that lacks the daemon.
         daemon = Path(find()).with_name("prted")
         programs = [sys.executable, str(daemon)] if daemon.exists() else [sys.executable]
-        without = ask_all(hosts, agent, f"ls -d {shlex.join(programs)}")
+        without = ask_all(hosts, options, f"ls -d {shlex.join(programs)}")
         if without:
             return (
                 f"{listed(without)} can be reached, but mpirun's daemon can't start "
                 "there: is this environment at the same path there?"
             )
+        silent = ask_daemons(hosts, options)
         return (
-            "all machines can be reached, but mpirun's daemon does not answer from "
-            "one: is this environment at the same path there, and do the machines reach this one?\n"
+            f"{listed(silent) or 'all machines'} can be reached, but mpirun's daemon does not "
+            "answer from there: does a firewall keep the machine from reaching this one?\n"
             + details
         )
     return f"mpirun has ended before it started anything. It printed:\n{details}"
@@ -190,11 +243,47 @@ def listed(problems: Mapping[str, str]) -> str:
     return " and ".join(f"{name} ({problem})" for name, problem in problems.items())
 
 
-def ask_all(hosts: Sequence[Host], agent: str | None, command: str) -> dict[str, str]:
+def ask_all(hosts: Sequence[Host], options: Any, command: str) -> dict[str, str]:
     """Run a command on each machine; return {name: problem} of those where it fails."""
-    with ThreadPoolExecutor(16) as pool:
-        problems = pool.map(lambda host: _probe(host.name, agent, command), hosts)
-        return {host.name or "localhost": why for host, why in zip(hosts, problems) if why}
+    lines = [
+        ["sh", "-c", command] if is_here(host.name) else _line_on(host.name, options.agent, command)
+        for host in hosts
+    ]
+    late = f"no answer {within(options.wait_answer, '--wait-answer')}"
+    return _problems(hosts, _run_all(lines, options.wait_answer), late, why_failed)
+
+
+def ask_daemons(
+    hosts: Sequence[Host], options: Any, variables: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Start mpirun's daemon on each other machine by itself; return {name: problem}.
+
+    A login may reach a machine that the network of mpirun and MPI does not reach.
+    """
+    away = [host for host in hosts if not is_here(host.name)]
+    # With `true`, which may end before its start is noted, mpirun hung in 5 of 18 cases.
+    lines = [line([host], options, ["sleep", "1"], variables) for host in away]
+    silent = "mpirun's daemon does not answer"
+    late = f"{silent} {within(options.wait_start, '--wait-start')}"
+    return _problems(away, ask(lines, options.wait_start), late, lambda _: silent)
+
+
+def _problems(hosts, all_done, late, why):
+    """Return {name: problem} of the hosts with a command that has failed, or was too `late`."""
+    return {
+        host.name or "localhost": late if done.returncode == _TIMED_OUT else why(done)
+        for host, done in zip(hosts, all_done)
+        if done.returncode
+    }
+
+
+def within(seconds: float, option: str) -> str:
+    """Say how long was waited, and how to wait longer.
+
+    >>> within(20.0, "--wait-answer")
+    'within 20 s (--wait-answer 40 waits longer)'
+    """
+    return f"within {seconds:g} s ({option} {2 * seconds:g} waits longer)"
 
 
 def leave_nothing(run: str) -> str:
@@ -213,19 +302,5 @@ def _line_on(name, agent, command):
     if "SLURM_JOB_ID" in os.environ:
         step = ["--mpi=none", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
         return ["srun", *step, "-w", name, "sh", "-c", command]
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS}"]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}"]
     return ["ssh", *options, name, command]
-
-
-def _probe(name, agent, command):
-    """Return why a command fails on a machine, or an empty string."""
-    line = ["sh", "-c", command] if is_here(name) else _line_on(name, agent, command)
-    try:
-        done = run_captured(line, timeout=2 * _PROBE_SECONDS)
-    except FileNotFoundError as error:
-        return f"there is no {error.filename}"
-    except OSError as error:
-        return str(error)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {2 * _PROBE_SECONDS} s"
-    return why_failed(done) if done.returncode else ""

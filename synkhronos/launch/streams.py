@@ -52,6 +52,40 @@ def mark_pattern(token: str, kind: str = "[a-z]+", end: str = "") -> re.Pattern[
     return re.compile(rf"\x00{token} (\d+) ({kind}) ([^\x00]*)\x00{end}".encode())
 
 
+class Marks:
+    r"""Takes the marks of a run out of a stream, in pieces of any size.
+
+    >>> marks, text = Marks("61ab"), b"an error\n" + mark("61ab", 0, "status", -9) + b"more\n"
+    >>> [*marks.take(text[:12]), *marks.take(text[12:])]
+    [b'an error\n', (0, b'status', '-9'), b'more\n']
+    """
+
+    def __init__(self, token: str) -> None:
+        self._pattern = mark_pattern(token, end="\n")  # with its newline, which may come later
+        self._beginning = f"\0{token} ".encode()  # of every mark
+        self._tail = b""  # may be the beginning of a mark
+
+    def take(self, data: bytes) -> Iterator[bytes | tuple[int, bytes, str]]:
+        """Yield output, and (rank, kind, text) of the marks between."""
+        self._tail += data
+        while found := self._pattern.search(self._tail):
+            before, self._tail = self._tail[: found.start()], self._tail[found.end() :]
+            rank, kind, text = found.groups()
+            if before:
+                yield before
+            yield int(rank), kind, text.decode(errors="replace")
+        at = self._tail.find(b"\0")
+        while at >= 0 and not self._begins_mark(self._tail[at:]):
+            at = self._tail.find(b"\0", at + 1)
+        end = len(self._tail) if at < 0 else at
+        rest, self._tail = self._tail[:end], self._tail[end:]
+        if rest:
+            yield rest
+
+    def _begins_mark(self, text):
+        return text.startswith(self._beginning) or self._beginning.startswith(text)
+
+
 class Writer:
     """Writes to a descriptor without blocking, and closes it at the end.
 

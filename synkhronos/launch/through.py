@@ -13,33 +13,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import selectors
 import signal
 import subprocess
 from typing import Any, Sequence
 
-from synkhronos._machine.processes import end_with_parent, how_ended
+from synkhronos._machine.processes import StopWatch, end_with_parent, how_ended
+from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import folders, secret
 from synkhronos.launch import INTERRUPTED, guard, mpirun
 from synkhronos.launch.leftovers import kill_session
-from synkhronos.launch.streams import Writer, mark_pattern
+from synkhronos.launch.pages import NOISE, PAGE, PagesOfLosses
+from synkhronos.launch.streams import Marks, Writer
 from synkhronos.launch.watch import LaunchedProcess, Watch
 from synkhronos.launch.where import Host
 
-# A warning of a race in PRRTE, without consequences.
-NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
-# Open MPI prints this for each foreign connection after the first; for that it prints a page.
-_IGNORED = re.compile(
-    rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
-)
-# Pages about a process that was killed or has failed: its exit status and its output say enough.
-PAGE = re.compile(rb"-{60,}\n(?:(?!-{60,}\n).)*prterun.*?-{60,}\n", re.DOTALL)
-_BEGUN = rb"(?<!-)-{60,}\n(?:A daemon failed|PRTE has lost)(?:(?!-{60,}\n).){0,4000}"
-_PAGE_OF_LOSS = re.compile(
-    _BEGUN + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?-{60,}\n\n?", re.DOTALL
-)
-_BEGUN_PAGE = re.compile(_BEGUN + rb"\Z", re.DOTALL)
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 GRACE = 10.0  # seconds for a script to end after a Ctrl-C
 _NO_END = "mpirun has ended before the script."
@@ -49,17 +37,22 @@ _FRAME = 2048  # bytes of input in a message; PRRTE drops input beyond 4096 byte
 class Mpirun(Watch):
     """A run of mpirun with the command line `line`; mpirun ends with the launcher.
 
-    If nothing starts, the launcher asks `hosts` why, by `agent` or ssh. The rest is as in `Watch`.
+    `options` say how to reach the `hosts`: see `mpirun.Options`. If not all ranks have begun in
+    time, or mpirun is stopped for long, the launcher ends all. The rest is as in `Watch`.
     """
 
     after_all = 10.0  # seconds for mpirun to end after all ranks
     _stdin = subprocess.DEVNULL
 
     def __init__(
-        self, line: Sequence[str], hosts: Sequence[Host], agent: str | None, **watched: Any
+        self, line: Sequence[str], hosts: Sequence[Host], options: Any, **watched: Any
     ) -> None:
         super().__init__(**watched)
-        self._line, self._hosts, self._agent = line, hosts, agent
+        self._line, self._hosts, self._options = line, hosts, options
+        self._losses: list[str] = []  # sentences about lost machines and processes
+        self._left = options.wait_start  # seconds for all ranks to begin
+        lost_after = options.lost_after or os.environ.get(heartbeats.VARIABLE)
+        self._stops, self._lost_seconds = StopWatch(), heartbeats.limit(lost_after)
 
     @contextlib.contextmanager
     def _begun(self):
@@ -85,6 +78,27 @@ class Mpirun(Watch):
     def _is_over(self):
         return self._mpirun.poll() is not None
 
+    def _tick(self, seconds):
+        if self._deadline < float("inf"):  # they end already
+            return
+        self._left -= min(seconds, 2.0)  # after a longer pause the launcher itself was stopped
+        if self._stops.seconds(self._mpirun.pid) > self._lost_seconds:
+            self._lose(f"mpirun was stopped for {self._lost_seconds:g} s")
+        elif self._left < 0 and (late := self._late()):
+            waited = mpirun.within(self._options.wait_start, "--wait-start")
+            self._lose(f"{' and '.join(late)} did not begin {waited}")
+
+    def _late(self):
+        """Return the hosts with a rank that has not begun."""
+        pids = iter([rank.pid for rank in self.ranks])
+        of_hosts = [(host.name, [next(pids) for _ in range(host.ranks)]) for host in self._hosts]
+        return [name for name, own in of_hosts if not all(own)]
+
+    def _lose(self, what):
+        """Note a loss that this launcher has found, and end all."""
+        self._losses.append(what)
+        self._end_mpirun_soon()
+
     def _end_mpirun_soon(self):
         """Kill mpirun soon: it would wait for its daemon on a lost machine."""
         self._ending = [signal.SIGKILL]
@@ -103,17 +117,17 @@ class Mpirun(Watch):
         self._mpirun.stderr.close()
 
     def _take_mark(self, rank, kind, text):
-        known = self.ranks[rank]
         if kind == b"start":
-            pid, known.host = text.split(" ", 1)
-            known.pid = int(pid)
+            pid, self.ranks[rank].host = text.split(" ", 1)
+            self.ranks[rank].pid = int(pid)
         elif kind == b"status":
             self._note_end(rank, int(text))
             if all(known.status is not None for known in self.ranks):
                 self._end_after(self.after_all)
 
     def _why_not_started(self):
-        why = mpirun.why_not_started(self.own_words, self._hosts, self._agent)
+        printed = "\n".join([self.own_words, *self._losses])
+        why = mpirun.why_not_started(printed, self._hosts, self._options)
         return [f"can't launch: {why}"]
 
 
@@ -129,25 +143,22 @@ class Script(Mpirun):
     _stdin = subprocess.PIPE
 
     def __init__(
-        self, line: Sequence[str], hosts: Sequence[Host], agent: str | None, grace: float = GRACE
+        self, line: Sequence[str], hosts: Sequence[Host], options: Any, grace: float = GRACE
     ) -> None:
         token = mpirun.new_token()
         environment = {**os.environ, guard.VARIABLE: token}
         ranks = [LaunchedProcess()]
-        super().__init__(line, hosts, agent, ranks=ranks, environment=environment, grace=grace)
-        self._losses: list[str] = []  # sentences about lost machines and workers
-        self._mark = mark_pattern(token, end="\n")  # with its newline, which may come later
-        self._beginning = f"\0{token} ".encode()  # of every mark
-        self._tail = bytearray()  # end of stderr that may be the beginning of a mark
-        self._pages = {1: b"", 2: b""}  # incomplete page of mpirun about a lost daemon
-        self._held = {1: bytearray(), 2: bytearray()}  # output before the script has started
-        self._late = bytearray()  # stderr after the script has ended
+        super().__init__(line, hosts, options, ranks=ranks, environment=environment, grace=grace)
+        self._marks, self._pages = Marks(token), {1: PagesOfLosses(), 2: PagesOfLosses()}
+        # Output before the script has started; then stderr after it has ended.
+        self._kept = {1: bytearray(), 2: bytearray()}
+        self._stages: dict[int, bytes] = {}  # machine -> its last mark about its start
         self._was_asked = self._ended_itself = False
 
     @property
     def own_words(self) -> str:
         """The output before the script has started, which is mpirun's."""
-        return NOISE.sub(b"", bytes(self._held[2] + self._held[1])).decode(errors="replace")
+        return NOISE.sub(b"", bytes(self._kept[2] + self._kept[1])).decode(errors="replace")
 
     @contextlib.contextmanager
     def _begun(self):
@@ -173,66 +184,58 @@ class Script(Mpirun):
         self._was_asked = True
         self._end_after(self.after_all)
 
+    def _late(self):
+        if not self.has_started or self.ranks[0].status is not None:
+            return [] if self.has_started else [host.name for host in self._hosts]
+        # A machine alone has no MPI. Others wait in MPI's start for the last guard.
+        stages = [self._stages.get(machine) for machine in range(len(self._hosts))]
+        late = (None,) if None in stages else (b"here", b"start") if len(stages) > 1 else ()
+        return [host.name for host, stage in zip(self._hosts, stages) if stage in late]
+
     def _take(self, stream, data, is_end=False):
-        """Pass output on, without marks; keep back a mark that is not complete yet."""
-        if stream == 1:
-            self._pass(1, data, is_end)
-            return
-        self._tail += data
-        while mark := self._mark.search(self._tail):
-            rank, kind, text = mark.groups()
-            before = self._tail[: mark.start()]
-            del self._tail[: mark.end()]
-            self._pass(2, before)
-            self._take_mark(int(rank), bytes(kind), text.decode(errors="replace"))
-        at = self._tail.find(b"\0")
-        while at >= 0 and not self._begins_mark(self._tail[at:]):
-            at = self._tail.find(b"\0", at + 1)
-        end = len(self._tail) if at < 0 else at
-        self._pass(2, self._tail[:end], is_end)
-        del self._tail[:end]
-        if is_end and not self._losses:  # after a loss MPI and mpirun only repeat it
-            self._write(2, PAGE.sub(b"", bytes(self._late)))
-
-    def _note_page(self, page):
-        """Note the loss that a page of mpirun reports, and drop the page."""
-        if not self.has_started:
-            return page[0]
-        self._losses.append(f"mpirun has lost {page[1].decode()}")
-        return b""
-
-    def _begins_mark(self, text):
-        return text.startswith(self._beginning) or self._beginning.startswith(text)
+        """Pass output on, without marks and without mpirun's pages."""
+        for part in self._marks.take(data) if stream == 2 else [data]:
+            if isinstance(part, tuple):
+                self._take_mark(*part)
+            else:
+                self._pass(stream, part)
+        if is_end:
+            self._pass(stream, b"", is_end)
+        if is_end and stream == 2 and self.has_started and not self._losses:
+            self._write(2, PAGE.sub(b"", bytes(self._kept[2])))  # else it only repeats the loss
 
     def _pass(self, stream, data, is_end=False):
-        if stream == 2:
-            data = _IGNORED.sub(b"", data)
-        data = _PAGE_OF_LOSS.sub(self._note_page, self._pages[stream] + data)
-        begun = None if is_end else _BEGUN_PAGE.search(data)
-        at = begun.start() if begun else len(data)
-        data, self._pages[stream] = data[:at], data[at:]
         if not self.has_started:
-            self._held[stream] += data
-        elif stream == 2 and self.ranks[0].status is not None:
-            self._late += data
+            self._kept[stream] += data
+            return
+        pages = self._pages[stream]
+        data = pages.take(data, is_end)
+        self._losses += [f"mpirun has lost {host}" for host in pages.lost]
+        pages.lost.clear()
+        if stream == 2 and self.ranks[0].status is not None:
+            self._kept[2] += data
         else:
-            self._write(stream, bytes(data))
+            self._write(stream, data)
 
     def _take_mark(self, rank, kind, text):
         if kind == b"lost":
             self._losses.append(text.partition(". ")[0].rstrip("."))
             if rank:  # told by another machine: that of the script may only be slow to end
                 self._end_after(self._grace)
-            return
-        if kind == b"own":
+        elif kind == b"stopped":
+            self._lose(text)
+        elif kind == b"own":
             self._ended_itself = True
-            return
-        super()._take_mark(rank, kind, text)
+        else:
+            super()._take_mark(rank, kind, text)
+        if kind in (b"here", b"start", b"begun"):
+            self._stages[rank] = kind
         if kind == b"status" and self._losses:
             self._end_mpirun_soon()
         if kind == b"start":
-            self._write(2, NOISE.sub(b"", bytes(self._held[2])))
-            self._write(1, bytes(self._held[1]))
+            for stream, kept in self._kept.items():
+                self._write(stream, NOISE.sub(b"", bytes(kept)))
+                kept.clear()
         if kind in (b"start", b"more"):
             self._wait_for_stdin()
 

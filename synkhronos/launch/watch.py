@@ -48,6 +48,7 @@ class Watch:
         _begun()                       start all, and listen to their streams, in a with block
         _take(stream, data, is_end)    take a piece of a stream
         _is_over()                     whether all processes have ended
+        _tick(seconds)                 look at the processes, some seconds after the last time
         _end(number), _end_all()       send SIGTERM or SIGKILL to all that run; kill what is left
         _interrupt(number)             answer a signal
         _take_lost_reader()            answer the end of what reads the output of this command
@@ -89,9 +90,17 @@ class Watch:
         """Note the status of a process that has ended."""
         self.ranks[rank].status = status
 
+    def _tick(self, seconds):
+        pass
+
     def _serve(self):
+        looked = time.monotonic()
         while not self._has_ended():
-            left = self._deadline - time.monotonic()
+            now = time.monotonic()
+            if now - looked >= 1.0:
+                self._tick(now - looked)
+                looked = now
+            left = self._deadline - now
             if left <= 0:
                 if self._is_over():
                     break

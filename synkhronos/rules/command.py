@@ -175,6 +175,8 @@ def main(options: argparse.Namespace) -> int:
             agent=options.agent,
             mpirun_args=options.mpirun_args,
             lost_after=options.lost_after,
+            wait_answer=options.wait_answer,
+            wait_start=options.wait_start,
         )
 
     try:

@@ -30,7 +30,7 @@ def of_ranks(places: Sequence[RankPlace], options: Any) -> list[list[int] | None
         else:
             command = module_command("synkhronos.rules.cores", ",".join(names))
             line = mpirun.line([Host(host)], options, command, {})
-            cpus += mpirun.answer(line, Host(host), options.agent)
+            cpus += mpirun.answer(line, Host(host), options)
     return cpus
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from synkhronos import _wording
+from synkhronos.launch.mpirun import Options
 from synkhronos.launch.where import is_here
 from synkhronos.rules import modelfile as _modelfile
 from synkhronos.rules import options as _options
@@ -43,6 +44,8 @@ class Request:
     agent: str | None = None  # stands in for ssh
     mpirun_args: str = ""  # more arguments of mpirun
     lost_after: str | None = None  # seconds after which a machine is lost
+    wait_answer: float = Options.wait_answer  # seconds for a machine to answer a login
+    wait_start: float = Options.wait_start  # seconds for all to begin
 
     @classmethod
     def of(
@@ -58,6 +61,8 @@ class Request:
         agent: str | None = None,
         mpirun_args: str = "",
         lost_after: str | None = None,
+        wait_answer: float = Options.wait_answer,
+        wait_start: float = Options.wait_start,
     ) -> Request:
         """Check all arguments of a run, before anything is started; return the request.
 
@@ -96,7 +101,8 @@ class Request:
         _modelfile.find(modelfile, modelclass)
         return cls(
             rule, places, modelfile, modelclass, options, checked, agent=agent,
-            mpirun_args=mpirun_args, lost_after=lost_after, **own,
+            mpirun_args=mpirun_args, lost_after=lost_after, wait_answer=wait_answer,
+            wait_start=wait_start, **own,
         )  # fmt: skip
 
     @property
@@ -141,6 +147,9 @@ class Request:
             line += [f"--mpirun-args={self.mpirun_args}"]
         if self.lost_after is not None:
             line += ["--lost-after", self.lost_after]
+        for name in ("wait_answer", "wait_start"):
+            if getattr(self, name) != getattr(Options, name):
+                line += [f"--{name.replace('_', '-')}", f"{getattr(self, name):g}"]
         return line
 
 

@@ -67,6 +67,15 @@ def add_mpirun_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mpirun-args", metavar="ARGS", default="", help='more arguments of mpirun, "--mca a b"'
     )
+    for name, what in {
+        "wait_answer": "a machine has to answer a login",
+        "wait_start": "mpirun and MPI have to begin on all machines",
+    }.items():
+        default = getattr(mpirun.Options, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", metavar="SECONDS", type=_seconds, default=default,
+            help=f"how long {what} (default: {default:g})",
+        )  # fmt: skip
 
 
 def add_lost_after(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +172,7 @@ def main(options: argparse.Namespace) -> int:
 
         def begin(hosts, more):
             line = _line(options, hosts, {**_variables(options, hosts), **more})
-            return through.Script(line, hosts, options.agent, options.grace)
+            return through.Script(line, hosts, options, options.grace)
 
         if asked is None:
             script = begin(hosts, {})
@@ -200,7 +209,7 @@ def run_attempts(
     # Else Slurm makes a step wait for one of an earlier attempt, whose machine does not answer.
     os.environ.setdefault("SLURM_OVERLAP", "1")
     find = functools.partial(find_hosts, options)
-    return attempts.Attempts(limits, find, begin, say, options.agent).run()
+    return attempts.Attempts(limits, find, begin, say, options).run()
 
 
 def say(sentence: str) -> None:

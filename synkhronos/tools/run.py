@@ -74,6 +74,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
             link.begin()  # waits for the network processes of all machines of the job
         except synk.WorkerDied:
             return _refused(f"MPI has not begun on {socket.gethostname()}.")
+        tell("begun", "")
         name_host(socket.gethostname())
         if link.n_machines == 1:
             link.end()

@@ -6,15 +6,18 @@ import subprocess
 import sys
 
 import pytest
+from support import launching
 from support.waiting import wait_until
 
 from synkhronos._machine.processes import life_of
-from synkhronos.launch import CannotLaunch, attempts, leftovers, where
+from synkhronos.launch import CannotLaunch, attempts, leftovers, mpirun, where
 from synkhronos.launch.attempts import Attempts, Limits
 from synkhronos.parameter_server.group.children import Children
 
 # Stands in for ssh: a host with a file of its name is down.
 AGENT = '[ ! -e "$0-$1" ] || { echo "no route" >&2; exit 255; }; exec sh -c "$2"'
+# Stands in for mpirun, which is asked to run something on one host: --host NAME:1.
+MPIRUN = '#!/bin/sh\n[ ! -e "$0-${2%:1}" ]\n'
 
 
 class Hosts:
@@ -23,9 +26,11 @@ class Hosts:
     def __init__(self, folder, *names):
         self.names, self.agent, self.seen, self.said = names, folder / "agent", [], []
         self.agent.write_text(AGENT)
+        (folder / "mpirun").write_text(MPIRUN)
+        (folder / "mpirun").chmod(0o755)
 
-    def take_down(self, name, is_down=True):
-        down = self.agent.with_name(f"agent-{name}")
+    def take_down(self, name, is_down=True, what="agent"):
+        down = self.agent.with_name(f"{what}-{name}")
         down.touch() if is_down else down.unlink()
 
     def run(self, limits, *scripts):
@@ -35,13 +40,28 @@ class Hosts:
             self.seen.append([host.name for host in hosts])
             environment = {**os.environ, **variables}
             script = scripts[int(variables["SYNKHRONOS_RESTART"])]
+            if script is None:
+                return NotStarted()
             line = ["sh", "-c", script(self) or "exit 0" if callable(script) else script]
             return Children([line], names=["cpu"], environment=environment)
 
         def find():
             return where.find_hosts(",".join(self.names))
 
-        return Attempts(limits, find, begin, self.said.append, f"sh {self.agent}").run()[0]
+        options = mpirun.Options(f"sh {self.agent}", wait_answer=1.0)
+        with pytest.MonkeyPatch.context() as patch:
+            launching.allow_root(patch)
+            patch.setattr(mpirun, "find", lambda: str(self.agent.with_name("mpirun")))
+            return Attempts(limits, find, begin, self.said.append, options).run()[0]
+
+
+class NotStarted:
+    """An attempt of which mpirun starts nothing."""
+
+    has_started, interrupted_by = False, 0
+
+    def run(self):
+        return 1
 
 
 KILLED = "kill -9 $$"
@@ -80,6 +100,40 @@ def test_only_a_loss_is_worth_another_attempt(tmp_path, scripts, status, n_attem
     assert hosts.run(Limits(restarts=2), *scripts) == status
     assert len(hosts.seen) == n_attempts
     assert hosts.said[-1].startswith("gave up after 3 attempts: ") == (n_attempts == 3)
+
+
+def test_a_host_without_mpiruns_daemon_is_left_out_and_taken_in_again(tmp_path):
+    """It was taken in again, its daemon did not report, and that ended the run."""
+    hosts = Hosts(tmp_path, "a", "b", "c")
+    hosts.take_down("b", what="mpirun")
+
+    def mend(these):
+        these.take_down("b", False, what="mpirun")
+        return KILLED
+
+    assert hosts.run(Limits(restarts=3), None, mend, "exit 0") == 0
+    assert hosts.seen == [["a", "b", "c"], ["a", "c"], ["a", "b", "c"]]
+    assert hosts.said[1] == (
+        "attempt 2 of 4 on a, c, without b (mpirun's daemon does not answer). Lost before: nothing "
+        "was started."
+    )
+
+
+def test_an_attempt_that_did_not_start_is_not_repeated_on_the_same_hosts(tmp_path):
+    hosts = Hosts(tmp_path, "a", "b")
+    assert hosts.run(Limits(restarts=3), None, "exit 0") == 1
+    assert hosts.seen == [["a", "b"]]
+
+
+def test_a_host_that_never_answers_is_left_out_and_its_agent_killed(tmp_path):
+    hosts = Hosts(tmp_path, "a", "b")
+    pid = tmp_path / "pid"
+    hangs = f'[ $1 != b ] || {{ sh -c "echo \\$\\$ > {pid}; sleep 600"; }}; '
+    hosts.agent.write_text(hangs + AGENT)
+    assert hosts.run(Limits(), "exit 0") == 0
+    late = "no answer within 1 s (--wait-answer 2 waits longer)"
+    assert hosts.said == [f"attempt 1 of 1 on a, without b ({late})."]
+    wait_until(lambda: life_of(int(pid.read_text())) in ("ended", "gone"))
 
 
 def test_a_ctrl_c_is_the_end(tmp_path):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from synkhronos.launch.mpirun import Options
 from synkhronos.parameter_server.group import launching, watched
 
 
@@ -10,7 +11,7 @@ class FakeRanks(launching.MpirunRanks):
 
     def __init__(self, folder, **more):
         more.update(names=["cpu", "cuda0"], environment={}, token="61ab", folder=Path(folder))
-        super().__init__([], [], None, **more)
+        super().__init__([], [], Options(), **more)
         self.written = {1: b"", 2: b""}
 
     def _write(self, fd, data):

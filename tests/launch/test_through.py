@@ -3,14 +3,14 @@
 import itertools
 import os
 
-from synkhronos.launch import through
+from synkhronos.launch import mpirun, through
 
 
 class FakeScript(through.Script):
     """A script of which the output is given by hand."""
 
     def __init__(self):
-        super().__init__([], [], None)
+        super().__init__([], [], mpirun.Options())
         self.written, self.n_asked = {1: b"", 2: b""}, 0
 
     def _write(self, fd, data):
@@ -23,7 +23,7 @@ class FakeScript(through.Script):
 def test_marks_of_a_script_are_taken_out_in_pieces_of_any_size():
     for size in (1, 3, 1000):
         fake = FakeScript()
-        begin = fake._beginning
+        begin = fake._marks._beginning
         page = b"-" * 74 + b"\nprterun has noticed\n" + b"-" * 74 + b"\n"
         err = b"of mpirun\n" + begin + b"0 start 77 node1\0\na\0b" + begin + b"0 more \0\nc"
         err += begin + b"0 status -9\0\n" + page + begin[:5]

@@ -21,6 +21,7 @@ from synkhronos._machine import devices
 from synkhronos._machine.devices import module_command
 from synkhronos.comm.mpi import folders
 from synkhronos.launch import CannotLaunch, mpirun
+from synkhronos.launch.mpirun import Options
 from synkhronos.launch.where import Host
 
 LAUNCH = [sys.executable, "-m", "synkhronos", "launch"]
@@ -82,7 +83,7 @@ def test_folders_of_mpirun_go_with_it_and_those_of_killed_launchers_with_the_nex
         both = {each["PRTE_MCA_prte_local_tmpdir_base"] for each in (first, second)}
         assert {str(path) for path in tmp_path.iterdir()} == both and len(both) == 2
     code = "import os; print(os.listdir(os.environ['PRTE_MCA_prte_local_tmpdir_base']))"
-    assert mpirun.ask([sys.executable, "-c", code], 60).stdout == "[]\n"
+    assert mpirun.ask([[sys.executable, "-c", code]], 60)[0].stdout == "[]\n"
     daemon = [sys.executable, "-I", folders.__file__, sys.executable, "-c"]
     code = "import os, sys; sys.exit(os.path.isdir(os.environ['PRTE_MCA_prte_remote_tmpdir_base']))"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -214,7 +215,7 @@ def test_a_machine_without_the_daemon_is_named(tmp_path):
     )
     agent.chmod(0o755)
     page = "A daemon failed to report back after being spawned.\n  Remote host:   a\n"
-    said = mpirun.why_not_started(page, [Host("a"), Host("b"), Host("c")], str(agent))
+    said = mpirun.why_not_started(page, [Host("a"), Host("b"), Host("c")], Options(str(agent)))
     assert said.startswith("b (") and "/none" in said.partition(")")[0]
     assert "can be reached, but mpirun's daemon can't start there" in said
 
@@ -225,9 +226,9 @@ def test_in_a_job_of_slurm_machines_are_asked_by_srun(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert mpirun.ask_all([Host("b")], None, "echo 'no room' >&2; exit 3") == {"b": "no room"}
-    assert mpirun.ask_all([Host("b")], None, "true") == {}
-    assert mpirun.ask_all([Host("b")], "false", "true") == {"b": "exit status 1"}
+    assert mpirun.ask_all([Host("b")], Options(), "echo 'no room' >&2; exit 3") == {"b": "no room"}
+    assert mpirun.ask_all([Host("b")], Options(), "true") == {}
+    assert mpirun.ask_all([Host("b")], Options("false"), "true") == {"b": "exit status 1"}
 
 
 @needs_mpirun
@@ -409,6 +410,75 @@ def test_a_host_that_cannot_be_reached(two_hosts, tmp_path, why):
         status, out, err = Launched(two_hosts, tmp_path, *agent, "script.py", names=names).wait()
         assert "can't launch" in err
     assert (status, out) == (1, "") and "Traceback" not in err
+
+
+def agent_that_hangs(hosts, folder, on):
+    """Return an agent that hangs when it starts mpirun's daemon on a host."""
+    path = folder / "agent"
+    hangs = f'case "$*" in {on}*folders.py*) sleep 600;; esac'
+    path.write_text(f'#!/bin/sh\n{hangs}\nexec {hosts.reached_by[1]} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_agent_that_hangs_is_named(two_hosts, tmp_path):
+    (tmp_path / "script.py").write_text("print(1)\n")
+    other = two_hosts.addresses[1]
+    agent = "--agent", agent_that_hangs(two_hosts, tmp_path, other)
+    found = Launched(two_hosts, tmp_path, *agent, "--wait-start", "6", "script.py").wait()
+    assert found[:2] == (1, "") and "Traceback" not in found[2]
+    why = "mpirun's daemon does not answer within 6 s (--wait-start 12 waits longer)"
+    assert f"can't launch: {other} ({why}) can be reached, but" in found[2]
+    wait_until(lambda: not any(agent[1] in " ".join(each.cmdline()) for each in running()))
+
+
+def running():
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"]]
+
+
+@pytest.mark.slow("waits for a start")
+@pytest.mark.parametrize(("module", "n_named"), [("sitecustomize", 1), ("mpi4py", 2)])
+def test_hosts_where_python_or_mpi_does_not_begin_are_named(two_hosts, tmp_path, module, n_named):
+    """MPI begins on all hosts at once."""
+    (tmp_path / "script.py").write_text("print(1)\n")
+    (tmp_path / f"{module}.py").write_text(
+        "import socket, sys, time\n"
+        "if socket.gethostname().endswith('-2'): time.sleep(600)\n"
+        "sys.path.remove(__file__.rpartition('/')[0]); del sys.modules[__name__]\n"
+        "if __name__ == 'mpi4py': import mpi4py\n"
+    )
+    path = {"PYTHONPATH": python_path(tmp_path)}
+    status, out, err = Launched(
+        two_hosts, tmp_path, "-n", "1", "--wait-start", "10", "script.py", **path
+    ).wait()
+    names = " and ".join(two_hosts.addresses[-n_named:])
+    assert (status, out) == (1, ""), err
+    late = f"{names} did not begin within 10 s (--wait-start 20 waits longer)"
+    assert err.endswith(f"{late}, which has ended the run.\n"), err
+
+
+@pytest.mark.parametrize("which", ["mpirun", "guard", "prted"])
+def test_what_is_stopped_for_long_is_killed_and_the_launcher_ends(two_hosts, tmp_path, which):
+    """The script had ended well, and the launcher waited for ever."""
+    (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(2)")
+    launched = Launched(two_hosts, tmp_path, "-n", "1", "--lost-after", "2", "script.py")
+    launched.expect("begun")
+    if which == "mpirun":
+        [process] = psutil.Process(launched.process.pid).children()
+    else:
+        on_first = map(psutil.Process, two_hosts.pids(1))
+        [process] = [e for e in on_first if e.name() == e.parent().name() == "prted"]  # it forks
+        if which == "guard":
+            [process] = process.children()
+    process.suspend()
+    status, _, err = launched.wait()
+    first = f"synk{two_hosts.net}-1"
+    how = {
+        "mpirun": "mpirun was stopped for 2 s",
+        "guard": f"The script's guard on {first} was stopped for 2 s",
+        "prted": f"mpirun has lost {first}",
+    }
+    assert (status, err) == (1, f"{how[which]}, which has ended the run.\n")
 
 
 @pytest.mark.slow("ends mpirun after some seconds")

@@ -94,6 +94,36 @@ def test_hosts_are_left_out_and_taken_in_again(three_hosts, tmp_path):
     assert "Traceback" not in "\n".join(err), err
 
 
+@pytest.mark.slow("waits until machines are lost, and mpirun's daemons")
+@pytest.mark.parametrize(
+    ("cut", "blocked", "left"), [([2], [], "1"), ([1], [], "2"), ([2, 3], [], "1"), ([], [2], "1")]
+)
+def test_hosts_that_only_the_login_reaches_are_left_out(three_hosts, tmp_path, cut, blocked, left):
+    """They answered the question, mpirun's daemon did not report, and that ended the run."""
+    given = "--restarts", "1", "--wait-start", "15", "--grace", "2", "script.py", "1"
+    run = Attempts(three_hosts, tmp_path, SCRIPT, *given, LOGIN_HAS_A_NETWORK="1")
+    try:
+        assert run.line() == ["begun", "0", "3", "1"]
+        for number in cut:
+            three_hosts.cut(number)
+        for number in blocked:
+            three_hosts.block(number)
+            run.kill(3)
+        assert run.line() == ["begun", "1", f"{3 - len(cut + blocked)}", left]
+        assert run.line() == ["done"]
+    finally:
+        for number in cut:
+            three_hosts.mend(number)
+        for number in blocked:
+            three_hosts.block(number, is_blocked=False)
+        status, out, err = run.wait()
+    assert (status, out) == (0, ""), err
+    named = [three_hosts.addresses[number - 1] for number in cut + blocked]
+    [told] = [line for line in err if "attempt 2 of 2" in line]
+    for name in named:
+        assert f"{name} (mpirun's daemon does not answer" in told
+
+
 LONG = """
 import time, numpy as np, theano, synkhronos as synk
 synk.fork(1)

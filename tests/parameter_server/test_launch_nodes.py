@@ -9,6 +9,7 @@ from support import nodes as runs
 from support.launching import allow_root, needs_mpirun
 
 from synkhronos.__main__ import main
+from synkhronos.launch.mpirun import Options
 from synkhronos.parameter_server.remote import node, nodes
 from synkhronos.tools import launch
 
@@ -75,7 +76,7 @@ def test_a_script_must_be_a_file(capsys):
 
 
 def test_names_of_processes():
-    found = nodes.NodesOfMpirun(node.ServerJob(2, 2, []), [], [], None, environment={})
+    found = nodes.NodesOfMpirun(node.ServerJob(2, 2, []), [], [], Options(), environment={})
     found.ranks[3].host, found.ranks[3].pid = "node1", 77
     assert [found.name(rank) for rank in range(4)] == [
         "server 0",
@@ -92,7 +93,7 @@ def test_names_of_processes():
 
 
 def test_the_cause_is_not_a_worker_that_fails_because_another_has_died():
-    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], None, environment={})
+    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], Options(), environment={})
     found.ranks[2].pid = 77
     found._take_mark(1, b"follows", "1")
     found._take_mark(1, b"status", "7")
@@ -104,21 +105,21 @@ def test_the_cause_is_not_a_worker_that_fails_because_another_has_died():
 
 
 def test_a_process_of_which_the_guard_was_killed_is_named_before_those_that_follow():
-    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], None, environment={})
+    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], Options(), environment={})
     for rank in range(3):
         found._take_mark(rank, b"start", f"77 node{rank}")
     for rank in (1, 2):
         found._take_mark(rank, b"follows", str(rank))
         found._take_mark(rank, b"status", "1")
     assert found.failure_summary() == ["server 0 on node0 is lost: its end was not reported."]
-    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], None, environment={})
+    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], Options(), environment={})
     found._take_mark(2, b"status", "-15")  # a SIGTERM to a worker's script is no end by others
     found._take_mark(1, b"status", "1")
     assert found.cause == 2
 
 
 def test_a_process_that_is_silent_is_named():
-    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], None, environment={})
+    found = nodes.NodesOfMpirun(node.ServerJob(1, 2, []), [], [], Options(), environment={})
     for rank in range(3):
         found._take_mark(rank, b"start", f"77 node{rank}")
     found._take_mark(2, b"lost", "")

@@ -17,8 +17,9 @@ import signal
 from typing import Any, Callable, Mapping, Sequence
 
 from synkhronos.launch import mpirun
+from synkhronos.launch.pages import NOISE, PAGE
 from synkhronos.launch.streams import mark_pattern
-from synkhronos.launch.through import NOISE, PAGE, Mpirun
+from synkhronos.launch.through import Mpirun
 from synkhronos.launch.where import Host, is_here
 from synkhronos.parameter_server.group import machine
 from synkhronos.parameter_server.group.children import Children
@@ -83,6 +84,8 @@ class MpirunRanks(WatchedRanks, Mpirun):
             return [f"{self._names_of_lost()}, which has ended the run."]
         if not self.has_started:
             return self._why_not_started()
+        if self._losses:
+            return [f"{self._losses[0]}, which has ended the run."]
         said = super().failure_summary()
         if self.own_words.strip("\n \0") and self.cause is None:
             said.append(f"mpirun says:\n{self.own_words.strip()}")
@@ -91,6 +94,8 @@ class MpirunRanks(WatchedRanks, Mpirun):
     @property
     def loss(self) -> str | None:
         """The lost ranks, in words, if their loss has ended the run."""
+        if self._losses and not self.interrupted_by:
+            return self._losses[0]
         fails_itself = self.cause is not None and not self._follows(self.cause)
         if not self.lost or fails_itself or self.interrupted_by or self._has_result():
             return super().loss
@@ -160,7 +165,7 @@ def run_of_group(
         commands = [command] * sum(host.ranks or 0 for host in hosts)
         return here(commands, environment={**os.environ, **variables}, token=token, **more)
     mpirun.check()
-    return away(line, hosts, options.agent, environment=os.environ, token=token, **more)
+    return away(line, hosts, options, environment=os.environ, token=token, **more)
 
 
 def _line_of_machines(

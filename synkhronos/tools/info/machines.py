@@ -31,7 +31,7 @@ def main(options: argparse.Namespace) -> int:
         print(printable(f"can't ask the machines: {error}"), file=sys.stderr)
         return 2
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda asked: _ask(*asked, options.agent), zip(hosts, lines)))
+        answers = list(pool.map(lambda asked: _ask(*asked, options), zip(hosts, lines)))
     rows = [row for row, _ in answers if row]
     if options.json:
         titles, *listed = job.with_titles(_COLUMNS, rows)
@@ -52,10 +52,10 @@ def main(options: argparse.Namespace) -> int:
     return int(len(rows) < len(hosts) or not agree(rows))
 
 
-def _ask(host, line, agent):
+def _ask(host, line, options):
     """Return the row of a machine, and a sentence if there is none."""
     try:
-        return [host.name, *mpirun.answer(line, host, agent)], None
+        return [host.name, *mpirun.answer(line, host, options)], None
     except CannotLaunch as error:
         return None, str(error)
 

@@ -207,7 +207,7 @@ class _Hosts:
             self._selector.unregister(key.fileobj)
             self._last.pop(host.name, None)
             text = b"\n".join([*self._said[host.name], rest]).decode(errors="replace")
-            self.problems[host.name] = mpirun.why_not_started(text, [host], self._options.agent)
+            self.problems[host.name] = mpirun.why_not_started(text, [host], self._options)
             return
         for line in lines:
             try:

@@ -114,6 +114,7 @@ def start_session(hosts, args):
     names = [host.name if host.ranks is None else f"{host.name}:{host.ranks}" for host in hosts]
     line += ["--hosts", ",".join(names), "--mpirun-args", args.mpirun_args]
     line += ["--agent", args.agent] if args.agent else []
+    line += ["--wait-answer", str(args.wait_answer), "--wait-start", str(args.wait_start)]
     script = str(Path(__file__).with_name("measured_session.py"))
     return _started_by_mpirun("Synkhronos", [*line, script])
 

@@ -1,0 +1,60 @@
+r"""Takes out of the output of a script what mpirun itself prints there.
+
+mpirun prints pages between two lines of hyphens::
+
+    ------------------------------------------------------------
+    PRTE has lost communication with a remote daemon.
+
+      HNP daemon   : [prterun-vm-9@0,0] on node vm
+      Remote daemon: [prterun-vm-9@0,1] on node b-2
+    ...
+    ------------------------------------------------------------
+
+Of this one `PagesOfLosses` returns nothing, and notes that b-2 is lost.
+"""
+
+from __future__ import annotations
+
+import re
+
+_EDGE = rb"-{60,}\n"
+_INSIDE = rb"(?:(?!" + _EDGE + rb").)"  # a character of a page
+# A warning of a race in PRRTE, without consequences.
+NOISE = re.compile(rb"^\[[^\]\n]*\] plm:ssh: Warning: setpgid[^\n]*\n", re.MULTILINE)
+# Pages about a process that was killed or has failed: its exit status and its output say enough.
+PAGE = re.compile(_EDGE + _INSIDE + rb"*prterun.*?" + _EDGE, re.DOTALL)
+# Open MPI prints this for each foreign connection after the first; for that it prints a page.
+_IGNORED = re.compile(
+    rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
+)
+_BEGUN = rb"(?<!-)" + _EDGE + rb"(?:A daemon failed|PRTE has lost)" + _INSIDE + rb"{0,4000}"
+_INCOMPLETE = re.compile(_BEGUN + rb"\Z", re.DOTALL)
+_COMPLETE = re.compile(
+    _BEGUN + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?" + _EDGE + rb"\n?", re.DOTALL
+)
+
+
+class PagesOfLosses:
+    r"""Takes the pages about lost daemons out of a stream, in pieces of any size.
+
+    >>> page = b"PRTE has lost a daemon\n  Remote daemon: [prterun-vm-9@0,1] on node b-2\n"
+    >>> edge, pages = b"-" * 60 + b"\n", PagesOfLosses()
+    >>> pages.take(b"out\n" + edge + page), pages.take(edge + b"more\n"), pages.lost
+    (b'out\n', b'more\n', ['b-2'])
+    """
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []  # hosts
+        self._rest = b""  # an incomplete page
+
+    def take(self, data: bytes, is_end: bool = False) -> bytes:
+        """Return the output without pages; keep an incomplete one until its end comes."""
+        data = _COMPLETE.sub(self._note, self._rest + _IGNORED.sub(b"", data))
+        begun = None if is_end else _INCOMPLETE.search(data)
+        at = begun.start() if begun else len(data)
+        self._rest = data[at:]
+        return data[:at]
+
+    def _note(self, page):
+        self.lost.append(page[1].decode())
+        return b""
