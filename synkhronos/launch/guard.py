@@ -96,7 +96,8 @@ class _Guard:
         The script would go on, but nobody would tell the launcher of its end.
         """
         guard, stops, limit = os.getpid(), StopWatch(), lost_seconds()
-        is_remote = stat_of(self._daemon)[0] == "prted"  # else it is mpirun: the launcher watches
+        [name, *_] = stat_of(self._daemon) or [""]
+        is_remote = name == "prted"  # else it is mpirun, which the launcher watches
         if not self._tells or os.fork():
             return
         end_with_parent(guard, signal.SIGKILL)

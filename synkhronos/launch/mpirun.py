@@ -162,13 +162,10 @@ def _run_all(lines, seconds, environment=None):
 
 def _begin(line, environment, stack):
     """Start a command in a session of its own, or return the error that keeps it from starting."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "errors": "replace"}
+    given = {"env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True, **pipes}
     try:
-        child = stack.enter_context(
-            subprocess.Popen(
-                line, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-            )
-        )  # fmt: skip
+        child = stack.enter_context(subprocess.Popen(line, **given))
     except OSError as error:
         return error
     # Also an agent that hangs: it would outlive its mpirun.

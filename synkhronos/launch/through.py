@@ -5,7 +5,18 @@
     stdout         ◀──────────────────────────────────────────────────────────────── stdout
     stderr         ◀── without marks ── stderr with marks ◀── start, more, status ── stderr
 
-A `Script` runs in the first of its processes, and its streams are those of the command.
+A `Script` runs in the first of its processes, and its streams are those of the command::
+
+    read from mpirun's stderr                written to stderr   and what follows
+    a warning of mpirun                      later               why nothing starts, if nothing does
+    mark: machine 0, start, 77 node1         the warning         the script has this process id
+    mark: machine 1, begun                                       MPI has begun there
+    an error of the script                   at once
+    page: PRTE has lost ... on node b-2                          `loss` is "mpirun has lost b-2"
+    mark: machine 0, status, 1                                   the exit status; mpirun is killed
+    page: prterun has noticed ...                                nothing: it repeats the loss
+
+`Marks` and `PagesOfLosses` take marks and pages apart.
 """
 
 from __future__ import annotations
@@ -31,6 +42,8 @@ from synkhronos.launch.where import Host
 _AFTER_LOST = 1.0  # seconds for mpirun after all ranks that can be reached have ended
 GRACE = 10.0  # seconds for a script to end after a Ctrl-C
 _NO_END = "mpirun has ended before the script."
+# Marks about the start of a machine: its guard runs; MPI has begun.
+_STAGES = {b"here": 1, b"start": 1, b"begun": 2}
 _FRAME = 2048  # bytes of input in a message; PRRTE drops input beyond 4096 bytes
 
 
@@ -152,7 +165,7 @@ class Script(Mpirun):
         self._marks, self._pages = Marks(token), {1: PagesOfLosses(), 2: PagesOfLosses()}
         # Output before the script has started; then stderr after it has ended.
         self._kept = {1: bytearray(), 2: bytearray()}
-        self._stages: dict[int, bytes] = {}  # machine -> its last mark about its start
+        self._stages: dict[int, int] = {}  # machine -> how far its start is: see `_STAGES`
         self._was_asked = self._ended_itself = False
 
     @property
@@ -185,12 +198,12 @@ class Script(Mpirun):
         self._end_after(self.after_all)
 
     def _late(self):
-        if not self.has_started or self.ranks[0].status is not None:
-            return [] if self.has_started else [host.name for host in self._hosts]
-        # A machine alone has no MPI. Others wait in MPI's start for the last guard.
-        stages = [self._stages.get(machine) for machine in range(len(self._hosts))]
-        late = (None,) if None in stages else (b"here", b"start") if len(stages) > 1 else ()
-        return [host.name for host, stage in zip(self._hosts, stages) if stage in late]
+        """Return the hosts that are behind the others, which wait for them."""
+        wanted = 2 if len(self._hosts) > 1 else 1  # a machine alone has no MPI
+        stages = [self._stages.get(machine, 0) for machine in range(len(self._hosts))]
+        if min(stages) >= wanted or self.ranks[0].status is not None:
+            return []
+        return [host.name for host, stage in zip(self._hosts, stages) if stage == min(stages)]
 
     def _take(self, stream, data, is_end=False):
         """Pass output on, without marks and without mpirun's pages."""
@@ -218,7 +231,17 @@ class Script(Mpirun):
             self._write(stream, data)
 
     def _take_mark(self, rank, kind, text):
-        if kind == b"lost":
+        if kind in _STAGES:
+            self._stages[rank] = _STAGES[kind]
+        if kind == b"start":
+            super()._take_mark(rank, kind, text)
+            for stream, kept in self._kept.items():
+                self._write(stream, NOISE.sub(b"", bytes(kept)))
+                kept.clear()
+            self._wait_for_stdin()
+        elif kind == b"more":
+            self._wait_for_stdin()
+        elif kind == b"lost":
             self._losses.append(text.partition(". ")[0].rstrip("."))
             if rank:  # told by another machine: that of the script may only be slow to end
                 self._end_after(self._grace)
@@ -226,18 +249,10 @@ class Script(Mpirun):
             self._lose(text)
         elif kind == b"own":
             self._ended_itself = True
-        else:
+        elif kind == b"status":
             super()._take_mark(rank, kind, text)
-        if kind in (b"here", b"start", b"begun"):
-            self._stages[rank] = kind
-        if kind == b"status" and self._losses:
-            self._end_mpirun_soon()
-        if kind == b"start":
-            for stream, kept in self._kept.items():
-                self._write(stream, NOISE.sub(b"", bytes(kept)))
-                kept.clear()
-        if kind in (b"start", b"more"):
-            self._wait_for_stdin()
+            if self._losses:
+                self._end_mpirun_soon()
 
     def _wait_for_stdin(self):
         """Read the next piece of input, unless a terminal would stop this process for it."""
@@ -264,7 +279,7 @@ class Script(Mpirun):
         """Return a sentence if the script has not started, or its end was not reported."""
         if self.interrupted_by or self.ranks[0].status is not None:
             return []
-        if not self.has_started:
+        if not self.has_started and not self._stages:
             return self._why_not_started()
         return [f"{self._losses[0]}, which has ended the run."] if self._losses else [_NO_END]
 

@@ -421,14 +421,21 @@ def agent_that_hangs(hosts, folder, on):
     return str(path)
 
 
-def test_an_agent_that_hangs_is_named(two_hosts, tmp_path):
+@pytest.mark.parametrize(
+    "restarts", [0, pytest.param(1, marks=pytest.mark.slow("starts mpirun on hosts twice"))]
+)
+def test_an_agent_that_hangs_is_named_and_left_out(two_hosts, tmp_path, restarts):
+    """It had answered the question, and launch waited for its daemon for ever."""
     (tmp_path / "script.py").write_text("print(1)\n")
-    other = two_hosts.addresses[1]
+    first, other = two_hosts.addresses
     agent = "--agent", agent_that_hangs(two_hosts, tmp_path, other)
-    found = Launched(two_hosts, tmp_path, *agent, "--wait-start", "6", "script.py").wait()
-    assert found[:2] == (1, "") and "Traceback" not in found[2]
-    why = "mpirun's daemon does not answer within 6 s (--wait-start 12 waits longer)"
-    assert f"can't launch: {other} ({why}) can be reached, but" in found[2]
+    limits = "-n", "1", "--wait-start", "6", *(["--restarts", "1"] if restarts else [])
+    status, out, err = Launched(two_hosts, tmp_path, *agent, *limits, "script.py").wait()
+    why = f"{other} (mpirun's daemon does not answer within 6 s (--wait-start 12 waits longer))"
+    if restarts:
+        assert (status, out) == (0, "1\n") and f"2 of 2 on {first}, without {why}" in err, err
+    else:
+        assert (status, out) == (1, "") and f"can't launch: {why} can be reached" in err, err
     wait_until(lambda: not any(agent[1] in " ".join(each.cmdline()) for each in running()))
 
 
@@ -457,11 +464,19 @@ def test_hosts_where_python_or_mpi_does_not_begin_are_named(two_hosts, tmp_path,
     assert err.endswith(f"{late}, which has ended the run.\n"), err
 
 
-@pytest.mark.parametrize("which", ["mpirun", "guard", "prted"])
-def test_what_is_stopped_for_long_is_killed_and_the_launcher_ends(two_hosts, tmp_path, which):
+@pytest.mark.parametrize(
+    ("which", "restarts"), [("mpirun", 0), ("mpirun", 1), ("guard", 0), ("guard", 1), ("prted", 0)]
+)
+def test_what_is_stopped_for_long_is_killed_and_the_launcher_ends(
+    two_hosts, tmp_path, which, restarts
+):
     """The script had ended well, and the launcher waited for ever."""
-    (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(2)")
-    launched = Launched(two_hosts, tmp_path, "-n", "1", "--lost-after", "2", "script.py")
+    (tmp_path / "script.py").write_text(
+        "import time, synkhronos as synk\n"
+        "print('begun', flush=True); time.sleep(2 - 2 * synk.restart_count())"
+    )
+    limits = "-n", "1", "--lost-after", "2", *(["--restarts", "1"] if restarts else [])
+    launched = Launched(two_hosts, tmp_path, *limits, "script.py")
     launched.expect("begun")
     if which == "mpirun":
         [process] = psutil.Process(launched.process.pid).children()
@@ -471,14 +486,17 @@ def test_what_is_stopped_for_long_is_killed_and_the_launcher_ends(two_hosts, tmp
         if which == "guard":
             [process] = process.children()
     process.suspend()
-    status, _, err = launched.wait()
+    status, out, err = launched.wait()
     first = f"synk{two_hosts.net}-1"
     how = {
         "mpirun": "mpirun was stopped for 2 s",
         "guard": f"The script's guard on {first} was stopped for 2 s",
         "prted": f"mpirun has lost {first}",
     }
-    assert (status, err) == (1, f"{how[which]}, which has ended the run.\n")
+    if restarts:
+        assert (status, out) == (0, "begun\n") and f"Lost before: {how[which]}." in err, err
+    else:
+        assert (status, err) == (1, f"{how[which]}, which has ended the run.\n")
 
 
 @pytest.mark.slow("ends mpirun after some seconds")

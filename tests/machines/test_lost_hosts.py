@@ -36,7 +36,7 @@ class Attempts:
             these.launch(*arguments),
             cwd=folder,
             env=these.environment(
-                PYTHONUNBUFFERED="1", **IN_PYTHON, **hosts.IMPATIENT, **variables
+                **{"PYTHONUNBUFFERED": "1", **IN_PYTHON, **hosts.IMPATIENT, **variables}
             ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -220,6 +220,34 @@ def test_a_script_that_fails_by_itself_is_not_started_again(two_hosts, tmp_path)
         assert (status, out) == (1, "") and last in err[-1], err
         n_said = 1 if does == "catches" else 3
         assert sum(line.startswith("synkhronos launch: ") for line in err) == n_said, err
+
+
+# Each host has a folder of its own at this place; only the first one's has room.
+FULL = """#!/bin/sh
+case $1 in *.0.1) size=100m;; *) size=64k;; esac
+exec {agent} "$1" "mount -t tmpfs -o size=$size tmpfs {folder}; $2"
+"""
+COMPILES = """
+import theano.tensor as T, synkhronos as synk
+x = T.dvector("x")
+f = synk.function([x], (T.exp(x).sum(), "sum"))
+print("made", flush=True)
+print(f([1.0, 2.0]))
+"""
+
+
+@pytest.mark.slow("starts mpirun on hosts, and compiles")
+def test_a_full_folder_of_compiled_functions_ends_the_run(two_hosts, tmp_path):
+    """It is a WorkerError, and the next attempt would have it, too."""
+    folder, agent = tmp_path / "compiled", tmp_path / "agent"
+    folder.mkdir()
+    agent.write_text(FULL.format(agent=two_hosts.reached_by[1], folder=folder))
+    agent.chmod(0o755)
+    flags = {f"{host}_FLAGS": f"base_compiledir={folder}" for host in ("THEANO", "PYTENSOR")}
+    given = "--agent", agent, "-n", "1", "--restarts", "1", "script.py"
+    status, _, err = Attempts(two_hosts, tmp_path, COMPILES, *given, **flags).wait()
+    assert status == 1 and "No space left on device" in "\n".join(err), err
+    assert "WorkerError" in "\n".join(err) and sum("attempt " in line for line in err) == 1, err
 
 
 RESUMING = """
