@@ -68,16 +68,19 @@ class Attempts:
     _name: str = field(default_factory=mpirun.new_token)  # of the run, inherited by its processes
     _away: dict[str, str] = field(default_factory=dict)  # hosts without an answer -> why
     _asks_daemons: bool = False  # after a loss or a failed start
+    _silent: set[str] = field(
+        default_factory=set
+    )  # hosts that answer, but mpirun's daemon does not
 
     def run(self) -> tuple[int, Watch | None]:
         """Return the last attempt's status, and the attempt; 1 and None if too few hosts answer."""
-        hosts, loss, attempt, n_attempts = [], "", None, self.limits.restarts + 1
+        failed, loss, n_attempts = None, "", self.limits.restarts + 1
         for number in range(n_attempts):
-            before, hosts = hosts, self._wait_for_hosts()
+            hosts = self._wait_for_hosts(failed)
+            if hosts is None:
+                break
             if not hosts:
                 return 1, None
-            if hosts == before and not attempt.has_started:
-                break  # they would not start again
             names, lost = ", ".join(map(_name, hosts)), loss and f". Lost before: {loss}"
             self.say(f"attempt {number + 1} of {n_attempts} on {names}{self._without()}{lost}.")
             attempt = self.begin(hosts, {COUNT: str(number), leftovers.VARIABLE: self._name})
@@ -85,7 +88,7 @@ class Attempts:
             loss = self._loss(attempt) if status else None
             if loss is None:
                 break
-            self._asks_daemons = True
+            self._asks_daemons, failed = True, None if attempt.has_started else hosts
         else:
             if self.limits.restarts:
                 tried = _wording.count(n_attempts, "attempt")
@@ -98,12 +101,18 @@ class Attempts:
             return attempt.loss
         return "nothing was started"
 
-    def _wait_for_hosts(self):
-        """Return the hosts of the next attempt; an empty list if too few answer in time."""
+    def _wait_for_hosts(self, failed):
+        """Return the hosts of the next attempt; an empty list if too few answer in time.
+
+        Return None if the next attempt would start nothing either, after one on the `failed` hosts.
+        """
         end = time.monotonic() + self.limits.wait_seconds
         said = ""
         while True:
             hosts, problem = self._hosts_that_answer()
+            is_silent = not hosts and self._silent.issuperset(map(_name, failed or []))
+            if failed and (hosts[: self.limits.most] == failed or is_silent):
+                return None
             if len(hosts) >= self.limits.least:
                 return hosts[: self.limits.most]
             left = end - time.monotonic()
@@ -131,7 +140,9 @@ class Attempts:
         if self._asks_daemons:
             there = [host for host in hosts if _name(host) not in away]
             run = {leftovers.VARIABLE: self._name}
-            away.update(mpirun.ask_daemons(there, self.options, run))
+            silent = mpirun.ask_daemons(there, self.options, run)
+            self._silent = {*silent}
+            away.update(silent)
         return away
 
     def _without(self):

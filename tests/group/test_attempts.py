@@ -119,8 +119,12 @@ def test_a_host_without_mpiruns_daemon_is_left_out_and_taken_in_again(tmp_path):
     )
 
 
-def test_an_attempt_that_did_not_start_is_not_repeated_on_the_same_hosts(tmp_path):
+@pytest.mark.parametrize("down", ["", "ab"])
+def test_an_attempt_that_would_start_nothing_is_not_made(tmp_path, down):
+    """On the same hosts, or where mpirun's daemon answers from none."""
     hosts = Hosts(tmp_path, "a", "b")
+    for name in down:
+        hosts.take_down(name, what="mpirun")
     assert hosts.run(Limits(restarts=3), None, "exit 0") == 1
     assert hosts.seen == [["a", "b"]]
 
