@@ -494,6 +494,7 @@ def _replaced(network, whole, segments):
     made = [
         *((module, "time", clock) for module in (base_carrier, heartbeats, reports)),
         (base_carrier, "select", polls),
+        (base_carrier, "_SPIN_SECONDS", 0.0),
         (base_carrier, "Mail", _Mail),
         (base_carrier, "Segments", lambda: segments),
         (carrier, "StopWatch", lambda: SimpleNamespace(seconds=lambda pid: 0.0)),

@@ -26,10 +26,10 @@ from typing import NamedTuple
 import numpy as np
 
 from synkhronos.comm.channel import is_own
+from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.sealed import has_gmac
 
 VARIABLE = "SYNKHRONOS_NETWORK"  # the networks of which a job uses its machines' addresses
-TRUST = "SYNKHRONOS_TRUST_NETWORK"  # not empty: arrays are not checked
 _OF_OPEN_MPI = "OMPI_MCA_btl_tcp_if_include"
 _HELLO = b"synkhronos: this process of a job has the secret"
 _CALLS, _CALLED = b"calls", b"is called"
@@ -47,21 +47,21 @@ class Unreachable(RuntimeError):
     """Two processes of a job can't connect."""
 
 
-def agree(comm, secret, facts):
+def agree(comm, given, facts):
     """Return the key of this job, and the facts that each process tells of itself.
 
-    The key is made of the secret and of a random number of each process: so no message of another
-    job is valid in this one, even with the same secret.
+    The key is made of the `given` secret and of a random number of each process: so no message of
+    another job is valid in this one, even with the same secret.
     """
     own = os.urandom(32) + json.dumps(facts).encode().ljust(_FACTS)
-    own += hmac.digest(secret, _HELLO + own, "sha256")
+    own += hmac.digest(given, _HELLO + own, "sha256")
     everyone = np.empty((comm.size, len(own)), np.uint8)
     comm.Allgather(np.frombuffer(own, np.uint8), everyone)
     for rank, hello in enumerate(everyone):
-        expected = hmac.digest(secret, _HELLO + hello[:-32].tobytes(), "sha256")
+        expected = hmac.digest(given, _HELLO + hello[:-32].tobytes(), "sha256")
         if not hmac.compare_digest(expected, hello[-32:].tobytes()):
             raise SecretsDiffer(f"process {rank} of this job has another secret than this one")
-    key = hmac.digest(secret, everyone.tobytes(), "sha256")
+    key = hmac.digest(given, everyone.tobytes(), "sha256")
     return key, [json.loads(hello[32:-32].tobytes()) for hello in everyone]
 
 
@@ -75,7 +75,7 @@ class Start:
         self.facts = {
             "host": socket.gethostname()[:64],
             "gmac": has_gmac(),
-            "trusts": bool(os.environ.get(TRUST)),
+            "trusts": bool(os.environ.get(secret.TRUST)),
             "unix": name,
             "port": 0,
             "addresses": [],
