@@ -24,8 +24,8 @@ import sys
 import time
 from typing import Callable
 
+from synkhronos._machine.heartbeats import lost_seconds
 from synkhronos._machine.processes import StopWatch, end_with_parent, stat_of, status_of
-from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.launch.streams import SIZE, Writer, mark, signals_of
 
 VARIABLE = "SYNKHRONOS_LAUNCH"  # the token of the run; its processes need a guard if it is set

@@ -258,7 +258,7 @@ def ask_daemons(
     A login may reach a machine that the network of mpirun and MPI does not reach.
     """
     away = [host for host in hosts if not is_here(host.name)]
-    # With `true`, which may end before its start is noted, mpirun hung in 5 of 18 cases.
+    # With `true`, which may end before its start is noted, mpirun hung in 7 of 18 cases.
     lines = [line([host], options, ["sleep", "1"], variables) for host in away]
     silent = "mpirun's daemon does not answer"
     late = f"{silent} {within(options.wait_start, '--wait-start')}"

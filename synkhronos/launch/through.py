@@ -29,8 +29,8 @@ import signal
 import subprocess
 from typing import Any, Sequence
 
+from synkhronos._machine import heartbeats
 from synkhronos._machine.processes import StopWatch, end_with_parent, how_ended
-from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import folders, secret
 from synkhronos.launch import INTERRUPTED, guard, mpirun
 from synkhronos.launch.leftovers import kill_session

@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Callable, Mapping, Sequence
 
 from synkhronos import _systems, _wording
+from synkhronos._machine import heartbeats
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
-from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.launch import CannotLaunch, attempts, mpirun, through, watch, where
 from synkhronos.tools import run

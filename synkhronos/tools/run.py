@@ -20,12 +20,12 @@ from typing import Callable
 
 import synkhronos as synk
 from synkhronos import _host
+from synkhronos._machine import heartbeats
 from synkhronos._machine.devices import undo_binding
 from synkhronos._machine.log import log, name_host
 from synkhronos._session import leader
 from synkhronos._session.current import Current
 from synkhronos._wording import count, printable
-from synkhronos.comm import heartbeats
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.link import CarrierLink
 from synkhronos.launch import INTERRUPTED, guard, where

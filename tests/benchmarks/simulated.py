@@ -26,8 +26,9 @@ from unittest import mock
 
 import numpy as np
 
+from synkhronos._machine import heartbeats
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.comm import heartbeats, reports
+from synkhronos.comm import reports
 from synkhronos.comm.mpi import (
     all_reduce,
     base_carrier,
@@ -223,7 +224,7 @@ class Machine(threading.Thread):
         self.wake(_LEADER)
 
 
-class _Exchange(mesh.Exchange):
+class _Exchange(mesh.TaggedMessages):
     """The connections of a machine's carrier; arrays cross them whole, or as their lengths."""
 
     descriptors, unsent = (_OTHERS, _SENT), ()
@@ -247,7 +248,7 @@ class _Exchange(mesh.Exchange):
         """Exchange nothing more with a machine."""
         self.ended[machine] = why
 
-    def close_writing(self):
+    def say_goodbye(self):
         """Do nothing: all has been sent."""
 
     def read(self, descriptor):

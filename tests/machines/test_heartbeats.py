@@ -2,8 +2,8 @@
 
 import pytest
 
-from synkhronos.comm import heartbeats
-from synkhronos.comm.heartbeats import Heartbeats, lost_seconds
+from synkhronos._machine import heartbeats
+from synkhronos._machine.heartbeats import Heartbeats, lost_seconds
 
 
 @pytest.fixture

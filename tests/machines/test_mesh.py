@@ -179,6 +179,33 @@ def test_the_end_of_a_process_is_known_after_its_messages(meshes):
     assert not other.send(0, b"nobody takes it", 1).Test()
 
 
+def test_what_came_before_the_end_is_read_after_a_failed_write(meshes):
+    one, other = meshes(2)
+    one.send(1, b"last", 1)
+    for each in one._connections.values():
+        each.close()
+    other.send(0, b"nobody reads it", 1), other.send(0, b"nobody reads it", 1)
+    wait_until(lambda: turn(other) and other.ended)
+    assert bytes(other.take(1)[1]) == b"last"
+
+
+def test_a_process_that_says_goodbye_is_not_lost(meshes):
+    three = one, other, third = meshes(3)
+
+    def wait_for(is_there):
+        wait_until(lambda: [turn(*three), is_there()][1])
+
+    one.send(1, np.ones(1 << 20), 1)
+    one.say_goodbye()
+    coming = other.receive(0, np.zeros(1 << 20), 1)
+    wait_for(lambda: coming.Test() and len(third.descriptors) == 1)
+    assert coming.memory.view(float).all() and len(other.descriptors) == 1
+    assert not other.ended and not third.ended
+    assert not one.send(2, b"after the goodbye", 1).Test()
+    third.send(1, b"goes on", 1)
+    wait_for(lambda: (2, 1) in other._arrived)
+
+
 def changed(frame, how):
     """Return what of a message, and perhaps of the next, has come."""
     frame = bytearray(frame)
@@ -186,7 +213,7 @@ def changed(frame, how):
         return frame + frame
     if how == "exchanged":
         return frame[len(frame) // 2 :] + frame[: len(frame) // 2]
-    frame[{"tag": 0, "payload": 20, "mac": -1, "length": 15}[how]] ^= 1
+    frame[{"tag": 3, "payload": 20, "mac": -1, "length": 11}[how]] ^= 1
     return frame
 
 
@@ -202,7 +229,7 @@ def test_a_message_that_was_changed_on_its_way_ends_the_connection(meshes, how):
         other._connections[0] = _Connection(receiver, [Seal(b"key", 1, 0), Seal(b"key", 0, 1)])
         other._by_descriptor = {receiver.fileno(): 0}
         payloads = [b"x" * 40] * (2 if how == "exchanged" else 1)
-        theirs.queue.extend(mesh.Sending(1, np.frombuffer(each, np.uint8)) for each in payloads)
+        theirs.queue.extend(mesh.Request(1, np.frombuffer(each, np.uint8)) for each in payloads)
         theirs.flush()
         attacker.sendall(changed(middle.recv(1000), how))
         wait_until(lambda: turn(other) and other.ended)
@@ -247,7 +274,7 @@ def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch
     for stranger in strangers:
         stranger.settimeout(LONG)
         with contextlib.suppress(ConnectionError):
-            assert stranger.recv(100) == b""
+            assert len(stranger.recv(100)) == rendezvous._NONCE and stranger.recv(100) == b""
         stranger.close()
     with pytest.raises(OSError):  # nothing listens any more
         socket.create_connection(address)

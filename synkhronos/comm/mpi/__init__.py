@@ -1,10 +1,10 @@
-"""The transport of ranks on several machines: shared memory within each, MPI between them.
+"""The transport of ranks on several machines: shared memory within each, TCP between them.
 
 The *leader* of a machine is its first process, which mpirun has started: the master, or a process
 that takes the master's commands. Each leader starts a *carrier*, the only process of its machine
-that speaks MPI. Three things cross the network: values from leader to leader
-(`GateOfMachines.exchange`), arrays that carriers fetch for their ranks (`fetches`), and all-reduces
-(`reductions`).
+that connects with others; MPI tells them their addresses. Three things cross the network: values
+from leader to leader (`GateOfMachines.exchange`), arrays that carriers fetch for their ranks
+(`fetches`), and all-reduces (`reductions`).
 
 ======================  ==========================================================================
 `carrier`               the carrier's loop for a session
@@ -19,6 +19,6 @@ that speaks MPI. Three things cross the network: values from leader to leader
 `outputs`               outputs of functions
 ======================  ==========================================================================
 
-Carriers of groups have the loop of `base_carrier`, too, its `waiting`, and messages that are
-`sealed` with a `secret`.
+Carriers of groups have the loop of `base_carrier`, too, and the connections of `mesh`, which are
+made by `rendezvous`, with messages that are `sealed` with a `secret`.
 """

@@ -12,11 +12,6 @@ depend only on the layout, and all machines get the same. Chunks are under way i
 same time.
 
 Nothing here waits: `AllReduce.progress` does what can be done now.
-
-MPI's own collectives can't check each message: they would sum the values of a forged one. Nor are
-they faster. On 12 test hosts, which share two cores, 16 MiB take 0.25 s with these messages, 0.70 s
-with Iallreduce, 0.63 s with Ireduce_scatter and Iallgather, and 0.72 s with these messages checked;
-1 MiB takes 28, 32, 27 and 71 ms.
 """
 
 import collections

@@ -23,10 +23,10 @@ from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
+from synkhronos._machine.heartbeats import Heartbeats, silent
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Mail
 from synkhronos.comm.handlers import Handlers
-from synkhronos.comm.heartbeats import Heartbeats, silent
 from synkhronos.comm.mpi.mesh import SEALED
 from synkhronos.comm.mpi.transfers import PART, bytes_of, pickled
 
@@ -61,7 +61,6 @@ class BaseCarrier:
         self._poll = select.poll()
         self._awaited: dict[int, int] = {}  # descriptor -> the events that it is polled for
         self._listeners: set[int] = set()  # more descriptors, of which `read` takes what comes
-        self._sending: list[tuple] = []  # request, machine
         self._coming: dict[int, list[np.ndarray]] = {}  # parts of the next message of each machine
         self._moving: list[tuple] = []  # request, what to call at its end
         self._bulk: Any = collections.defaultdict(collections.deque)  # machine -> parts to send
@@ -99,12 +98,14 @@ class BaseCarrier:
                     self._lose(machine, silent())
         self.send_what_is_left()
 
-    def _wait(self, seconds=float("inf")):
-        """Wait until something can be read or sent, or a heartbeat is due; return descriptors."""
-        unsent = {*self._mail.unsent, *self._comm.unsent}
-        awaited = dict.fromkeys((*self._mail.peers, *self._comm.descriptors), select.POLLIN)
-        awaited.update(dict.fromkeys(self._listeners, select.POLLIN))
-        awaited.update(dict.fromkeys(unsent, select.POLLIN | select.POLLOUT))
+    def _wait(self, seconds=None):
+        """Wait for what can be read or sent, or a heartbeat; at the end `seconds`, for no peer."""
+        awaited = dict.fromkeys(self._comm.descriptors, select.POLLIN)
+        if seconds is None:
+            seconds = self._heartbeats.seconds_left
+            awaited.update(dict.fromkeys((*self._mail.peers, *self._listeners), select.POLLIN))
+        for unsent in (*self._mail.unsent, *self._comm.unsent):
+            awaited[unsent] = awaited.get(unsent, 0) | select.POLLOUT
         if awaited != self._awaited:
             for descriptor in self._awaited.keys() - awaited.keys():
                 self._poll.unregister(descriptor)
@@ -114,8 +115,7 @@ class BaseCarrier:
         spins_until = time.monotonic() + _SPIN_SECONDS
         while not (found := self._poll.poll(0)) and time.monotonic() < spins_until:
             os.sched_yield()
-        seconds = max(min(seconds, self._heartbeats.seconds_left), 0.0)
-        return [each for each, _ in found or self._poll.poll(1000 * seconds)]
+        return [each for each, _ in found or self._poll.poll(1000 * max(seconds, 0.0))]
 
     def _lose(self, machine, why):
         if self.is_running and machine not in self._lost:
@@ -150,7 +150,7 @@ class BaseCarrier:
         frame = _framed(message)
         for machine in machines:
             for at in range(0, len(frame) if machine not in self._lost else 0, PART):
-                self._sending.append((self.send(machine, frame[at : at + PART], _MESSAGE), machine))
+                self.send(machine, frame[at : at + PART], _MESSAGE)
 
     def _take_messages(self):
         """Take the messages of other carriers."""
@@ -207,16 +207,13 @@ class BaseCarrier:
 
     def move(self) -> bool:
         """Go on with what is under way; return whether something has ended."""
-        left = [each for each in self._sending if not each[0].Test()]
-        happened = len(left) < len(self._sending)
-        self._sending = left
         moving, ended = [], []
         for each in self._moving:
             (ended if each[0].Test() else moving).append(each)
         self._moving = moving
         for _, then in ended:
             then()
-        return self.progress() or happened or bool(ended)
+        return self.progress() or bool(ended)
 
     def lose(self, machine: int, why: str) -> None:
         """Exchange nothing more with a machine."""
@@ -224,18 +221,13 @@ class BaseCarrier:
         self.has_lost = True
         self._lost.add(machine)
         self._heartbeats.drop(machine)
-        self._sending = [each for each in self._sending if each[1] != machine]
 
     def send_what_is_left(self) -> None:
         """Send all messages, and wait for the end of the other carriers; but not for long."""
         end = time.monotonic() + (_AFTER_A_LOSS if self.has_lost else _LAST_SECONDS)
-        while time.monotonic() < end:
+        self._comm.say_goodbye()
+        while (self._mail.unsent or self._comm.descriptors) and time.monotonic() < end:
             self._mail.flush()
-            self._sending = [each for each in self._sending if not each[0].Test()]
-            if not (self._sending or self._comm.unsent):
-                self._comm.close_writing()  # others read all of it, and then the end
-            if not (self._mail.unsent or self._comm.descriptors):
-                break
             for descriptor in self._wait(end - time.monotonic()):
                 if descriptor in self._comm.descriptors:
                     self._comm.read(descriptor)

@@ -1,12 +1,12 @@
-"""The carrier of a machine: the process that speaks MPI, for all ranks there.
+"""The carrier of a machine: the process that is connected with others, for all ranks there.
 
-    script or leader ── Unix socket ──┐                            ┌── script or leader
-    rank             ── Unix socket ──┤ carrier ═══ MPI ═══ carrier├── rank
+    script or leader ── Unix socket ──┐                             ┌── script or leader
+    rank             ── Unix socket ──┤ carrier ═══ Mesh ═══ carrier├── rank
     segments of shared memory ── mapped ┘                            └ mapped ── segments
 
 Theano holds Python's lock while it computes, so a rank can't move data meanwhile; and a process
-that has begun MPI must not be forked. So MPI has a process of its own, which the first process of
-the machine starts. It reads and writes the segments of the ranks where they are. Its messages are
+that has begun MPI must not be forked. So the first process of the machine starts one for both. It
+reads and writes the segments of the ranks where they are. Its messages are
 those of `BaseCarrier`.
 
 A request may fail here because descriptors or shared memory are used up. The answer is then
@@ -27,10 +27,10 @@ import socket
 import sys
 import traceback
 
+from synkhronos._machine.heartbeats import lost_seconds
 from synkhronos._machine.log import log
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own
-from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
@@ -224,7 +224,7 @@ class Carrier(BaseCarrier):
         """End the job: this carrier, and those of all other machines, which get the `reason`.
 
         After a loss this carrier waits until the first machine says that its script has ended,
-        because MPI ends all processes with the first.
+        because mpirun ends all processes with the first.
         """
         if not self._has_lost_job:
             self.tell_all("end", reason)
@@ -242,7 +242,7 @@ class Carrier(BaseCarrier):
     def from_machine_end(self, machine, reason, lost=None):
         """End, because another machine has, or is `lost`; after a loss not before the script.
 
-        The script may still save something, and MPI would end it with the first carrier.
+        The script may still save something, and mpirun would end it with the first leader.
         """
         if not self._has_lost_job:
             self.post(_LEADER, "end", reason, machine if lost is None else lost)

@@ -1,6 +1,6 @@
 """The start and finish barriers of several machines: each has a gate of its own, in shared memory.
 
-    master                          carriers, MPI                  leaders of other machines
+    master                          carriers                       leaders of other machines
     start(command) ──▶ own gate
                    ── ("command", number, slot, command) ──────▶   next_command() ──▶ their gates
     runs its part                                                  run their parts

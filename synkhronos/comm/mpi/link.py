@@ -22,10 +22,10 @@ import threading
 import time
 
 from synkhronos._machine.devices import python_command
+from synkhronos._machine.heartbeats import lost_seconds
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own
-from synkhronos.comm.heartbeats import lost_seconds
 from synkhronos.comm.mpi import secret
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -253,7 +253,7 @@ class CarrierLink:
         self.join(_END_SECONDS if reason is None else float("inf"))
 
     def join(self, seconds=_END_SECONDS) -> None:
-        """Wait until the carrier has ended MPI: mpirun complains about a process that ends before.
+        """Wait until the carrier has ended: mpirun ends what a process that ends has started.
 
         After `seconds` the carrier is killed. After a loss it ends after the script, or when the
         first machine is silent.

@@ -4,8 +4,6 @@
 
 So a carrier sleeps until a socket can be read or written, and a process that has ended is known at
 once. MPI can do neither: it must be polled, and its messages could not be checked without a copy.
-On two test hosts, which share two cores, 16 MiB take as long to reduce as Open MPI needs, and with
-sealed messages of MPI 4 times as long.
 
 Two processes of one machine have a Unix socket, which needs no seal: the system tells who is at the
 other end. Where a pair can't connect the job does not begin, and the error names both machines.
@@ -24,16 +22,16 @@ from typing import Any, Iterable
 
 import numpy as np
 
-from synkhronos.comm.heartbeats import lost_seconds, silent
+from synkhronos._machine.heartbeats import lost_seconds, silent
 from synkhronos.comm.mpi.rendezvous import Start, agree
 from synkhronos.comm.mpi.sealed import MAC, Seal
 from synkhronos.comm.mpi.transfers import bytes_of
 
-SEALED = 1  # the tag of messages that are unpickled
-_HEAD = struct.Struct("=2Q")  # tag, bytes of the payload
+_LAST, SEALED = 0, 1  # the tags of a goodbye, and of messages that are unpickled
+_HEAD = struct.Struct("=IQ")  # tag, bytes of the payload
 _BUFFERED = 1 << 16  # bytes that are read in addition to a large payload
 _SMALL = 1 << 15  # bytes of a payload that passes through this buffer
-_LARGEST = 1 << 31  # bytes of a payload
+_LARGEST = 1 << 26  # bytes of a payload
 _AT_ONCE = 1 << 22  # bytes that are taken from one process before others have a turn
 
 
@@ -41,51 +39,37 @@ class Changed(ConnectionError):
     """What comes through a connection is not what the other process has sent."""
 
 
-class Sending:
-    """A message that is being sent; its memory must stay as it is until `Test` returns true."""
+class Request:
+    """A message that is being sent, whose memory must stay as it is until `Test` returns true.
 
-    __slots__ = "is_sent", "payload", "tag"
+    Or one that is awaited; its memory may change before the message was checked.
+    """
 
-    def __init__(self, tag, payload):
-        self.tag, self.payload, self.is_sent = tag, payload, False
+    __slots__ = "is_done", "memory", "tag"
 
-    def Test(self) -> bool:
-        """Return whether the system has it, or a copy is kept of the rest."""
-        return self.is_sent
-
-
-class Coming:
-    """A message that is awaited, and the memory for it, which changes before it was checked."""
-
-    __slots__ = "has_come", "memory"
-
-    def __init__(self, memory):
-        self.memory, self.has_come = memory, False
+    def __init__(self, tag, memory):
+        self.tag, self.memory, self.is_done = tag, memory, False
 
     def Test(self) -> bool:
-        """Return whether the message is there."""
-        return self.has_come
+        """Return whether the message is there; or whether the system, or a copy, has it."""
+        return self.is_done
 
 
-class Exchange:
-    """What processes exchange, without the way: messages find who waits for them by their tags.
+class TaggedMessages:
+    """What processes send each other: messages find who waits for them by their tags.
 
-    `on_message` takes the sender of each message. A derived class has `send`.
+    `on_message` takes the sender of each message.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._arrived: dict[tuple[int, int], collections.deque] = {}  # (source, tag) -> payloads
-        self._wanted: dict[tuple[int, int], collections.deque] = {}  # (source, tag) -> Comings
+        self._wanted: dict[tuple[int, int], collections.deque] = {}  # (source, tag) -> Requests
         self.on_message = lambda source: None
 
-    def send(self, machine: int, buffer: Any, tag: int) -> Sending:
-        """Begin to send an array or bytes."""
-        raise NotImplementedError
-
-    def receive(self, machine: int, buffer: np.ndarray, tag: int) -> Coming:
+    def receive(self, machine: int, buffer: np.ndarray, tag: int) -> Request:
         """Begin to receive into an array."""
-        coming = Coming(bytes_of(buffer))
+        coming = Request(tag, bytes_of(buffer))
         arrived = self._arrived.get((machine, tag))
         if arrived:
             _fill(coming, _pop(self._arrived, (machine, tag)))
@@ -133,10 +117,10 @@ def _fill(coming, payload):
         raise RuntimeError(f"{len(payload)} bytes have come for {len(coming.memory)}")
     if payload is not coming.memory:
         coming.memory[...] = payload
-    coming.has_come = True
+    coming.is_done = True
 
 
-class Mesh(Exchange):
+class Mesh(TaggedMessages):
     """The connections of one process with all others of `comm`, an MPI.Comm.
 
     Without a `secret` all processes must be on one machine. Raises SecretsDiffer if a process has
@@ -176,23 +160,20 @@ class Mesh(Exchange):
         """The descriptors of connections that have no room for all that is to be sent."""
         return [fd for fd, rank in self._by_descriptor.items() if self._connections[rank].queue]
 
-    def send(self, machine, buffer, tag):
+    def send(self, machine: int, buffer: Any, tag: int) -> Request:
         """Begin to send an array or bytes."""
-        sending = Sending(tag, bytes_of(buffer))
+        sending = Request(tag, bytes_of(buffer))
         connection = self._connections[machine]
-        connection.queue.append(sending)
-        if len(connection.queue) == 1 and machine not in self.ended:
-            self._flush(machine)
+        if connection.is_writable:
+            connection.queue.append(sending)
+            if len(connection.queue) == 1:
+                connection.flush()
         return sending
 
-    def _flush(self, rank):
-        try:
-            self._connections[rank].flush()
-        except OSError as error:
-            self._end(rank, error)
-
     def _end(self, rank, error):
-        if isinstance(error, Changed):
+        if self._connections[rank].has_said_goodbye:
+            self.end(rank, "")
+        elif isinstance(error, Changed):
             self.end(rank, "has sent what was changed on its way")
         elif getattr(error, "errno", None) in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
             self.end(rank, silent())
@@ -204,27 +185,34 @@ class Mesh(Exchange):
         connection = self._connections[rank]
         if self._by_descriptor.pop(connection.fileno(), None) is not None:
             connection.close()
-            self.ended[rank] = why
+            if why:
+                self.ended[rank] = why
 
-    def close_writing(self) -> None:
-        """Send nothing more, which the others see as the end; what they send is still read.
+    def say_goodbye(self) -> None:
+        """Send nothing more: others know that this process ends; what they send is still read.
 
         Closed at once, with something unread, a connection would lose what was sent last.
         """
         for rank in self._by_descriptor.values():
-            self._connections[rank].close_writing()
+            if self._connections[rank].is_writable:
+                self.send(rank, b"", _LAST)
+                self._connections[rank].close_writing()
 
     def read(self, descriptor: int) -> None:
         """Take what has come through a connection, and send what there is room for now."""
         rank = self._by_descriptor[descriptor]
         connection = self._connections[rank]
-        if connection.queue:
-            self._flush(rank)
+        self.on_message(rank)  # a part of a message is a sign of life, too
         try:
             for tag, payload in connection.receive(self, rank):
-                self.deliver(rank, tag, payload)
+                if tag == _LAST:
+                    connection.has_said_goodbye = True
+                else:
+                    self.deliver(rank, tag, payload)
         except (OSError, EOFError) as error:
             self._end(rank, error)
+        else:
+            connection.flush()
 
 
 class _Connection:
@@ -235,7 +223,8 @@ class _Connection:
 
     def __init__(self, connection, seals, trusts=False):
         self._socket, self._seals, self._trusts = connection, seals, trusts
-        self.queue = collections.deque()  # the Sendings that the system has not taken whole
+        self.queue = collections.deque()  # the Requests that the system has not taken whole
+        self.is_writable, self.has_said_goodbye = True, False
         self._going = []  # what is left of the first
         self._buffer = bytearray(_BUFFERED)
         self._begin = self._end = 0  # of what has come, in the buffer
@@ -254,26 +243,39 @@ class _Connection:
 
     def close_writing(self):
         """Let the other end read to the end."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+        self.is_writable = False
+        if not self.queue:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
 
     def flush(self):
-        """Send what there is room for; raises OSError if the connection has ended."""
-        with contextlib.suppress(BlockingIOError):
+        """Send what there is room for; nothing if the connection has ended, which reading tells."""
+        try:
             while self.queue:
                 if not self._going:
-                    tag, payload = self.queue[0].tag, self.queue[0].payload
+                    tag, payload = self.queue[0].tag, self.queue[0].memory
                     mac = self._seals[0].next(tag, payload) if self._is_sealed(tag) else b""
                     self._going = [_HEAD.pack(tag, len(payload)), memoryview(payload), mac]
-                n_sent = self._socket.sendmsg(self._going)
+                try:
+                    n_sent = self._socket.sendmsg(self._going)
+                except BlockingIOError:
+                    n_sent = 0
+                is_full = n_sent < sum(map(len, self._going))
                 while self._going and n_sent >= len(self._going[0]):
                     n_sent -= len(self._going.pop(0))
-                if self._going:  # copied: the MAC is that of what is there now
+                if self._going:
                     self._going[0] = memoryview(self._going[0])[n_sent:]
-                    self._going = [memoryview(b"".join(self._going))]
-                self.queue[0].is_sent = True
-                if not self._going:
-                    self.queue.popleft()
+                    if not self.queue[0].is_done:  # copied: the MAC is that of what is there now
+                        self._going = [memoryview(b"".join(self._going))]
+                self.queue[0].is_done = True
+                if is_full:
+                    return
+                self.queue.popleft()
+            if not self.is_writable:
+                self.close_writing()
+        except OSError:
+            self.queue.clear()
+            self.is_writable = False
 
     def receive(self, exchange, source):
         """Yield the (tag, payload) of messages; raise EOFError or OSError at the end."""
@@ -285,7 +287,7 @@ class _Connection:
                     yield self._take()
 
     def _is_sealed(self, tag):
-        return self._seals is not None and (tag == SEALED or not self._trusts)
+        return self._seals is not None and (tag <= SEALED or not self._trusts)
 
     def _read(self):
         """Read into the payload that is coming, and on into the buffer."""
@@ -345,13 +347,13 @@ def _watch(connection):
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
     seconds = lost_seconds()
     if seconds < float("inf"):
-        each = max(int(seconds / 4), 1)
+        each = min(max(int(seconds / 4), 1), 32_767)  # the most that Linux takes
         options += [
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, each),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, each),
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds)),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * seconds), 2**31 - 1)),
         ]
     for option in options:
         connection.setsockopt(*option)

@@ -9,6 +9,7 @@ listens any more.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import fcntl
 import hmac
@@ -21,7 +22,6 @@ import socket
 import struct
 import threading
 import time
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,10 +32,11 @@ from synkhronos.comm.mpi.sealed import has_gmac
 VARIABLE = "SYNKHRONOS_NETWORK"  # the networks of which a job uses its machines' addresses
 _OF_OPEN_MPI = "OMPI_MCA_btl_tcp_if_include"
 _HELLO = b"synkhronos: this process of a job has the secret"
-_CALLS, _CALLED = b"calls", b"is called"
-_PROOF, _RANK = 32, struct.Struct(">Q")  # bytes; who calls
+_CALLS, _CALLED, _TAKEN = b"calls", b"is called", b"!"
+_NONCE, _PROOF, _RANK = 16, 32, struct.Struct(">Q")  # bytes; who calls
 _FACTS = 2048  # bytes of what a process says of itself
 _START_SECONDS, _CALL_SECONDS = 60.0, 5.0  # for all connections, for each address
+_CALLS_AT_ONCE, _NAP_SECONDS = 32, 0.05
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 
 
@@ -69,17 +70,11 @@ class Start:
     """The sockets of a process at which others call it, until all are connected."""
 
     def __init__(self, rank, stack, is_on_network):
-        self._rank, self._key = rank, None
+        self._rank, self._key, self._end, self._is_over = rank, None, 0.0, False
         self._called: queue.Queue = queue.Queue()  # (rank, connection)
         name = f"synkhronos-{secrets.token_hex(16)}"
-        self.facts = {
-            "host": socket.gethostname()[:64],
-            "gmac": has_gmac(),
-            "trusts": bool(os.environ.get(secret.TRUST)),
-            "unix": name,
-            "port": 0,
-            "addresses": [],
-        }
+        self.facts = {"host": socket.gethostname()[:64], "unix": name, "addresses": []}
+        self.facts.update(gmac=has_gmac(), trusts=bool(os.environ.get(secret.TRUST)))
         self._listeners = [stack.enter_context(socket.socket(socket.AF_UNIX))]
         self._listeners[0].bind(f"\0{name}")
         self._listeners[0].listen(1024)
@@ -92,74 +87,106 @@ class Start:
 
     def connect(self, key, facts):
         """Return the (rank, connection) of all other processes."""
-        end = time.monotonic() + _START_SECONDS
-        self._key = key
+        self._key, self._end = key, time.monotonic() + _START_SECONDS
         for each in self._listeners:
             threading.Thread(target=self._listen, args=(each,), daemon=True).start()
+        before = range(self._rank)
         try:
-            found = {rank: self._call(rank, facts[rank]) for rank in range(self._rank)}
+            with concurrent.futures.ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+                found = dict(zip(before, pool.map(self._call, before, facts)))
             while len(found) < len(facts) - 1:
+                seconds = max(self._end - time.monotonic(), 0)
                 try:
-                    rank, connection = self._called.get(timeout=max(end - time.monotonic(), 0))
+                    rank, connection = self._called.get(timeout=seconds)
                 except queue.Empty:
                     missing = {*range(len(facts))} - {self._rank, *found}
                     hosts = ", ".join(facts[rank]["host"] for rank in sorted(missing))
                     raise Unreachable(_unreachable(hosts, facts[self._rank])) from None
-                found.setdefault(rank, connection)
+                found[rank] = connection
         finally:
+            self._is_over = True
             for each in self._listeners:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)  # ends `accept`
         return sorted(found.items())
 
     def _call(self, rank, facts):
-        """Return a connection with a process before this one."""
+        """Return a connection with a process before this one, which may be late."""
         ways = [(socket.AF_UNIX, f"\0{facts['unix']}")]
-        for address in facts["addresses"]:
+        for address in _nearest_first(facts["addresses"], self.facts["addresses"]):
             ways.append((socket.AF_INET, (address, facts["port"])))
-        for family, address in ways:
-            connection = socket.socket(family)
-            connection.settimeout(_CALL_SECONDS)
-            with contextlib.suppress(OSError, EOFError):
-                connection.connect(address)
-                connection.sendall(_RANK.pack(self._rank) + self._proof(_CALLS, self._rank, rank))
-                answer = _read_exactly(connection, _PROOF)
-                if hmac.compare_digest(answer, self._proof(_CALLED, self._rank, rank)):
-                    return connection
-            connection.close()
-        raise Unreachable(_unreachable(socket.gethostname(), facts))
+        while True:
+            for family, address in ways:
+                connection = socket.socket(family)
+                with contextlib.suppress(OSError, EOFError):
+                    connection.settimeout(_CALL_SECONDS)
+                    connection.connect(address)
+                    nonce = _read_exactly(connection, _NONCE)
+                    connection.sendall(_RANK.pack(self._rank))
+                    connection.sendall(self._proof(_CALLS, self._rank, rank, nonce))
+                    answer = _read_exactly(connection, _PROOF)
+                    if hmac.compare_digest(answer, self._proof(_CALLED, self._rank, rank, nonce)):
+                        connection.sendall(_TAKEN)
+                        return connection
+                connection.close()
+            if time.monotonic() > self._end:
+                raise Unreachable(_unreachable(socket.gethostname(), facts))
+            time.sleep(_NAP_SECONDS)
 
     def _listen(self, listener):
-        with contextlib.suppress(OSError):
-            while True:
+        while not self._is_over:
+            try:
                 connection, _ = listener.accept()
                 threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):  # no descriptor, or no thread, is left now
+                time.sleep(_NAP_SECONDS)
 
     def _answer(self, connection):
         """Take a connection if it is that of a later process of this job."""
         with contextlib.suppress(OSError, EOFError):
             connection.settimeout(_CALL_SECONDS)
+            nonce = os.urandom(_NONCE)
+            connection.sendall(nonce)
             [rank] = _RANK.unpack(_read_exactly(connection, _RANK.size))
             proof = _read_exactly(connection, _PROOF)
-            is_right = hmac.compare_digest(proof, self._proof(_CALLS, rank, self._rank))
+            is_right = hmac.compare_digest(proof, self._proof(_CALLS, rank, self._rank, nonce))
             if is_right and (connection.family != socket.AF_UNIX or is_own(connection)):
-                connection.sendall(self._proof(_CALLED, rank, self._rank))
-                self._called.put((rank, connection))
-                return
+                connection.sendall(self._proof(_CALLED, rank, self._rank, nonce))
+                if _read_exactly(connection, len(_TAKEN)) == _TAKEN:  # else it has called again
+                    self._called.put((rank, connection))
+                    return
         connection.close()
 
-    def _proof(self, what, caller, called):
-        return hmac.digest(self._key, what + _RANK.pack(caller) + _RANK.pack(called), "sha256")
+    def _proof(self, what, caller, called, nonce):
+        ends = _RANK.pack(caller) + _RANK.pack(called)
+        return hmac.digest(self._key, what + ends + nonce, "sha256")
 
 
 def _read_exactly(connection, nbytes):
-    data = b""
+    data, end = b"", time.monotonic() + _CALL_SECONDS
     while len(data) < nbytes:
         more = connection.recv(nbytes - len(data))
-        if not more:
+        if not more or time.monotonic() > end:
             raise EOFError
         data += more
     return data
+
+
+def _nearest_first(theirs, own):
+    """Sort addresses: first those that begin as one of this machine's, last those that are its own.
+
+    >>> _nearest_first(["172.17.0.1", "192.168.7.2", "10.1.0.9"], ["172.17.0.1", "10.1.0.3"])
+    ['10.1.0.9', '192.168.7.2', '172.17.0.1']
+    """
+
+    def number(address):
+        return int(ipaddress.ip_address(address))
+
+    def place(address):
+        distances = (number(address) ^ number(each) for each in own)
+        return address in own, min(distances, default=0)
+
+    return sorted(theirs, key=place)
 
 
 def _unreachable(host, of):
@@ -171,11 +198,6 @@ def _unreachable(host, of):
     )
 
 
-class _Interface(NamedTuple):
-    name: str
-    address: str
-
-
 def addresses() -> list[str]:
     """Return the IPv4 addresses of this machine at which others of the job may call it.
 
@@ -183,24 +205,22 @@ def addresses() -> list[str]:
     names; or all, with that of the machine itself last. Networks are like ``10.1.0.0/16``, or names
     of interfaces, with commas between them.
     """
-    found = []
+    found = []  # (name of an interface, address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             with contextlib.suppress(OSError):  # it has none
                 answer = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, request)
-                found.append(_Interface(name, socket.inet_ntoa(answer[20:24])))
+                found.append((name, socket.inet_ntoa(answer[20:24])))
     wanted = os.environ.get(VARIABLE) or os.environ.get(_OF_OPEN_MPI) or ""
-    chosen = [each for each in found if _is_in(each, wanted.split(","))] or found
-    return [each.address for each in sorted(chosen, key=lambda each: each.name == "lo")]
+    chosen = [each for each in found if _is_in(*each, wanted.replace(" ", "").split(","))] or found
+    return [address for name, address in sorted(chosen, key=lambda each: each[0] == "lo")]
 
 
-def _is_in(interface, networks):
+def _is_in(name, address, networks):
     for each in networks:
-        if each == interface.name:
-            return True
         with contextlib.suppress(ValueError):
-            network = ipaddress.ip_network(each.strip(), strict=False)
-            if ipaddress.ip_address(interface.address) in network:
+            network = ipaddress.ip_network(each, strict=False)
+            if ipaddress.ip_address(address) in network:
                 return True
-    return False
+    return name in networks

@@ -1,7 +1,7 @@
-"""The carrier of a group: the process of each machine that speaks MPI, for the ranks there.
+"""The carrier of a group: the process of each machine that is connected with the others.
 
     rank   ── socket ──┐                         ┌── socket ── rank
-    rank   ── socket ──┤ carrier ══ MPI ══ carrier ├── socket ── rank
+    rank   ── socket ──┤ carrier ══ TCP ══ carrier ├── socket ── rank
     memory ── mapped ──┘                         └── mapped ── memory
 
 It makes the group of its machine, with one more socket for each rank: to the carrier. The first

@@ -12,8 +12,8 @@ import socket
 import subprocess
 from typing import Any, Sequence
 
+from synkhronos._machine import heartbeats
 from synkhronos._machine.processes import end_with_parent, life_of, status_of
-from synkhronos.comm import heartbeats
 from synkhronos.parameter_server.group import membership, one_machine
 from synkhronos.parameter_server.group.watched import AFTER_FAILURE, Lines, WatchedRanks
 

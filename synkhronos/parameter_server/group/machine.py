@@ -3,7 +3,7 @@
     launcher ◀── start, line, status ── machine ◀── stdout, stderr, exit status ── rank
              ─── SIGUSR1, SIGTERM ────▶         ─── SIGUSR1, SIGTERM ───────────▶
 
-One of its threads uses MPI (`carrier`). The process ends with status 0 whatever its
+One of its threads is the `carrier`. The process ends with status 0 whatever its
 ranks do, so that mpirun ends no others. The launcher gets a mark about each end, and decides.
 """
 
@@ -55,7 +55,7 @@ def main(argument: str) -> None:
 
 
 class _MpiThread(threading.Thread):
-    """The thread that uses MPI, from MPI's start to its end."""
+    """The thread that begins and ends MPI, and then is the carrier."""
 
     def __init__(self, ranks: Sequence[Sequence[int]]) -> None:
         super().__init__(daemon=True)
