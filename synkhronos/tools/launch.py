@@ -21,7 +21,7 @@ from typing import Callable, Mapping, Sequence
 from synkhronos import _systems, _wording
 from synkhronos._machine import heartbeats
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
-from synkhronos.comm.mpi import secret
+from synkhronos.comm.mpi.settings import TRUST
 from synkhronos.launch import CannotLaunch, attempts, mpirun, through, watch, where
 from synkhronos.tools import run
 
@@ -248,7 +248,7 @@ def _variables(options, hosts):
     """Return the environment variables with the number and the devices of each machine's ranks."""
     variables = lost_after(options.lost_after)
     if options.trust_network:
-        variables[secret.TRUST] = "1"
+        variables[TRUST] = "1"
     lists = [",".join(host.devices) for host in hosts]
     if any(lists):
         variables[VARIABLE] = lists[0] if len({*lists}) == 1 else ";".join(lists)

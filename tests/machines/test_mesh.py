@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.waiting import LONG, wait_until
 
-from synkhronos.comm.mpi import mesh, rendezvous, secret
+from synkhronos.comm.mpi import mesh, rendezvous, settings
 from synkhronos.comm.mpi.mesh import Mesh, _Connection
 from synkhronos.comm.mpi.rendezvous import SecretsDiffer, Unreachable
 from synkhronos.comm.mpi.sealed import Seal
@@ -94,7 +94,7 @@ def way(request, monkeypatch):
     if request.param != "unix":
         of_tcp(monkeypatch)
     if request.param == "trusting":
-        monkeypatch.setenv(secret.TRUST, "1")
+        monkeypatch.setenv(settings.TRUST, "1")
     if request.param == "hmac":
         monkeypatch.setattr(rendezvous, "has_gmac", lambda: False)
     return request.param
@@ -240,7 +240,7 @@ def test_a_message_that_was_changed_on_its_way_ends_the_connection(meshes, how):
 @pytest.mark.parametrize("trusts", [True, False])
 def test_on_a_trusted_network_only_what_is_unpickled_is_sealed(meshes, monkeypatch, trusts):
     of_tcp(monkeypatch)
-    monkeypatch.setenv(secret.TRUST, "1" if trusts else "")
+    monkeypatch.setenv(settings.TRUST, "1" if trusts else "")
     one, other = meshes(2)
     monkeypatch.setattr(one._connections[1]._seals[0], "next", lambda *_: bytes(16))
     one.send(1, b"an array", mesh.SEALED + 1)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from synkhronos.comm.mpi.mesh import Mesh
 
 VARIABLE = "SYNKHRONOS_SECRET"
-TRUST = "SYNKHRONOS_TRUST_NETWORK"  # not empty: arrays between machines are not checked
 EXPORTED = ("-x", VARIABLE)  # for mpirun
 _BYTES = 32
 # Transports of Open MPI within one machine: with these alone no process has a port.

@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+TRUST = "SYNKHRONOS_TRUST_NETWORK"  # not empty: arrays between machines are not checked
 # At a port of btl/tcp, any program on a machine of the job passes for one of its processes.
 _ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 
