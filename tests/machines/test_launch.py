@@ -465,7 +465,15 @@ def test_hosts_where_python_or_mpi_does_not_begin_are_named(two_hosts, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("which", "restarts"), [("mpirun", 0), ("mpirun", 1), ("guard", 0), ("guard", 1), ("prted", 0)]
+    ("which", "restarts"),
+    [
+        ("mpirun", 0),
+        ("guard", 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow("launches on hosts, perhaps twice"))
+            for each in (("mpirun", 1), ("guard", 1), ("prted", 0))
+        ),
+    ],
 )
 def test_what_is_stopped_for_long_is_killed_and_the_launcher_ends(
     two_hosts, tmp_path, which, restarts

@@ -229,7 +229,9 @@ def test_a_message_that_was_changed_on_its_way_ends_the_connection(meshes, how):
         other._connections[0] = _Connection(receiver, [Seal(b"key", 1, 0), Seal(b"key", 0, 1)])
         other._by_descriptor = {receiver.fileno(): 0}
         payloads = [b"x" * 40] * (2 if how == "exchanged" else 1)
-        theirs.queue.extend(mesh.Request(1, np.frombuffer(each, np.uint8)) for each in payloads)
+        theirs.queue.extend(
+            mesh.MessageRequest(1, np.frombuffer(each, np.uint8)) for each in payloads
+        )
         theirs.flush()
         attacker.sendall(changed(middle.recv(1000), how))
         wait_until(lambda: turn(other) and other.ended)

@@ -39,7 +39,7 @@ class Changed(ConnectionError):
     """What comes through a connection is not what the other process has sent."""
 
 
-class Request:
+class MessageRequest:
     """A message that is being sent, whose memory must stay as it is until `Test` returns true.
 
     Or one that is awaited; its memory may change before the message was checked.
@@ -67,9 +67,9 @@ class TaggedMessages:
         self._wanted: dict[tuple[int, int], collections.deque] = {}  # (source, tag) -> Requests
         self.on_message = lambda source: None
 
-    def receive(self, machine: int, buffer: np.ndarray, tag: int) -> Request:
+    def receive(self, machine: int, buffer: np.ndarray, tag: int) -> MessageRequest:
         """Begin to receive into an array."""
-        coming = Request(tag, bytes_of(buffer))
+        coming = MessageRequest(tag, bytes_of(buffer))
         arrived = self._arrived.get((machine, tag))
         if arrived:
             _fill(coming, _pop(self._arrived, (machine, tag)))
@@ -160,9 +160,9 @@ class Mesh(TaggedMessages):
         """The descriptors of connections that have no room for all that is to be sent."""
         return [fd for fd, rank in self._by_descriptor.items() if self._connections[rank].queue]
 
-    def send(self, machine: int, buffer: Any, tag: int) -> Request:
+    def send(self, machine: int, buffer: Any, tag: int) -> MessageRequest:
         """Begin to send an array or bytes."""
-        sending = Request(tag, bytes_of(buffer))
+        sending = MessageRequest(tag, bytes_of(buffer))
         connection = self._connections[machine]
         if connection.is_writable:
             connection.queue.append(sending)
