@@ -88,9 +88,11 @@ def test_hosts_are_left_out_and_taken_in_again(three_hosts, tmp_path):
     assert told[0] == f"synkhronos launch: attempt 1 of 4 on {one}, {two}, {three}."
     assert f"attempt 2 of 4 on {two}, {three}, without {one} (ssh: " in told[1]
     name = f"synk{three_hosts.net}"
-    assert told[1].endswith(f"Machine {name}-1 is lost: It has not been heard of for 4 s.")
+    machine = f"{name}-{{}}"  # the carriers tell it, or mpirun
+    silent = f"({machine} is lost: It has not been heard of for 4 s|mpirun has lost {machine})\\.$"
+    assert re.search(silent.format(1, 1), told[1]), told[1]
     assert told[2].endswith(f"Machine {name}-3 is lost: It has ended its connection.")
-    assert told[3].endswith(f"Machine {name}-2 is lost: It has not been heard of for 4 s.")
+    assert re.search(silent.format(2, 2), told[3]), told[3]
     assert "Traceback" not in "\n".join(err), err
 
 
