@@ -36,7 +36,7 @@ _AT_ONCE = 1 << 22  # bytes that are taken from one process before others have a
 
 
 class Changed(ConnectionError):
-    """What comes through a connection is not what the other process has sent."""
+    """A connection brings other bytes than the process at its other end has sent."""
 
 
 class MessageRequest:
@@ -56,7 +56,7 @@ class MessageRequest:
 
 
 class TaggedMessages:
-    """What processes send each other: messages find who waits for them by their tags.
+    """The messages of processes, which find by their tags who waits for them.
 
     `on_message` takes the sender of each message.
     """
