@@ -17,6 +17,7 @@ when a name of `synkhronos._host` is first used, by `faster` and `compiling`
     theano.gof.cmodule.KeyData.save_pkl            in one step, for processes that read meanwhile
     theano.gof.cmodule.KeyData.add_key             once more, after an attempt that has failed
     theano.gof.cmodule.ModuleCache.check_key       the cache may have been cleared
+    theano.gof.cmodule.ModuleCache.refresh         another process may have cleaned it up, too
     theano.gof.destroyhandler._contains_cycle      looks at operations only
     theano.gof.destroyhandler._build_droot_impact  in plain dicts
     theano.gof.opt.MergeOptimizer.apply            has a set of pairs in place of a list
