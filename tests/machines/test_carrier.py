@@ -304,6 +304,22 @@ print([message for message in told if message[:2] != (1, "end") or message[2] in
     assert lines == [*map(str, runs), tells]
 
 
+@pytest.mark.parametrize("machine, lost, is_told", [(0, 1, True), (1, 0, True), (1, 2, False)])
+def test_the_launcher_hears_of_a_lost_machine_from_the_first_or_from_those_that_miss_it(
+    script, machine, lost, is_told
+):
+    """Of another one it hears from the first alone: the script may still save something."""
+    lines = run(
+        script,
+        f"""
+carrier.machine, carrier.hosts = {machine}, ["a", "b", "c"]
+carrier._lose({lost}, "is silent")
+print([message[1:] for message in heard() if message[0] == "lost"])
+""",
+    )
+    assert lines == [str([(lost, "abc"[lost], "It is silent")] if is_told else [])]
+
+
 def test_the_reason_that_a_carrier_told_before_its_end_is_found_by_whoever_misses_it():
     link = CarrierLink("")  # without a carrier
     ours, theirs = socket.socketpair()
