@@ -257,7 +257,7 @@ class Profile(View):
         return dict(zip(self._rank_names(), self._read().bars))
 
     def plot(self, file: Optional[Union[str, os.PathLike]] = None, last: int = 5) -> "Figure":
-        """Draw the parts of the last calls of each rank along an axis of time.
+        """Draw the parts of the last calls of each rank along an axis of time: see `profile`.
 
         Parameters
         ----------

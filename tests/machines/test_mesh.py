@@ -261,8 +261,8 @@ def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch
     def connect(self, key, facts):
         """Connect all others when strangers have."""
         if self._rank == 0:
+            addresses.append((facts[0]["addresses"][0], facts[0]["port"]))
             for said in (b"", b"GET / HTTP/1.0\r\n\r\n" + bytes(40), rank + bytes(32), rank):
-                addresses.append((facts[0]["addresses"][0], facts[0]["port"]))
                 stranger = socket.create_connection(addresses[0])
                 stranger.sendall(said)
                 strangers.append(stranger)
