@@ -81,6 +81,29 @@ def test_a_cache_that_is_cleared_while_it_is_used(keys, tmp_path):
     assert gone.keys == keys.keys
 
 
+def test_an_empty_folder_that_another_process_deletes_first(tmp_path, monkeypatch):
+    gone = tmp_path / "tmp_empty"
+    gone.mkdir()
+    lock = compilelock.lock
+
+    def lock_late(*args, **kwargs):
+        gone.rmdir()
+        lock(*args, **kwargs)
+
+    monkeypatch.setattr(compilelock, "lock", lock_late)
+    cmodule.ModuleCache(str(tmp_path))  # a process that starts cleans up
+    assert not gone.exists()
+    assert compilelock.get_lock.n_lock == 0
+
+
+def test_an_error_while_the_lock_is_held_releases_it():
+    with pytest.raises(KeyError), compilelock.lock_ctx():
+        assert compilelock.get_lock.n_lock == 1
+        raise KeyError
+    assert compilelock.get_lock.n_lock == 0
+    assert not os.path.exists(compilelock.get_lock.lock_dir)
+
+
 def test_a_lock_that_is_soon_free_is_waited_for_in_silence(tmp_path, caplog):
     folder = tmp_path / "lock_dir"
     folder.mkdir()

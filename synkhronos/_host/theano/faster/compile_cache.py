@@ -11,7 +11,7 @@ import hashlib
 import os
 import pickle
 
-from theano.gof import cc, cmodule, op
+from theano.gof import cc, cmodule, compilelock, op
 
 from synkhronos._machine.processes import this_machine
 
@@ -24,6 +24,8 @@ def fix_cache_keys() -> None:
     cmodule.KeyData.save_pkl = _save_pkl
     cmodule.KeyData.add_key = _add_key
     cmodule.ModuleCache.check_key = _check_key
+    _clean_up_beside_others()
+    compilelock.lock_ctx = _lock_ctx
 
 
 def _accept_empty_props():
@@ -59,6 +61,31 @@ def _hash_external_code_without_seed():
         return version
 
     op.COp.c_code_cache_version = c_code_cache_version
+
+
+def _clean_up_beside_others():
+    # Processes that start at the same time delete the same empty folders, and the slower one fails.
+    original = cmodule.ModuleCache.refresh
+
+    @functools.wraps(original)
+    def refresh(self, *args, **kwargs):
+        try:
+            return original(self, *args, **kwargs)
+        except FileNotFoundError:
+            return original(self, *args, **{**kwargs, "cleanup": False})
+
+    cmodule.ModuleCache.refresh = refresh
+
+
+@contextlib.contextmanager
+def _lock_ctx(lock_dir=None, keep_lock=False, **kwargs):
+    # Theano keeps the lock after an error: all other processes would wait, as long as this one runs
+    compilelock.get_lock(lock_dir=lock_dir, **kwargs)
+    try:
+        yield
+    finally:
+        if not keep_lock and compilelock.get_lock.n_lock:  # 0 where refreshing the lock failed
+            compilelock.release_lock()
 
 
 def _save_pkl(self):
