@@ -152,10 +152,10 @@ def test_what_is_sent_is_what_was_there_when_its_sending_began(meshes, monkeypat
     of_tcp(monkeypatch)
     one, other = meshes(2)
     memory = np.ones(64 << 20, np.uint8)
-    sending, last = one.send(1, memory, 1), one.send(1, np.ones(10), 2)
+    sending, last = one.send(1, memory, 2), one.send(1, np.ones(10), 3)
     assert one.unsent and sending.Test() and not last.Test()  # the system has a part of it
     memory[...] = 2
-    coming = other.receive(0, np.zeros_like(memory), 1)
+    coming = other.receive(0, np.zeros_like(memory), 2)
     wait_until(lambda: turn(one, other) and coming.Test())
     assert (coming.memory == 1).all() and not other.ended
 
@@ -256,16 +256,16 @@ def test_on_a_trusted_network_only_what_is_unpickled_is_sealed(meshes, monkeypat
 def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch):
     of_tcp(monkeypatch)
     strangers, true = [], rendezvous.Start.connect
-    rank = rendezvous._RANK.pack(1)
+    rank = rendezvous._NUMBER.pack(1)
 
-    def connect(self, key, facts):
+    def connect(self, key, facts, with_leaders):
         """Connect all others when strangers have."""
         if self._rank == 0:
             for said in (b"", b"GET / HTTP/1.0\r\n\r\n" + bytes(40), rank + bytes(32), rank):
                 stranger = socket.create_connection((facts[0]["addresses"][0], facts[0]["port"]))
                 stranger.sendall(said)
                 strangers.append(stranger)
-        return true(self, key, facts)
+        return true(self, key, facts, with_leaders)
 
     monkeypatch.setattr(rendezvous.Start, "connect", connect)
     one, other = meshes(2)

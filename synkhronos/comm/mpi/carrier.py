@@ -266,13 +266,14 @@ def main(fd: int, bound: int) -> None:
     given = secret.take()
     try:
         with begun() as comm:
-            mesh = secret.connected(comm, given)
+            mesh = secret.connected(comm, given, with_leaders=True)
     except (secret.NoSecret, Unreachable) as error:
         log.error("%s: %s", socket.gethostname(), error)
         os._exit(1)  # MPI_Finalize would wait for others
-    listener = socket.socket(fileno=bound)
+    leader, listener = socket.socket(fileno=fd), socket.socket(fileno=bound)
+    mesh.give_to_leader(leader)
     listener.listen(1024)  # not in the leader: ranks ask the socket which process has called this
-    carrier = Carrier(mesh, socket.socket(fileno=fd), listener)
+    carrier = Carrier(mesh, leader, listener)
     signal.signal(signal.SIGTERM, carrier.hear_sigterm)
     try:
         carrier.run()

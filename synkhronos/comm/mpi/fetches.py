@@ -31,6 +31,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from synkhronos._arithmetic.partition import take_rows
+from synkhronos._machine.shared_memory import nbytes_of
 from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.mpi.transfers import PART, SMALL, parts_of
 from synkhronos.errors import SharedMemoryFull
@@ -229,7 +230,7 @@ class Fetches:
             relay.tell("coming", kinds, arrays, part)
         if targets is None:
             [(dtype, shape)] = kinds
-            nbytes = int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
+            nbytes = nbytes_of(dtype, shape)
             try:
                 block, offset = self._arena.take(nbytes)
             except (SharedMemoryFull, OSError) as error:

@@ -6,8 +6,11 @@
     send ──▶ carrier ── done, failed ──▶ take_answer    of what was asked, by its id
                      ── told, lost ────▶ next_message   of other leaders, and of lost machines
                      ── end ───────────▶ every method raises
+    tell_directly ──▶ another leader ──▶ next_message
 
-Every method also raises if the carrier has ended, or was stopped for long.
+Every method also raises if the carrier has ended, or was stopped for long. Of connections between
+leaders the carrier gives them that of the first with each other one: what is small, and may
+overtake other messages, has one hop there and not three. If they end, the carriers say why.
 """
 
 import collections
@@ -16,6 +19,7 @@ import itertools
 import os
 import pickle
 import secrets
+import select
 import socket
 import subprocess
 import threading
@@ -26,11 +30,13 @@ from synkhronos._machine.heartbeats import lost_seconds
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own
-from synkhronos.comm.mpi import secret
+from synkhronos.comm.mpi import mesh, secret
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # a wait for the carrier looks this often whether it was stopped
+_MOST_LOOKS = 5
+_DIRECT = 1 << 16  # bytes of a message that leaders exchange directly, at most
 
 
 class CarrierLink:
@@ -42,6 +48,9 @@ class CarrierLink:
     def __init__(self, name=None):
         self.machine = self.n_machines = None  # which only leaders know
         self._carrier = self.channel = None
+        self._leaders = mesh.Connections(0, 0)
+        self._n_looks = 0  # since one of these has ended
+        self.poll = select.epoll()  # can be polled itself, and forgets what is closed
         self._name = name
         self._owner = os.getpid()
         self._sessions, self._numbers = itertools.count(1), itertools.count(1)
@@ -74,22 +83,37 @@ class CarrierLink:
         )
         theirs.close()
         listener.close()
-        self.channel = Channel(ours)
+        self._set_channel(ours)
+
+    def _set_channel(self, connection):
+        self.channel = Channel(connection)
+        self.poll.register(connection, select.EPOLLIN)
 
     def begin(self) -> None:
         """Wait until the carrier has begun MPI."""
+        while not self.channel.wait(_LOOK_SECONDS):
+            self.look_after_carrier()
+        with interrupts_held():
+            try:
+                self._leaders = mesh.connections_given(self.channel)
+            except (EOFError, ConnectionError):
+                raise self._lost() from None
+            for each in self._leaders.descriptors:
+                self.poll.register(each, select.EPOLLIN)
         while self.machine is None:
             self.receive()
 
     def of_worker(self) -> "CarrierLink":
         """Return the connection of a worker, in the process that was forked for it."""
-        self.leave_in_child()
+        self.close()
         return CarrierLink(self._name)
 
-    def leave_in_child(self) -> None:
-        """Close this end in a process that was forked from this one."""
+    def close(self) -> None:
+        """Close this end: in a process that was forked, this one goes on."""
         if self.channel is not None:
             self.channel.close()
+        self._leaders.close()
+        self.poll.close()
 
     def next_session(self) -> int:
         """Return the number of the next session in this job; raise if a machine is lost."""
@@ -104,6 +128,16 @@ class CarrierLink:
     def tell(self, machine, message) -> None:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
         self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def tell_directly(self, machines, message) -> None:
+        """Send leaders a message that may overtake others."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with interrupts_held(), self._lock:
+            for machine in machines:
+                if len(data) > _DIRECT or not self._leaders.can_send(machine):
+                    self.send("tell", machine, data)
+                else:
+                    self._leaders.send(machine, data, mesh.SEALED)
 
     def send(self, *message):
         """Send the carrier a message: a name in `BaseCarrier.from_ranks`, and arguments.
@@ -127,7 +161,7 @@ class CarrierLink:
         except OSError:
             connection.close()
             raise
-        self.channel = Channel(connection)
+        self._set_channel(connection)
 
     def ask(self, name, *content):
         """Ask to "fetch" or "copy" arrays of another machine; return the id of the request."""
@@ -163,9 +197,14 @@ class CarrierLink:
         """Drop an answer for a wait that a Ctrl-C has ended, if it has come."""
         self._answers.pop(id, None)
 
+    @property
+    def has_message(self) -> bool:
+        """Whether `next_message` has one."""
+        return bool(self._told)
+
     def next_message(self):
-        """Return (machine, message), the next of another leader, or None."""
-        return self._told.popleft() if self._told else None
+        """Return (machine, message), the next of another leader."""
+        return self._told.popleft()
 
     def put_back(self, machine, message):
         """Put a message back, as the next one."""
@@ -175,18 +214,25 @@ class CarrierLink:
         """Wait for the next message of another leader; return (machine, message)."""
         while not self._told:
             self.receive()
-        return self._told.popleft()
+        return self.next_message()
 
     def receive(self, seconds=_LOOK_SECONDS) -> None:
         """Take the messages that have come; wait for the first."""
-        try:
-            if not self.channel.wait(seconds):
-                return self.look_after_carrier() if seconds else None
-            # A Ctrl-C between `receive` and `_sort` would lose messages.
-            with interrupts_held():
-                self._sort(self.channel.receive())
-        except (Closed, ConnectionError):
-            raise self._lost() from None
+        ready = self.poll.poll(seconds)
+        if not ready:
+            return self.look_after_carrier() if seconds else None
+        # A Ctrl-C between `receive` and `_sort` would lose messages.
+        with interrupts_held():
+            for descriptor, _ in ready:
+                if descriptor in self._leaders.descriptors:
+                    self._leaders.read(descriptor)
+            for machine, data in iter(lambda: self._leaders.take(mesh.SEALED), None):
+                self._told.append((machine, pickle.loads(data)))
+            if any(descriptor == self.channel.fileno() for descriptor, _ in ready):
+                try:
+                    self._sort(self.channel.receive())
+                except (Closed, ConnectionError):
+                    raise self._lost() from None
 
     def _sort(self, messages):
         for name, *rest in messages:
@@ -213,7 +259,16 @@ class CarrierLink:
                 self.on_loss(self._loss)
 
     def look_after_carrier(self):
-        """Raise if the carrier has been stopped for long, which its leader kills."""
+        """Raise if the carrier has been stopped for long, which its leader kills.
+
+        Or if a connection with a leader has ended, for which the carriers have no reason.
+        """
+        self._n_looks += bool(self._leaders.ended)
+        if self._n_looks > _MOST_LOOKS:
+            [(machine, why), *_] = self._leaders.ended.items()
+            self._end = f"The first process of machine {machine} {why}", machine
+            self.send("end", self._end[0])
+            raise self._lost()
         pid = self._carrier.pid if self._carrier else self.channel.peer
         if self._stop_watch.seconds(pid) > lost_seconds():
             how = f"{_carrier_here()} was stopped for {lost_seconds():g} s"

@@ -4,7 +4,9 @@ import contextlib
 import pickle
 
 from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
+from synkhronos._machine.shared_memory import nbytes_of
 from synkhronos.comm.mpi.gate import HEARTBEAT_SECONDS, GateOfMachines
+from synkhronos.comm.mpi.transfers import small_for_all
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
 from synkhronos.errors import WorkerDied
@@ -16,7 +18,8 @@ class MasterGate(GateOfMachines):
     def __init__(self, *args):
         super().__init__(*args)
         self.link.first_rank_of = self.layout.first
-        self._slots = {}
+        self._slots, self._small = {}, {}
+        self.read = lambda reference: None  # returns an array of this machine
         self._holding = None  # the context in which exceptions of signals are delayed
         self._is_dismissed = False
         self._death = None  # arguments of WorkerDied, for a machine or another machine's worker
@@ -39,15 +42,28 @@ class MasterGate(GateOfMachines):
             if len(self._slots) >= MAX_SLOTS:
                 self._slots.clear()
             slot = len(self._slots)
+            self._small.pop(slot, None)
         self.check_alive()
         with interrupts_held():  # all machines start the command, or none
             self._done.clear()
             self._left = {}
             self.link.begin_call()
-            number = self.sequence + 1
-            self.link.tell(None, ("command", self.session, number, slot, payload))
+            small = [(ref, self.read(ref)) for ref in self._small_inputs(command, slot)]
+            message = "command", self.session, self.sequence + 1, slot, payload, small
+            if payload is None:  # leaders know it, and wait for no other message before it
+                self.link.tell_directly(range(1, len(self.layout.counts)), message)
+            else:
+                self.link.tell(None, message)
             self.local.start(command)
         self._slots[command] = slot
+
+    def _small_inputs(self, command, slot):
+        """Return references to the inputs of a function, if leaders need not fetch them."""
+        if slot not in self._small:
+            refs = getattr(command, "inputs", ())
+            nbytes = sum(nbytes_of(ref.dtype, ref.shape) for ref in refs)
+            self._small[slot] = refs if nbytes <= small_for_all(len(self.layout.counts)) else ()
+        return self._small[slot]
 
     def hold_interrupts(self):
         """Delay exceptions of signals, such as Ctrl-C, until the end of the call."""
