@@ -224,6 +224,18 @@ class Machine(threading.Thread):
         self.wake(_LEADER)
 
 
+class _Sent:
+    """A message that leaves a machine at a time."""
+
+    def __init__(self, machine, left):
+        self._machine, self._left = machine, left
+
+    @property
+    def is_done(self):
+        """Whether it has left."""
+        return self._machine.now >= self._left
+
+
 class _Exchange(mesh.TaggedMessages):
     """The connections of a machine's carrier; arrays cross them whole, or as their lengths."""
 
@@ -242,7 +254,7 @@ class _Exchange(mesh.TaggedMessages):
         is_whole = self._network.whole or tag == base_carrier._MESSAGE
         content = payload.copy() if is_whole else None
         left = self._network.send(me, machine, tag, len(payload), content)
-        return SimpleNamespace(Test=lambda: me.now >= left)
+        return _Sent(me, left)
 
     def end(self, machine, why):
         """Exchange nothing more with a machine."""

@@ -11,7 +11,6 @@ ready for them.
 
 from __future__ import annotations
 
-import collections
 import functools
 import pickle
 import select
@@ -31,7 +30,6 @@ from synkhronos.comm.mpi.transfers import bytes_of, pickled
 
 _MESSAGE = SEALED  # the tag of messages; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
-_WINDOW = 16  # parts of arrays under way to one machine
 _LENGTH = struct.Struct("Q")
 _LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # to wait at the end for messages to be sent
 
@@ -59,9 +57,7 @@ class BaseCarrier:
         self._poll = select.poll()
         self._awaited: dict[int, int] = {}  # descriptor -> the events that it is polled for
         self._listeners: set[int] = set()  # more descriptors, of which `read` takes what comes
-        self._moving: list[tuple] = []  # request, what to call at its end
-        self._bulk: Any = collections.defaultdict(collections.deque)  # machine -> parts to send
-        self._n_bulk: collections.Counter[int] = collections.Counter()  # machine -> parts under way
+        self._moving: list[tuple] = []  # what is awaited, what to call when it has come
         self._lost: set[int] = set()
         watched = self.others if self.machine == 0 else [0]  # which tells the others of losses
         self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
@@ -166,28 +162,13 @@ class BaseCarrier:
 
     def send_parts(self, machine: int, parts: Iterable[np.ndarray], transfer: int) -> None:
         """Send parts of arrays to a `receive_parts` with the same number of the transfer."""
-        tag = _FIRST_BULK + transfer % _N_BULK
-        self._bulk[machine].extend((part, tag) for part in parts)
-        self._send_bulk(machine)
-
-    def _send_bulk(self, machine):
-        while self._bulk[machine] and self._n_bulk[machine] < _WINDOW:
-            part, tag = self._bulk[machine].popleft()
-            self._n_bulk[machine] += 1
-            then = functools.partial(self._note_sent, machine)
-            self._moving.append((self.send(machine, part, tag), then))
-
-    def _note_sent(self, machine):
-        self._n_bulk[machine] -= 1
-        self._send_bulk(machine)
+        for part in parts:
+            self.send(machine, part, _FIRST_BULK + transfer % _N_BULK)
 
     def receive_parts(
         self, machine: int, parts: Iterable[np.ndarray], transfer: int, then: Callable[[int], None]
     ) -> None:
-        """Receive into parts of arrays; `then` takes the position of each that has come.
-
-        They may come in any order.
-        """
+        """Receive into parts of arrays; `then` takes the number of each, in order, as they come."""
         tag = _FIRST_BULK + transfer % _N_BULK
         for position, part in enumerate(parts):
             on_end = functools.partial(then, position)
@@ -197,7 +178,7 @@ class BaseCarrier:
         """Go on with what is under way; return whether something has ended."""
         moving, ended = [], []
         for each in self._moving:
-            (ended if each[0].Test() else moving).append(each)
+            (ended if each[0].is_done else moving).append(each)
         self._moving = moving
         for _, then in ended:
             then()

@@ -169,7 +169,7 @@ class GateOfMachines(Gate):
 
     def wait_for_answer(self, id, in_call=True):
         """Wait for the carrier's answer; return it."""
-        self.wait(lambda: self.link.has_answer(id), in_call)
+        self.wait(lambda: id in self.link.answers, in_call)
         return self.link.take_answer(id)
 
     def count_traffic(self):
@@ -202,7 +202,7 @@ class GateOfMachines(Gate):
 
         def has_come():
             nonlocal asked
-            there = self.link.has_answer(id)
+            there = id in self.link.answers
             is_aborted = self._aborted == self.sequence or self.local.is_aborted
             if not there and not asked and (is_aborted or self._held):
                 asked = True
@@ -297,11 +297,11 @@ class GateOfMachines(Gate):
 
     def _take_messages(self):
         self.link.receive(seconds=0)
-        while self.link.has_message:
+        while self.link.told:
             with interrupts_held():
-                machine, (name, *rest) = self.link.next_message()
+                machine, (name, *rest) = self.link.told.popleft()
                 if self._handlers[name](machine, *rest):
-                    return self.link.put_back(machine, (name, *rest))
+                    return self.link.told.appendleft((machine, (name, *rest)))
 
     def _on_abort(self, machine, session, sequence):
         if session == self.session:
@@ -320,6 +320,6 @@ class GateOfMachines(Gate):
     def drop_reductions(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
-        self.link.drop_answer(id)
+        self.link.answers.pop(id, None)  # of a wait that a Ctrl-C has ended
         self.link.send("settle", id, self.session, self.sequence)
         self.wait_for_answer(id, in_call=False)

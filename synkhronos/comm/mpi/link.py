@@ -4,9 +4,9 @@
     worker    link.of_worker()     connects to the same carrier, when it has something to ask
 
     send ──▶ carrier ── done, failed ──▶ take_answer    of what was asked, by its id
-                     ── told, lost ────▶ next_message   of other leaders, and of lost machines
+                     ── told, lost ────▶ `told`         of other leaders, and of lost machines
                      ── end ───────────▶ every method raises
-    tell_directly ──▶ another leader ──▶ next_message
+    tell_directly ──▶ another leader ──▶ `told`
 
 Every method also raises if the carrier has ended, or was stopped for long. Of connections between
 leaders the carrier gives them that of the first with each other one: what is small, and may
@@ -34,8 +34,7 @@ from synkhronos.comm.mpi import mesh, secret
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
-_LOOK_SECONDS = 1.0  # a wait for the carrier looks this often whether it was stopped
-_MOST_LOOKS = 5
+_LOOK_SECONDS, _MOST_LOOKS = 1.0, 5  # a wait for the carrier looks whether it was stopped
 _DIRECT = 1 << 16  # bytes of a message that leaders exchange directly, at most
 
 
@@ -54,8 +53,8 @@ class CarrierLink:
         self._name = name
         self._owner = os.getpid()
         self._sessions, self._numbers = itertools.count(1), itertools.count(1)
-        self._told = collections.deque()
-        self._answers = {}
+        self.told = collections.deque()  # (machine, message) of other leaders
+        self.answers = {}  # to requests, by their ids
         self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence that `on_loss` got
@@ -123,7 +122,7 @@ class CarrierLink:
 
     def begin_call(self):
         """Drop answers that the last call did not wait for, because it was left early."""
-        self._answers.clear()
+        self.answers.clear()
 
     def tell(self, machine, message) -> None:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
@@ -176,45 +175,24 @@ class CarrierLink:
         """Whether the carrier has not answered all requests for arrays."""
         return bool(self._fetching)
 
-    def has_answer(self, id):
-        """Return whether the answer to a request has come."""
-        return id in self._answers
-
     def take_answer(self, id):
         """Return the answer to a request that has come; raise SessionError if it has failed."""
-        answer = self._answers.pop(id)
+        answer = self.answers.pop(id)
         if isinstance(answer, _Failure):
             raise SessionError(f"{_NOT_COME}: {answer}")
         return answer
 
     def wait_for(self, id):
         """Wait for the answer to a request; return it as `take_answer` does."""
-        while id not in self._answers:
+        while id not in self.answers:
             self.receive()
         return self.take_answer(id)
 
-    def drop_answer(self, id):
-        """Drop an answer for a wait that a Ctrl-C has ended, if it has come."""
-        self._answers.pop(id, None)
-
-    @property
-    def has_message(self) -> bool:
-        """Whether `next_message` has one."""
-        return bool(self._told)
-
-    def next_message(self):
-        """Return (machine, message), the next of another leader."""
-        return self._told.popleft()
-
-    def put_back(self, machine, message):
-        """Put a message back, as the next one."""
-        self._told.appendleft((machine, message))
-
     def wait_for_message(self):
         """Wait for the next message of another leader; return (machine, message)."""
-        while not self._told:
+        while not self.told:
             self.receive()
-        return self.next_message()
+        return self.told.popleft()
 
     def receive(self, seconds=_LOOK_SECONDS) -> None:
         """Take the messages that have come; wait for the first."""
@@ -227,7 +205,7 @@ class CarrierLink:
                 if descriptor in self._leaders.descriptors:
                     self._leaders.read(descriptor)
             for machine, data in iter(lambda: self._leaders.take(mesh.SEALED), None):
-                self._told.append((machine, pickle.loads(data)))
+                self.told.append((machine, pickle.loads(data)))
             if any(descriptor == self.channel.fileno() for descriptor, _ in ready):
                 try:
                     self._sort(self.channel.receive())
@@ -238,14 +216,14 @@ class CarrierLink:
         for name, *rest in messages:
             if name == "told":
                 machine, message = rest
-                self._told.append((machine, pickle.loads(message)))
+                self.told.append((machine, pickle.loads(message)))
             elif name in ("done", "failed"):
                 id, answer = rest
                 if id is None:  # the carrier could not take the connection
                     self.channel.close()
                     self.channel = None
                     raise SessionError(f"{_NOT_COME}: {answer}")
-                self._answers[id] = answer if name == "done" else _Failure(answer)
+                self.answers[id] = answer if name == "done" else _Failure(answer)
                 self._fetching.discard(id)
             elif name == "hello":
                 self.machine, self.n_machines = rest
@@ -254,7 +232,7 @@ class CarrierLink:
                 raise self._lost()
             elif name == "lost":
                 machine, host, why = rest
-                self._told.append((machine, ("lost", host, why)))
+                self.told.append((machine, ("lost", host, why)))
                 self._loss = f"Machine {host} is lost: {why}"
                 self.on_loss(self._loss)
 

@@ -42,13 +42,13 @@ class MasterGate(GateOfMachines):
             if len(self._slots) >= MAX_SLOTS:
                 self._slots.clear()
             slot = len(self._slots)
-            self._small.pop(slot, None)
+            self._small[slot] = self._small_inputs(command)
         self.check_alive()
         with interrupts_held():  # all machines start the command, or none
             self._done.clear()
             self._left = {}
             self.link.begin_call()
-            small = [(ref, self.read(ref)) for ref in self._small_inputs(command, slot)]
+            small = [(ref, self.read(ref)) for ref in self._small[slot]]
             message = "command", self.session, self.sequence + 1, slot, payload, small
             if payload is None:  # leaders know it, and wait for no other message before it
                 self.link.tell_directly(range(1, len(self.layout.counts)), message)
@@ -57,13 +57,11 @@ class MasterGate(GateOfMachines):
             self.local.start(command)
         self._slots[command] = slot
 
-    def _small_inputs(self, command, slot):
+    def _small_inputs(self, command):
         """Return references to the inputs of a function, if leaders need not fetch them."""
-        if slot not in self._small:
-            refs = getattr(command, "inputs", ())
-            nbytes = sum(nbytes_of(ref.dtype, ref.shape) for ref in refs)
-            self._small[slot] = refs if nbytes <= small_for_all(len(self.layout.counts)) else ()
-        return self._small[slot]
+        refs = getattr(command, "inputs", ())
+        nbytes = sum(nbytes_of(ref.dtype, ref.shape) for ref in refs)
+        return refs if nbytes <= small_for_all(len(self.layout.counts)) else ()
 
     def hold_interrupts(self):
         """Delay exceptions of signals, such as Ctrl-C, until the end of the call."""

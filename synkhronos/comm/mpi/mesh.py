@@ -16,7 +16,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
-import os
 import pickle
 import socket
 import struct
@@ -42,7 +41,7 @@ class Changed(ConnectionError):
 
 
 class MessageRequest:
-    """A message that is being sent, whose memory must stay as it is until `Test` returns true.
+    """A message that is being sent, whose memory must stay as it is until it `is_done`.
 
     Or one that is awaited; its memory may change before the message was checked.
     """
@@ -51,10 +50,6 @@ class MessageRequest:
 
     def __init__(self, tag, memory):
         self.tag, self.memory, self.is_done = tag, memory, False
-
-    def Test(self) -> bool:
-        """Return whether the message is there; or whether the system, or a copy, has it."""
-        return self.is_done
 
 
 class TaggedMessages:
@@ -231,10 +226,8 @@ class Mesh(Connections):
         self.hosts = [socket.gethostname()]  # the names of the machines of all processes
         self._how: tuple = (b"", False, False)  # key, with_gmac, trusts
         self._of_leader: dict[int, socket.socket] = {}
-        if self.size > 1:
-            self._begin(comm, secret, with_leaders)
-
-    def _begin(self, comm, secret, with_leaders):
+        if self.size == 1:
+            return
         with contextlib.ExitStack() as stack:
             start = Start(self.rank, stack, is_on_network=secret is not None)
             key, facts = agree(comm, secret or b"", start.facts)
@@ -259,7 +252,7 @@ class Mesh(Connections):
 def connections_given(channel: Any) -> Connections:
     """Return the connections that `give_to_leader` gives, and that have come."""
     room = socket.CMSG_SPACE(4 * MOST_LEADERS)
-    with socket.socket(fileno=os.dup(channel.fileno())) as end:
+    with socket.fromfd(channel.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
         head, beside, _, _ = end.recvmsg(_GIVEN.size, room, socket.MSG_CMSG_CLOEXEC)
         if not head:
             raise EOFError
@@ -401,16 +394,12 @@ class _Connection:
 
 def _watch(connection):
     """Let the system end a connection through which nothing comes for long."""
-    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-    seconds = lost_seconds()
+    options, seconds = {socket.TCP_NODELAY: 1}, lost_seconds()
     if seconds < float("inf"):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         each = min(max(int(seconds / 4), 1), 32_767)  # the most that Linux takes
-        options += [
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, each),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, each),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * seconds), 2**31 - 1)),
-        ]
-    for option in options:
-        connection.setsockopt(*option)
+        options.update(dict.fromkeys((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL), each))
+        options[socket.TCP_KEEPCNT] = 4
+        options[socket.TCP_USER_TIMEOUT] = min(int(1000 * seconds), 2**31 - 1)
+    for option, value in options.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -19,17 +19,13 @@ import hmac
 import struct
 from typing import Any, Callable
 
+try:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+except ImportError:
+    AESGCM = None
+
 MAC = 16  # bytes
 _NONCE, _DIRECTION = struct.Struct(">IQ"), struct.Struct(">2Q")  # tag, number; sender, receiver
-
-
-def has_gmac() -> bool:
-    """Return whether this process can make GMACs."""
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 class Seal:
@@ -60,8 +56,6 @@ class Seal:
 
 
 def _gmac(key) -> Callable[[bytes, Any], bytes]:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
     encrypt = AESGCM(key).encrypt
     return lambda nonce, payload: encrypt(nonce, b"", payload)
 

@@ -59,9 +59,9 @@ def connected(comm: Any, given: str | None, with_leaders: bool = False) -> Mesh:
     from synkhronos.comm.mpi.mesh import Mesh
     from synkhronos.comm.mpi.rendezvous import SecretsDiffer
 
-    if comm.size == 1 or not has_ports():
-        return Mesh(comm, None, with_leaders)
-    secret = _decoded(given) if given is not None else of_user()
+    secret = None
+    if comm.size > 1 and has_ports():
+        secret = _decoded(given) if given is not None else of_user()
     try:
         return Mesh(comm, secret, with_leaders)
     except SecretsDiffer as error:

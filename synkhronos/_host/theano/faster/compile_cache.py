@@ -24,7 +24,7 @@ def fix_cache_keys() -> None:
     cmodule.KeyData.save_pkl = _save_pkl
     cmodule.KeyData.add_key = _add_key
     cmodule.ModuleCache.check_key = _check_key
-    _clean_up_beside_others()
+    cmodule.ModuleCache.refresh = _refresh
     compilelock.lock_ctx = _lock_ctx
 
 
@@ -63,18 +63,12 @@ def _hash_external_code_without_seed():
     op.COp.c_code_cache_version = c_code_cache_version
 
 
-def _clean_up_beside_others():
+def _refresh(self, *args, original=cmodule.ModuleCache.refresh, **kwargs):
     # Processes that start at the same time delete the same empty folders, and the slower one fails.
-    original = cmodule.ModuleCache.refresh
-
-    @functools.wraps(original)
-    def refresh(self, *args, **kwargs):
-        try:
-            return original(self, *args, **kwargs)
-        except FileNotFoundError:
-            return original(self, *args, **{**kwargs, "cleanup": False})
-
-    cmodule.ModuleCache.refresh = refresh
+    try:
+        return original(self, *args, **kwargs)
+    except FileNotFoundError:
+        return original(self, *args, **{**kwargs, "cleanup": False})
 
 
 @contextlib.contextmanager
