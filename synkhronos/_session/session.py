@@ -239,8 +239,7 @@ class Session:
         command = self.repeated.find(options, shared_vars)
         if command is None:
             return False
-        is_plain = self.recording is None and not self.changes.follow
-        with self._enter(True) if is_plain else self.call(f"{options[0]}()"):
+        with self.call(f"{options[0]}()"):
             return self.run_collective(command) is None
 
     def ask(self, command) -> list:

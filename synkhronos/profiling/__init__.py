@@ -72,6 +72,15 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
     [0, 1, 0, 1, 0, 1]
     >>> bool((calls["compute"] < calls["seconds"]).all())
     True
+    >>> print(recorded.summary())
+    3 calls on 2 ranks in ... s
+    <BLANKLINE>
+    milliseconds of a call (medians; of the ranks, the lowest and highest)
+           calls  raised  total s  ms  stage  start  ...
+    ...
+    >>> [axes] = recorded.plot().axes
+    >>> axes.get_xlabel()
+    'ms'
     """
     room = whole_number("room", room, 1)
     return _Recorded(Recording(current("profile()"), room))
@@ -226,23 +235,8 @@ class Profile(View):
         """Return a table of all functions and collectives, and one of all ranks, as text.
 
         The first table has the median milliseconds of a call; where ranks differ, the lowest and
-        the highest median. The second table has sums over all calls.
-
-        Examples
-        --------
-        >>> import theano
-        >>> import synkhronos as synk
-        >>> synk.fork(2)
-        2
-        >>> with synk.profile() as recorded:
-        ...     synk.broadcast(theano.shared(1.0))
-        >>> synk.close()
-        >>> print(recorded.summary())
-        2 calls on 2 ranks in ... s
-        <BLANKLINE>
-        milliseconds of a call (medians; of the ranks, the lowest and highest)
-                      calls  raised  total s  ms  stage  start  ...
-        ...
+        the highest median. The second table has sums over all calls. See the example of
+        :func:`profile`.
         """
         calls, ranks = self.calls, self._rank_names()
         lines = [_headline(calls, len(ranks), self.dropped)]
@@ -285,19 +279,6 @@ class Profile(View):
             integer of at least 1.
         OSError
             When the file can't be written.
-
-        Examples
-        --------
-        >>> import theano
-        >>> import synkhronos as synk
-        >>> synk.fork(2)
-        2
-        >>> with synk.profile() as recorded:
-        ...     synk.broadcast(theano.shared(1.0))
-        >>> synk.close()
-        >>> [axes] = recorded.plot().axes
-        >>> axes.get_xlabel()
-        'ms'
         """
         last = whole_number("last", last, 1)
         calls = self._read().outer_calls(self.master_rank)[-last:]

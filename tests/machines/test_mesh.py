@@ -255,14 +255,15 @@ def test_on_a_trusted_network_only_what_is_unpickled_is_sealed(meshes, monkeypat
 
 def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch):
     of_tcp(monkeypatch)
-    strangers, true = [], rendezvous.Start.connect
+    strangers, addresses, true = [], [], rendezvous.Start.connect
     rank = rendezvous._NUMBER.pack(1)
 
     def connect(self, key, facts, with_leaders):
         """Connect all others when strangers have."""
         if self._rank == 0:
             for said in (b"", b"GET / HTTP/1.0\r\n\r\n" + bytes(40), rank + bytes(32), rank):
-                stranger = socket.create_connection((facts[0]["addresses"][0], facts[0]["port"]))
+                addresses.append((facts[0]["addresses"][0], facts[0]["port"]))
+                stranger = socket.create_connection(addresses[0])
                 stranger.sendall(said)
                 strangers.append(stranger)
         return true(self, key, facts, with_leaders)
@@ -272,14 +273,13 @@ def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch
     one.send(1, b"right", 1)
     wait_until(lambda: turn(other))
     assert bytes(other.take(1)[1]) == b"right"
-    address = strangers[0].getpeername()
     for stranger in strangers:
         stranger.settimeout(LONG)
         with contextlib.suppress(ConnectionError):
             assert len(stranger.recv(100)) == rendezvous._NONCE and stranger.recv(100) == b""
         stranger.close()
     with pytest.raises(OSError):  # nothing listens any more
-        socket.create_connection(address)
+        socket.create_connection(addresses[0])
 
 
 def test_other_secrets_are_refused(meshes):

@@ -19,7 +19,6 @@ class MasterGate(GateOfMachines):
         super().__init__(*args)
         self.link.first_rank_of = self.layout.first
         self._slots, self._small = {}, {}
-        self.read = lambda reference: None  # returns an array of this machine
         self._holding = None  # the context in which exceptions of signals are delayed
         self._is_dismissed = False
         self._death = None  # arguments of WorkerDied, for a machine or another machine's worker

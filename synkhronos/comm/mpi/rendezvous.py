@@ -124,7 +124,7 @@ class Start:
 
     def _call(self, number, facts):
         """Return a connection with a process before this one, which may be late."""
-        own = self._own_number(number)
+        own = self._rank + number // self._n_all * self._n_all
         ways = [(socket.AF_UNIX, f"\0{facts['unix']}")]
         for address in _nearest_first(facts["addresses"], self.facts["addresses"]):
             ways.append((socket.AF_INET, (address, facts["port"])))
@@ -161,7 +161,8 @@ class Start:
             nonce = os.urandom(_NONCE)
             connection.sendall(nonce)
             [number] = _NUMBER.unpack(_read_exactly(connection, _NUMBER.size))
-            ends, proof = (number, self._own_number(number)), _read_exactly(connection, _PROOF)
+            ends = number, self._rank + number // self._n_all * self._n_all
+            proof = _read_exactly(connection, _PROOF)
             is_right = hmac.compare_digest(proof, self._proof(_CALLS, *ends, nonce))
             if is_right and (connection.family != socket.AF_UNIX or is_own(connection)):
                 connection.sendall(self._proof(_CALLED, *ends, nonce))
@@ -169,10 +170,6 @@ class Start:
                     self._called.put((number, connection))
                     return
         connection.close()
-
-    def _own_number(self, number):
-        """Return the number of this process for another one that has this `number` here."""
-        return self._rank + number // self._n_all * self._n_all
 
     def _proof(self, what, caller, called, nonce):
         ends = _NUMBER.pack(caller) + _NUMBER.pack(called)
@@ -195,15 +192,11 @@ def _nearest_first(theirs, own):
     >>> _nearest_first(["172.17.0.1", "192.168.7.2", "10.1.0.9"], ["172.17.0.1", "10.1.0.3"])
     ['10.1.0.9', '192.168.7.2', '172.17.0.1']
     """
-
-    def number(address):
-        return int(ipaddress.ip_address(address))
-
-    def place(address):
-        distances = (number(address) ^ number(each) for each in own)
-        return address in own, min(distances, default=0)
-
-    return sorted(theirs, key=place)
+    number = {each: int(ipaddress.ip_address(each)) for each in (*theirs, *own)}
+    distance = {
+        each: min((number[each] ^ number[one] for one in own), default=0) for each in theirs
+    }
+    return sorted(theirs, key=lambda each: (each in own, distance[each]))
 
 
 def _unreachable(host, of):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from typing import Any, Callable
+from typing import Any
 
 try:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -41,7 +41,11 @@ class Seal:
 
     def __init__(self, key: bytes, sender: int, receiver: int, with_gmac: bool = True) -> None:
         own = hmac.digest(key, _DIRECTION.pack(sender, receiver), "sha256")
-        self._mac = _gmac(own) if with_gmac else _hmac(own)
+        if with_gmac:
+            encrypt = AESGCM(own).encrypt
+            self._mac = lambda nonce, payload: encrypt(nonce, b"", payload)
+        else:
+            self._mac = lambda *both: hmac.digest(own, b"".join(both), "sha256")[:MAC]
         self._count = 0
 
     def next(self, tag: int, payload: Any) -> bytes:
@@ -53,17 +57,3 @@ class Seal:
     def is_next(self, tag: int, payload: Any, mac: Any) -> bool:
         """Return whether this is the next message, with its MAC; others count, too."""
         return hmac.compare_digest(self.next(tag, payload), mac)
-
-
-def _gmac(key) -> Callable[[bytes, Any], bytes]:
-    encrypt = AESGCM(key).encrypt
-    return lambda nonce, payload: encrypt(nonce, b"", payload)
-
-
-def _hmac(key) -> Callable[[bytes, Any], bytes]:
-    def mac(nonce, payload):
-        made = hmac.new(key, nonce, "sha256")
-        made.update(payload)
-        return made.digest()[:MAC]
-
-    return mac
