@@ -201,10 +201,7 @@ def _wait_for(connection, event, seconds):
 
 
 def poll_awake(poll: Any, seconds: float) -> list[tuple[int, int]]:
-    """Return what ``poll.poll`` does within `seconds`; at first without a sleep.
-
-    What a call waits for often comes sooner than a process that sleeps is woken.
-    """
+    """Return what ``poll.poll`` does, at first awake: what a call waits for often comes soon."""
     spins_until = time.monotonic() + _SPIN_SECONDS
     while not (found := poll.poll(0)) and time.monotonic() < spins_until:
         os.sched_yield()

@@ -68,9 +68,7 @@ class Attempts:
     _name: str = field(default_factory=mpirun.new_token)  # of the run, inherited by its processes
     _away: dict[str, str] = field(default_factory=dict)  # hosts without an answer -> why
     _asks_daemons: bool = False  # after a loss or a failed start
-    _silent: set[str] = field(
-        default_factory=set
-    )  # hosts that answer, but mpirun's daemon does not
+    _silent: set[str] = field(default_factory=set)  # hosts of which mpirun's daemon is silent
 
     def run(self) -> tuple[int, Watch | None]:
         """Return the last attempt's status, and the attempt; 1 and None if too few hosts answer."""

@@ -63,9 +63,8 @@ def line(
 ) -> list[str]:
     """Return the command line that runs a command on each machine: once, or `counts` times.
 
-    `options` has those of `Options`. mpirun would notice a machine that
-    is cut off after 3 to 8 minutes, and then end all without a message. Synkhronos' own processes
-    notice it before, and report it.
+    `options` has those of `Options`. mpirun would notice a machine that is cut off after 3 to 8
+    minutes, and then end all without a message. Synkhronos' own processes report it before.
     """
     try:
         arguments = shlex.split(options.mpirun_args)

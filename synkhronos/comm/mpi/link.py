@@ -48,6 +48,7 @@ class CarrierLink:
         self.machine = self.n_machines = None  # which only leaders know
         self._carrier = self.channel = None
         self._leaders = mesh.Connections(0, 0)
+        self._sent = 0, 0  # messages and bytes, to these
         self._n_looks = 0  # since one of these has ended
         self.poll = select.epoll()  # can be polled itself, and forgets what is closed
         self._name = name
@@ -99,8 +100,7 @@ class CarrierLink:
                 raise self._lost() from None
             for each in self._leaders.descriptors:
                 self.poll.register(each, select.EPOLLIN)
-        while self.machine is None:
-            self.receive()
+        self.machine, self.n_machines = self._leaders.rank, self._leaders.size
 
     def of_worker(self) -> "CarrierLink":
         """Return the connection of a worker, in the process that was forked for it."""
@@ -137,6 +137,7 @@ class CarrierLink:
                     self.send("tell", machine, data)
                 else:
                     self._leaders.send(machine, data, mesh.SEALED)
+                    self._sent = self._sent[0] + 1, self._sent[1] + len(data)
 
     def send(self, *message):
         """Send the carrier a message: a name in `BaseCarrier.from_ranks`, and arguments.
@@ -225,8 +226,8 @@ class CarrierLink:
                     raise SessionError(f"{_NOT_COME}: {answer}")
                 self.answers[id] = answer if name == "done" else _Failure(answer)
                 self._fetching.discard(id)
-            elif name == "hello":
-                self.machine, self.n_machines = rest
+            elif name == "count":
+                self.send("counted", *rest, *self._sent)
             elif name == "end":
                 self._end = tuple(rest)
                 raise self._lost()
