@@ -16,7 +16,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos import session as _session
-from synkhronos.comm.shared import gate, gate_memory
+from synkhronos.comm.shared import gate_memory
 
 MEGABYTE = 1 << 20
 

@@ -46,14 +46,14 @@ def meshes():
             each.close()
 
 
-def connected(n, secrets=SECRET):
+def connected(n, secrets=SECRET, with_leaders=False):
     """Return n of them that are connected, or what they have raised."""
     shared, made = (threading.Barrier(n), {}), {}
     secrets = secrets if isinstance(secrets, list) else [secrets] * n
 
     def make(rank):
         try:
-            made[rank] = Mesh(Comm(rank, n, shared), secrets[rank])
+            made[rank] = Mesh(Comm(rank, n, shared), secrets[rank], with_leaders)
         except Exception as error:
             made[rank] = error
 
@@ -311,3 +311,52 @@ def test_addresses_are_those_of_the_named_networks(monkeypatch, name):
         assert rendezvous.addresses() == ["127.0.0.1"]
     monkeypatch.setenv(name, "203.0.113.0/24")
     assert rendezvous.addresses() == found  # none is there
+
+
+def of_leaders(meshes, n):
+    """Return what the leaders of n machines get from their carriers."""
+    given = []
+    for one in meshes(n, SECRET, True):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            one.give_to_leader(ours)
+            ours.sendall(b"a message of the carrier")
+            given.append(mesh.connections_given(theirs))
+            assert theirs.recv(100) == b"a message of the carrier"
+    return given
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_carriers_give_the_first_leader_a_connection_with_each_other_one(meshes, monkeypatch, n):
+    of_tcp(monkeypatch)
+    first, *others = of_leaders(meshes, n)
+    assert (first.rank, first.size) == (0, n) and len(first.descriptors) == n - 1
+    for rank, other in enumerate(others, start=1):
+        assert (other.rank, other.size) == (rank, n) and len(other.descriptors) == 1
+        assert [each for each in range(n) if other.can_send(each)] == [0]
+        first.send(rank, b"to %d" % rank, mesh.SEALED), other.send(0, b"back", mesh.SEALED)
+    answers = [None] * (n - 1)
+
+    def is_all():
+        turn(first, *others)
+        for source, payload in iter(lambda: first.take(mesh.SEALED), None):
+            answers[source - 1] = bytes(payload)
+        return None not in answers and all((0, mesh.SEALED) in each._arrived for each in others)
+
+    wait_until(is_all)
+    assert answers == [b"back"] * (n - 1)
+    heard = [bytes(each.take(mesh.SEALED)[1]) for each in others]
+    assert heard == [b"to %d" % rank for rank in range(1, n)]
+    for each in (first, *others):
+        each.close()
+
+
+def test_what_goes_from_carrier_to_carrier_is_nothing_for_leaders(meshes, monkeypatch):
+    of_tcp(monkeypatch)
+    one, other = meshes(2, SECRET, True)
+    key, with_gmac, _ = one._how
+    mac = one._connections[1]._seals[0].next(mesh.SEALED, b"a command")
+    assert not Seal(key, 2, 3, with_gmac).is_next(mesh.SEALED, b"a command", mac)
+    assert Seal(key, 0, 1, with_gmac).is_next(mesh.SEALED, b"a command", mac)
+    for each in (*one._of_leader.values(), *other._of_leader.values()):
+        each.close()

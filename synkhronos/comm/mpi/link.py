@@ -197,6 +197,8 @@ class CarrierLink:
 
     def receive(self, seconds=_LOOK_SECONDS) -> None:
         """Take the messages that have come; wait for the first."""
+        for descriptor in self._leaders.unsent:
+            self._leaders.read(descriptor)
         ready = self.poll.poll(seconds)
         if not ready:
             return self.look_after_carrier() if seconds else None
@@ -238,10 +240,7 @@ class CarrierLink:
                 self.on_loss(self._loss)
 
     def look_after_carrier(self):
-        """Raise if the carrier has been stopped for long, which its leader kills.
-
-        Or if a connection with a leader has ended, for which the carriers have no reason.
-        """
+        """Raise if the carrier was stopped for long, or a leader's connection has ended alone."""
         self._n_looks += bool(self._leaders.ended)
         if self._n_looks > _MOST_LOOKS:
             [(machine, why), *_] = self._leaders.ended.items()

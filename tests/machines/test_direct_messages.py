@@ -1,0 +1,102 @@
+"""What leaders tell one another directly, and what they do without their connections."""
+
+import pickle
+import socket
+
+import numpy as np
+import pytest
+from support.waiting import wait_until
+
+from synkhronos.comm.channel import Channel
+from synkhronos.comm.mpi import link as _link
+from synkhronos.comm.mpi.link import CarrierLink, JobEnded
+from synkhronos.comm.mpi.mesh import Connections
+from synkhronos.errors import WorkerDied
+
+
+class Leader:
+    """A leader's link, with the test in place of its carrier."""
+
+    def __init__(self, rank, connection):
+        ours, theirs = socket.socketpair()
+        self.carrier, self.link = Channel(theirs), CarrierLink("")
+        self.link.machine, self.link.n_machines = rank, 2
+        self.link._set_channel(ours)
+        self.link._leaders = Connections(rank, 2, lane=1)
+        self.link._leaders.add(1 - rank, connection, b"key", True, False)
+        self.link.poll.register(connection, _link.select.EPOLLIN)
+
+    def messages(self):
+        self.link.receive(seconds=0)
+        taken = [*self.link.told]
+        self.link.told.clear()
+        return taken
+
+
+@pytest.fixture
+def leaders():
+    listener = socket.create_server(("127.0.0.1", 0))
+    one = socket.create_connection(listener.getsockname())
+    other, _ = listener.accept()
+    listener.close()
+    made = [Leader(0, one), Leader(1, other)]
+    yield made
+    for each in made:
+        each.link.close()
+        each.carrier.close()
+
+
+def test_small_messages_go_directly_and_others_through_the_carrier(leaders):
+    first, second = leaders
+    first.link.tell_directly([1], ("command", 7))
+    assert second.messages() == [(0, ("command", 7))]
+    assert first.carrier.receive() == [] and first.link._sent[0] == 1
+    large = np.ones(9_000)
+    first.link.tell_directly([1], ("command", large))
+    [(name, machine, data)] = first.carrier.receive()
+    assert (name, machine) == ("tell", 1)
+    np.testing.assert_array_equal(pickle.loads(data)[1], large)
+    assert second.messages() == [] and first.link._sent[0] == 1
+
+
+def test_what_a_leader_does_not_read_goes_through_the_carrier(leaders):
+    """It waits for no room, in which the other leader might wait as well."""
+    first, second = leaders
+    for count in range(1, 10_000):
+        first.link.tell_directly([1], ("command", bytes(60_000)))
+        told = first.carrier.receive()
+        if told:
+            break
+    assert [each[:2] for each in told] == [("tell", 1)]
+    taken = []
+
+    def have_all_come():
+        first.link.receive(seconds=0)
+        taken.extend(second.messages())
+        return len(taken) == count - 1
+
+    wait_until(have_all_come)
+    assert {each for _, each in taken} == {("command", bytes(60_000))}
+
+
+@pytest.mark.parametrize("rank, error", [(0, WorkerDied), (1, JobEnded)])
+def test_a_connection_that_ends_alone_ends_the_job(leaders, monkeypatch, rank, error):
+    """A message may have been lost with it, for which a call would wait for ever."""
+    monkeypatch.setattr(_link, "_LOOK_SECONDS", 0.02)
+    here, there = leaders[rank], leaders[1 - rank]
+    there.link._leaders.close()
+    reason = f"The first process of machine {1 - rank} has ended its connection"
+    with pytest.raises(error, match=f"^{reason}"):
+        for _ in range(100):
+            here.link.receive(0.02)
+    assert here.carrier.receive() == [("end", reason)]
+
+
+def test_the_reason_of_the_carriers_comes_before(leaders):
+    first, second = leaders
+    second.link._leaders.close()
+    first.link.receive(0.02)
+    first.carrier.send(("end", "The first process on b has ended", 1))
+    with pytest.raises(WorkerDied, match="^The first process on b has ended, and with it"):
+        for _ in range(3):
+            first.link.receive(0.02)
