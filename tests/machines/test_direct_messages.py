@@ -62,18 +62,17 @@ def test_small_messages_go_directly_and_others_through_the_carrier(leaders):
 def test_what_a_leader_does_not_read_goes_through_the_carrier(leaders):
     """It waits for no room, in which the other leader might wait as well."""
     first, second = leaders
-    for count in range(1, 10_000):
+    told, n_direct = [], -1
+    while not told:
         first.link.tell_directly([1], ("command", bytes(60_000)))
-        told = first.carrier.receive()
-        if told:
-            break
+        told, n_direct = first.carrier.receive(), n_direct + 1
     assert [each[:2] for each in told] == [("tell", 1)]
     taken = []
 
     def have_all_come():
         first.link.receive(seconds=0)
         taken.extend(second.messages())
-        return len(taken) == count - 1
+        return len(taken) == n_direct
 
     wait_until(have_all_come)
     assert {each for _, each in taken} == {("command", bytes(60_000))}
@@ -86,7 +85,7 @@ def test_a_connection_that_ends_alone_ends_the_job(leaders, monkeypatch, rank, e
     here, there = leaders[rank], leaders[1 - rank]
     there.link._leaders.close()
     reason = f"The first process of machine {1 - rank} has ended its connection"
-    with pytest.raises(error, match=f"^{reason}"):
+    with pytest.raises(error, match=rf"^{reason}"):
         for _ in range(100):
             here.link.receive(0.02)
     assert here.carrier.receive() == [("end", reason)]
@@ -97,6 +96,6 @@ def test_the_reason_of_the_carriers_comes_before(leaders):
     second.link._leaders.close()
     first.link.receive(0.02)
     first.carrier.send(("end", "The first process on b has ended", 1))
-    with pytest.raises(WorkerDied, match="^The first process on b has ended, and with it"):
+    with pytest.raises(WorkerDied, match=r"^The first process on b has ended, and with it"):
         for _ in range(3):
             first.link.receive(0.02)
