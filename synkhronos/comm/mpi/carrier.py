@@ -173,9 +173,9 @@ class Carrier(BaseCarrier):
         reason = f"{name} is lost: It {why}"
         if not self._has_lost_job:
             self.tell_all("end", reason, machine)
-        if self.machine == 0:
+        if 0 in (self.machine, machine):  # of the first machine the others tell the launcher
             self.post(_LEADER, "lost", machine, host, f"It {why}")
-        else:
+        if self.machine:
             self.from_machine_end(machine, reason)
 
     def from_rank_tell(self, peer, to, message):
