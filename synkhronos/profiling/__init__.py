@@ -73,7 +73,7 @@ def profile(room: int = _ROOM) -> ContextManager["Profile"]:
     >>> bool((calls["compute"] < calls["seconds"]).all())
     True
     >>> print(recorded.summary())
-    3 calls on 2 ranks in ... s
+    4 calls on 2 ranks in ... s
     <BLANKLINE>
     milliseconds of a call (medians; of the ranks, the lowest and highest)
            calls  raised  total s  ms  stage  start  ...

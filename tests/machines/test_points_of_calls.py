@@ -159,10 +159,11 @@ def test_a_process_that_is_killed_or_stays_stopped_ends_the_job(
 
         ranks = 2 if kind == "worker" else 1
         output = end_at(two_hosts, tmp_path, point, ranks, hit, impatient=not is_killed)
-    # MPI of the other machine may see a closed socket, and end the job, before this one does; also
-    # that of a carrier that was stopped, which is killed after a while.
-    may_be_unnamed = kind == "carrier" and "Socket closed" in output
-    assert f"synk{two_hosts.net}-{host}" in output or may_be_unnamed
+    # The other machine may give up a stopped carrier of the script before its leader does. Then
+    # mpirun ends the job, and before that continues the carrier, which sees the other's end.
+    is_own = (fault, host, kind) == ("stopped", 1, "carrier")
+    ended = f"synk{two_hosts.net}-2 is lost: It has ended its connection"
+    assert f"synk{two_hosts.net}-{host}" in output or (is_own and ended in output)
     if kind == "worker" and point != "close":
         assert "WorkerDied: Worker rank 3 on" in output
         assert is_killed or "was stopped for 4 s" in output

@@ -53,6 +53,7 @@ class Carrier(BaseCarrier):
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
             tell=self.from_rank_tell,
+            lose=lambda peer, machine, why: self._lose(machine, why),
             count=self.from_rank_count,
             counted=self.from_rank_counted,
             watch=self.from_rank_watch,

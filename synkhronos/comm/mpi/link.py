@@ -34,7 +34,8 @@ from synkhronos.comm.mpi import mesh, secret
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
-_LOOK_SECONDS, _MOST_LOOKS = 1.0, 5  # a wait for the carrier looks whether it was stopped
+_LOOK_SECONDS = 1.0  # a wait for the carrier looks this often whether it was stopped
+_PATIENCE_SECONDS = 5.0  # for the carriers to say why a connection between leaders has ended
 _DIRECT = 1 << 16  # bytes of a message that leaders exchange directly, at most
 
 
@@ -49,7 +50,7 @@ class CarrierLink:
         self._carrier = self.channel = None
         self._leaders = mesh.Connections(0, 0)
         self._sent = 0, 0  # messages and bytes, to these
-        self._n_looks = 0  # since one of these has ended
+        self._ended = {}  # machine -> since when it was known that its connection has ended
         self.poll = select.epoll()  # can be polled itself, and forgets what is closed
         self._name = name
         self._owner = os.getpid()
@@ -100,6 +101,7 @@ class CarrierLink:
                 raise self._lost() from None
             for each in self._leaders.descriptors:
                 self.poll.register(each, select.EPOLLIN)
+            self._leaders.before_close = self.poll.unregister
         self.machine, self.n_machines = self._leaders.rank, self._leaders.size
 
     def of_worker(self) -> "CarrierLink":
@@ -197,14 +199,13 @@ class CarrierLink:
 
     def receive(self, seconds=_LOOK_SECONDS) -> None:
         """Take the messages that have come; wait for the first."""
-        for descriptor in self._leaders.unsent:
-            self._leaders.read(descriptor)
+        unsent = self._leaders.unsent
         ready = self.poll.poll(seconds)
-        if not ready:
+        if not (ready or unsent):
             return self.look_after_carrier() if seconds else None
         # A Ctrl-C between `receive` and `_sort` would lose messages.
         with interrupts_held():
-            for descriptor, _ in ready:
+            for descriptor in {*unsent, *(descriptor for descriptor, _ in ready)}:
                 if descriptor in self._leaders.descriptors:
                     self._leaders.read(descriptor)
             for machine, data in iter(lambda: self._leaders.take(mesh.SEALED), None):
@@ -240,13 +241,16 @@ class CarrierLink:
                 self.on_loss(self._loss)
 
     def look_after_carrier(self):
-        """Raise if the carrier was stopped for long, or a leader's connection has ended alone."""
-        self._n_looks += bool(self._leaders.ended)
-        if self._n_looks > _MOST_LOOKS:
-            [(machine, why), *_] = self._leaders.ended.items()
-            self._end = f"The first process of machine {machine} {why}", machine
-            self.send("end", self._end[0])
-            raise self._lost()
+        """Raise if the carrier was stopped for long, which is killed then.
+
+        If the connection with a leader has ended, and the carriers do not say why, tell the carrier.
+        """
+        for machine in self._leaders.ended.keys() - self._ended.keys():
+            self._ended[machine] = time.monotonic()
+        for machine, since in self._ended.items():
+            if time.monotonic() - since > _PATIENCE_SECONDS:
+                self._ended[machine] = float("inf")
+                self.send("lose", machine, self._leaders.ended[machine])
         pid = self._carrier.pid if self._carrier else self.channel.peer
         if self._stop_watch.seconds(pid) > lost_seconds():
             how = f"{_carrier_here()} was stopped for {lost_seconds():g} s"

@@ -129,6 +129,8 @@ class Connections(TaggedMessages):
         self._connections: dict[int, _Connection] = {}
         self._by_descriptor: dict[int, int] = {}
         self.ended: dict[int, str] = {}  # processes whose connection has ended, and why
+        # Takes a descriptor: with a copy in a child, epoll would not forget it by itself.
+        self.before_close = lambda descriptor: None
 
     def add(self, rank: int, connection: Any, key: bytes, with_gmac: bool, trusts: bool) -> None:
         """Exchange messages with one more process; `key` is that of the job."""
@@ -159,15 +161,13 @@ class Connections(TaggedMessages):
         sending = MessageRequest(tag, bytes_of(buffer))
         connection = self._connections[machine]
         if connection.is_writable:
-            connection.queue.append(sending)
-            if len(connection.queue) == 1:
-                connection.flush()
+            connection.append(sending)
         return sending
 
     def _end(self, rank, error):
         if self._connections[rank].has_said_goodbye:
             self.end(rank, "")
-        elif isinstance(error, Changed):
+        elif isinstance(error, (Changed, MemoryError)):
             self.end(rank, "has sent what was changed on its way")
         elif getattr(error, "errno", None) in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
             self.end(rank, silent())
@@ -178,6 +178,7 @@ class Connections(TaggedMessages):
         """Exchange nothing more with a process."""
         connection = self._connections[rank]
         if self._by_descriptor.pop(connection.fileno(), None) is not None:
+            self.before_close(connection.fileno())
             connection.close()
             if why:
                 self.ended[rank] = why
@@ -208,7 +209,7 @@ class Connections(TaggedMessages):
                     connection.has_said_goodbye = True
                 else:
                     self.deliver(rank, tag, payload)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, MemoryError) as error:  # MemoryError: by a length that was changed
             self._end(rank, error)
         else:
             connection.flush()
@@ -285,6 +286,16 @@ class _Connection:
     def fileno(self):
         """Return the descriptor."""
         return self._socket.fileno()
+
+    def append(self, sending):
+        """Send a message after others; what is unpickled overtakes arrays, which may be large."""
+        self.queue.append(sending)
+        if len(self.queue) == 1:
+            self.flush()
+        elif sending.tag <= SEALED:
+            self.queue.pop()
+            first = 1 + sum(each.tag <= SEALED for each in list(self.queue)[1:])
+            self.queue.insert(first, sending)
 
     def close(self):
         """Close this end."""

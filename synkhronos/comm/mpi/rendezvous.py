@@ -161,6 +161,8 @@ class Start:
             nonce = os.urandom(_NONCE)
             connection.sendall(nonce)
             [number] = _NUMBER.unpack(_read_exactly(connection, _NUMBER.size))
+            if number >= 2 * self._n_all:
+                raise EOFError
             ends = number, self._rank + number // self._n_all * self._n_all
             proof = _read_exactly(connection, _PROOF)
             is_right = hmac.compare_digest(proof, self._proof(_CALLS, *ends, nonce))

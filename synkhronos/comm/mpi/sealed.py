@@ -25,6 +25,7 @@ except ImportError:
     AESGCM = None
 
 MAC = 16  # bytes
+_MOST = 1 << 30  # bytes that AESGCM takes at once
 _NONCE, _DIRECTION = struct.Struct(">IQ"), struct.Struct(">2Q")  # tag, number; sender, receiver
 
 
@@ -50,9 +51,11 @@ class Seal:
 
     def next(self, tag: int, payload: Any) -> bytes:
         """Return the MAC of the next message."""
-        nonce = _NONCE.pack(tag, self._count)
-        self._count += 1
-        return self._mac(nonce, payload)
+        macs = []
+        for at in range(0, max(len(payload), 1), _MOST):  # each is numbered
+            macs.append(self._mac(_NONCE.pack(tag, self._count), payload[at : at + _MOST]))
+            self._count += 1
+        return macs[0] if len(macs) == 1 else self.next(tag, b"".join(macs))
 
     def is_next(self, tag: int, payload: Any, mac: Any) -> bool:
         """Return whether this is the next message, with its MAC; others count, too."""
