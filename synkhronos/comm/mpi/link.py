@@ -243,7 +243,7 @@ class CarrierLink:
     def look_after_carrier(self):
         """Raise if the carrier was stopped for long, which is killed then.
 
-        If the connection with a leader has ended, and the carriers do not say why, tell the carrier.
+        If the connection with a leader has ended, and no carrier says why, tell the carrier.
         """
         for machine in self._leaders.ended.keys() - self._ended.keys():
             self._ended[machine] = time.monotonic()

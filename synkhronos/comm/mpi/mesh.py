@@ -209,7 +209,11 @@ class Connections(TaggedMessages):
                     connection.has_said_goodbye = True
                 else:
                     self.deliver(rank, tag, payload)
-        except (OSError, EOFError, MemoryError) as error:  # MemoryError: by a length that was changed
+        except (
+            OSError,
+            EOFError,
+            MemoryError,
+        ) as error:  # MemoryError: by a length that was changed
             self._end(rank, error)
         else:
             connection.flush()
