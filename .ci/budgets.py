@@ -15,7 +15,7 @@ CORE = {
     "synkhronos/_host": 10_360,
     "synkhronos/_machine": 2_830,
     "synkhronos/_session": 2_530,
-    "synkhronos/comm": 7_360,
+    "synkhronos/comm": 7_430,
     "synkhronos/launch": 1_760,
     "synkhronos/profiling": 1_900,
     "synkhronos/tools": 2_480,

@@ -43,39 +43,25 @@ _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in name
 __all__ = sorted([*_MODULE_OF, "ops"])
 
 # Type checkers and editors don't run __getattr__; if they see one, they accept any name.
+# ruff: noqa: F403
 if TYPE_CHECKING:
     from synkhronos import ops as ops
     from synkhronos._machine.devices import get_n_gpu as get_n_gpu
-    from synkhronos.checkpoints import load as load
-    from synkhronos.checkpoints import save as save
-    from synkhronos.collectives import all_gather as all_gather
-    from synkhronos.collectives import all_reduce as all_reduce
-    from synkhronos.collectives import broadcast as broadcast
-    from synkhronos.collectives import gather as gather
-    from synkhronos.collectives import reduce as reduce
-    from synkhronos.collectives import scatter as scatter
-    from synkhronos.errors import PortingWarning as PortingWarning
-    from synkhronos.errors import SessionError as SessionError
-    from synkhronos.errors import SharedMemoryFull as SharedMemoryFull
-    from synkhronos.errors import WorkerDied as WorkerDied
-    from synkhronos.errors import WorkerError as WorkerError
-    from synkhronos.functions import distribute as distribute
-    from synkhronos.functions import function as function
-    from synkhronos.inputs import data as data
+    from synkhronos.checkpoints import *
+    from synkhronos.collectives import *
+    from synkhronos.errors import *
+    from synkhronos.functions import *
+    from synkhronos.inputs import *
     from synkhronos.ops import rows as rows
-    from synkhronos.porting import parallel as parallel
-    from synkhronos.porting import parallel_report as parallel_report
-    from synkhronos.profiling import profile as profile
+    from synkhronos.porting import *
+    from synkhronos.profiling import *
     from synkhronos.profiling.status import status as status
-    from synkhronos.resuming import resume as resume
+    from synkhronos.resuming import *
     from synkhronos.session import close as close
     from synkhronos.session import fork as fork
     from synkhronos.session import restart_count as restart_count
-    from synkhronos.tools.advice import advise as advise
-    from synkhronos.values import get_lengths as get_lengths
-    from synkhronos.values import get_shapes as get_shapes
-    from synkhronos.values import get_value as get_value
-    from synkhronos.values import set_value as set_value
+    from synkhronos.tools.advice import *
+    from synkhronos.values import *
 else:
 
     def __getattr__(name: str) -> Any:

@@ -120,6 +120,11 @@ class ArrayRef(NamedTuple):
     offset: int = 0  # bytes from the beginning of the segment
 
 
+def nbytes_of(dtype: str, shape: Tuple[int, ...]) -> int:
+    """Return the bytes of an array."""
+    return int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
+
+
 class Segment:
     """A block of shared memory: created by one rank, attached by others."""
 

@@ -239,20 +239,8 @@ class Session:
         command = self.repeated.find(options, shared_vars)
         if command is None:
             return False
-        if self.recording is not None or self.changes.follow:
-            with self.call(f"{options[0]}()"):
-                return self.run_collective(command) is None
-        if self.state is not SessionState.OPEN:
-            self.require_open()  # before the lock: a call of a closed session may hold it
-        with self.lock:
-            if self.inside.locked():
-                self.refuse_nesting()
-            with self.inside:
-                if self.gate.is_in_call:
-                    self.drain()
-                if self.changes.pending:
-                    self.changes.broadcast_or_warn()
-                return self.run_collective(command) is None
+        with self.call(f"{options[0]}()"):
+            return self.run_collective(command) is None
 
     def ask(self, command) -> list:
         """Run one command on every rank; return the answers, some of them None, in rank order."""

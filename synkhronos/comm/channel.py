@@ -7,12 +7,14 @@ import pickle
 import select
 import socket
 import struct
+import time
 from typing import Any, Callable, Mapping
 
 from synkhronos._machine.interrupts import raised_here
 
 _HEADER = struct.Struct("Q")  # number of bytes that follow
 _SEND_AT_ONCE = 1 << 20  # bytes
+_SPIN_SECONDS = 0.0005
 _READS = 16  # at most, in one `receive`
 READ_AT_ONCE = 1 << 16  # bytes; the system would map a larger buffer anew for each read
 
@@ -196,6 +198,14 @@ def _wait_for(connection, event, seconds):
     poll = select.poll()  # select.select takes no descriptor above 1023
     poll.register(connection, event)
     return bool(poll.poll(None if seconds is None else 1000 * seconds))
+
+
+def poll_awake(poll: Any, seconds: float) -> list[tuple[int, int]]:
+    """Return what ``poll.poll`` does, at first awake: what a call waits for often comes soon."""
+    spins_until = time.monotonic() + _SPIN_SECONDS
+    while not (found := poll.poll(0)) and time.monotonic() < spins_until:
+        os.sched_yield()
+    return found or poll.poll(1000 * max(seconds, 0.0))
 
 
 def is_own(connection: socket.socket) -> bool:

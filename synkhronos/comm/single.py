@@ -101,10 +101,4 @@ class SingleMemory(Memory):
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows."""
         array = reference.array
-        if rows is None:
-            return array
-        if axis:
-            return take_rows(array, rows, buffer, axis)
-        if rows.__class__ is range and rows.step > 0:  # as `take_rows`, without one call more
-            return array[rows.start : rows.stop : rows.step]
-        return take_rows(array, rows, buffer)
+        return array if rows is None else take_rows(array, rows, buffer, axis)

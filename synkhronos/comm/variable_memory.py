@@ -33,6 +33,7 @@ from typing import Hashable, NamedTuple, Tuple
 import numpy as np
 
 from synkhronos import _host
+from synkhronos._machine.shared_memory import nbytes_of
 
 _ALIGN = 64  # bytes of a cache line: no two ranks write to one of them
 _LISTS = 64  # of keys whose cells are kept
@@ -62,12 +63,12 @@ class _Region:
         places, offset = [], self.begin
         for dtype, shape in layout:
             places.append((dtype, shape, offset))
-            offset += _round_up(_nbytes(dtype, shape))
+            offset += _round_up(nbytes_of(dtype, shape))
         arrays = [self.segment.array(*place) for place in places]
         self.layout = None  # a Ctrl-C before the last line leaves a region without a layout
         # Collectives work on regions side by side as on one array, gaps included: see `runs`.
         for dtype, shape, begin in places:
-            end = begin + _nbytes(dtype, shape)
+            end = begin + nbytes_of(dtype, shape)
             self.segment.array(np.uint8, (_round_up(end) - end,), end).fill(0)
         self.place, self.arrays = ArrayPlace(self.segment.ref, tuple(places)), arrays
         # Not the first of `arrays`: a view that Theano makes of `value` refers to it, so that its
@@ -295,7 +296,7 @@ class Storage:
         """Make new regions, all in one segment, for keys whose region is missing or too small."""
         sizes = {}
         for key, layout in layouts.items():
-            needed = max(sum(_round_up(_nbytes(*each)) for each in layout), _ALIGN)
+            needed = max(sum(_round_up(nbytes_of(*each)) for each in layout), _ALIGN)
             region = self._own.get(key)
             if region is None or region.nbytes < needed:
                 sizes[key] = needed
@@ -473,7 +474,7 @@ class Storage:
             self.arrays_of(rank, key)  # attaches its segment
             segment, _, place = self._others[rank][key]
         dtype, shape, begin = place.arrays[0]
-        return segment, dtype, begin, begin + _nbytes(dtype, shape)
+        return segment, dtype, begin, begin + nbytes_of(dtype, shape)
 
 
 def _log(board, generation):
@@ -484,10 +485,6 @@ def _log(board, generation):
 
 def _layout(value):
     return value.dtype.str, value.shape
-
-
-def _nbytes(dtype, shape):
-    return int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
 
 
 def _round_up(nbytes):

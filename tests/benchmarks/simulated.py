@@ -28,7 +28,7 @@ import numpy as np
 
 from synkhronos._machine import heartbeats
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.comm import reports
+from synkhronos.comm import channel, reports
 from synkhronos.comm.mpi import (
     all_reduce,
     base_carrier,
@@ -160,6 +160,7 @@ class Machine(threading.Thread):
             if not self.network.is_over:
                 self.exchange = _Exchange(self)
                 self.carrier = carrier.Carrier(self.exchange, self.leader, _Socket(_LISTENER))
+                self.carrier.post(0, "hello")
                 self.carrier.run()
         except _Over:
             pass
@@ -224,6 +225,18 @@ class Machine(threading.Thread):
         self.wake(_LEADER)
 
 
+class _Sent:
+    """A message that leaves a machine at a time."""
+
+    def __init__(self, machine, left):
+        self._machine, self._left = machine, left
+
+    @property
+    def is_done(self):
+        """Whether it has left."""
+        return self._machine.now >= self._left
+
+
 class _Exchange(mesh.TaggedMessages):
     """The connections of a machine's carrier; arrays cross them whole, or as their lengths."""
 
@@ -242,7 +255,7 @@ class _Exchange(mesh.TaggedMessages):
         is_whole = self._network.whole or tag == base_carrier._MESSAGE
         content = payload.copy() if is_whole else None
         left = self._network.send(me, machine, tag, len(payload), content)
-        return SimpleNamespace(Test=lambda: me.now >= left)
+        return _Sent(me, left)
 
     def end(self, machine, why):
         """Exchange nothing more with a machine."""
@@ -320,8 +333,21 @@ class Leader:
         """Send a message to one leader, or to all others, as `CarrierLink.tell` does."""
         self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
+    def tell_directly(self, machines, message):
+        """Send a message to leaders, as `CarrierLink.tell_directly` does."""
+        costs, when = self.network.costs, self.network.now
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        for machine in machines:
+            when += costs.message + len(data) * (costs.byte + costs.seal)
+            self.network.at(when, self._leave, self.network.machines[machine].leader, data)
+
+    def _leave(self, other, data):
+        me, comes = self.machine, self.network.now + self.network.costs.latency + _LEADER_SECONDS
+        me.traffic = Traffic(me.traffic.messages + 1, me.traffic.nbytes + len(data))
+        self.network.at(comes, other.hear, "told", me.rank, data)
+
     def hear(self, name, *rest):
-        """Take a message of the carrier."""
+        """Take a message of the carrier, or of another leader."""
         if name == "hello":
             if self.machine.rank == 0:
                 self.tell(None, ("wish", Wish(1, None, None, None, _FACTS)))
@@ -388,7 +414,7 @@ class Leader:
             return
         output = cluster.what == "call"
         parts = ([(rank, [np.float32(10)])] if output else [], {})
-        self.tell(0, ("done", 1, cluster.sequence, 0, [0], {}, [], parts))
+        self.tell_directly([0], ("done", 1, cluster.sequence, 0, [0], {}, [], parts))
 
     def _on_done(self, machine, *content):
         self.cluster.done.add(machine)
@@ -453,7 +479,8 @@ class Cluster:
         self.arrays = [segment.array(*kind) for segment in self._memory]
         self.places = [(segment.ref, *kind, 0) for segment in self._memory]
         first = self.network.machines[0].leader
-        first.tell(None, ("command", 1, self.sequence, 0, None))
+        others = range(1, self.n_machines)
+        first.tell_directly(others, ("command", 1, self.sequence, 0, None, []))
         first.begin()
         return self._measured(lambda: len(self.done) == self.n_machines)
 
@@ -495,7 +522,7 @@ def _replaced(network, whole, segments):
     made = [
         *((module, "time", clock) for module in (base_carrier, heartbeats, reports)),
         (base_carrier, "select", polls),
-        (base_carrier, "_SPIN_SECONDS", 0.0),
+        (channel, "_SPIN_SECONDS", 0.0),
         (base_carrier, "Mail", _Mail),
         (base_carrier, "Segments", lambda: segments),
         (carrier, "StopWatch", lambda: SimpleNamespace(seconds=lambda pid: 0.0)),

@@ -16,7 +16,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos import session as _session
-from synkhronos.comm.shared import gate, gate_memory
+from synkhronos.comm.shared import gate_memory
 
 MEGABYTE = 1 << 20
 
@@ -239,7 +239,7 @@ def test_more_news_than_a_board_can_hold(no_session, monkeypatch):
 
 
 def test_an_answer_too_long_leaves_the_variables_as_they_were(no_session, monkeypatch):
-    monkeypatch.setattr(gate, "REPLY", 2000)
+    monkeypatch.setattr(gate_memory, "REPLY", 2000)
     synk.fork(3)
     s, t = theano.shared(np.arange(3.0)), theano.shared(np.ones(1))
     synk.all_reduce([s, t], "sum")

@@ -253,7 +253,7 @@ def test_more_messages_than_slots(pair, monkeypatch):
 def test_a_message_too_long_is_refused_before_launch(pair):
     before = pair.gate.sequence
     with pytest.raises(SessionError, match="too long to send"):
-        pair.run("answer", b"x" * (_gate.MAILBOX + 1))
+        pair.run("answer", b"x" * (_gate.at.MAILBOX + 1))
     assert pair.gate.sequence == before
     pair.run("answer", 4)
     assert pair.heard == [(1, 4)]
@@ -261,7 +261,7 @@ def test_a_message_too_long_is_refused_before_launch(pair):
 
 def test_an_answer_too_long_is_an_error_of_the_rank(pair):
     with pytest.raises(WorkerError, match="too long for a worker to send") as caught:
-        pair.run("long_answer", _gate.REPLY + 1)
+        pair.run("long_answer", _gate.at.REPLY + 1)
     assert caught.value.rank == 1
     pair.run("answer", 4)
     assert pair.heard == [(1, 4)]

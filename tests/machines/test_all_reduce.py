@@ -59,7 +59,11 @@ class Machine:
 
 class Request:
     def __init__(self, test):
-        self.Test = test
+        self._test = test
+
+    @property
+    def is_done(self):
+        return self._test()
 
 
 def values(seed, n_machines):

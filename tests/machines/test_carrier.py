@@ -32,18 +32,15 @@ told, under_way = [], []
 carrier._tell = lambda machines, message: told.extend((each, *message) for each in machines)
 
 class Request:
-    has_ended = False
+    is_done = False
 
     def __init__(self, *_):
         under_way.append(self)
 
-    def Test(self):
-        return self.has_ended
-
 def come():
-    while any(not request.has_ended for request in under_way):
+    while any(not request.is_done for request in under_way):
         for request in under_way:
-            request.has_ended = True
+            request.is_done = True
         while carrier.move():
             pass
     carrier.move()
@@ -61,7 +58,7 @@ def copy(number, call):
     fetches.from_rank_copy(leader, number, call, 1, [place], [place])
 
 def heard():
-    return [message for message in rank.receive() if message[0] != "hello"]
+    return rank.receive()
 """
 
 

@@ -272,9 +272,8 @@ class Machines:
         return True
 
     def see(self, machine):
-        """Let a carrier see which parts have come: in any order; return whether there was one."""
+        """Let a carrier see which parts have come; return whether there was one."""
         seen, self.come[machine] = self.come[machine], []
-        self._random.shuffle(seen)
         for then in seen:
             then()
         return bool(seen)

@@ -12,10 +12,7 @@ N = 60_000  # float32: too many for the message that announces them
 
 class Request:
     def __init__(self, buffer=None):
-        self.buffer, self.has_come = buffer, buffer is None
-
-    def Test(self):
-        return self.has_come
+        self.buffer, self.is_done = buffer, buffer is None
 
 
 class Network:
@@ -31,7 +28,7 @@ class Network:
         while self.arrived[key] and self.wanted[key]:
             request, data = self.wanted[key].popleft(), self.arrived[key].popleft()
             request.buffer.reshape(-1).view(np.uint8)[...] = data
-            request.has_come = True
+            request.is_done = True
 
     def settle(self):
         """Let all messages come, and all carriers do what they can."""

@@ -46,14 +46,14 @@ def meshes():
             each.close()
 
 
-def connected(n, secrets=SECRET):
+def connected(n, secrets=SECRET, with_leaders=False):
     """Return n of them that are connected, or what they have raised."""
     shared, made = (threading.Barrier(n), {}), {}
     secrets = secrets if isinstance(secrets, list) else [secrets] * n
 
     def make(rank):
         try:
-            made[rank] = Mesh(Comm(rank, n, shared), secrets[rank])
+            made[rank] = Mesh(Comm(rank, n, shared), secrets[rank], with_leaders)
         except Exception as error:
             made[rank] = error
 
@@ -96,7 +96,7 @@ def way(request, monkeypatch):
     if request.param == "trusting":
         monkeypatch.setenv(settings.TRUST, "1")
     if request.param == "hmac":
-        monkeypatch.setattr(rendezvous, "has_gmac", lambda: False)
+        monkeypatch.setattr(rendezvous, "AESGCM", None)
     return request.param
 
 
@@ -125,7 +125,7 @@ def test_messages_of_all_sizes_come_to_those_that_wait_for_them(meshes, way):
         for r, one in enumerate(three):
             for source, payload in iter(lambda one=one: one.take(2), None):
                 taken[source, r].append(payload)
-        return all(each.Test() for each in coming) and all(map(len, taken.values()))
+        return all(each.is_done for each in coming) and all(map(len, taken.values()))
 
     wait_until(is_all)
     wait_until(lambda: is_all() and not any(one.unsent for one in three))
@@ -144,7 +144,7 @@ def test_a_large_message_comes_into_the_memory_that_waits_without_a_copy(meshes,
     given = []
     monkeypatch.setattr(other, "memory_for", lambda *key: given.append(key) or coming.memory)
     one.send(1, np.ones(1 << 20, np.uint8), 1)
-    wait_until(lambda: turn(one, other) and coming.Test())
+    wait_until(lambda: turn(one, other) and coming.is_done)
     assert given == [(0, 1, 1 << 20)] and memory.all()
 
 
@@ -152,11 +152,11 @@ def test_what_is_sent_is_what_was_there_when_its_sending_began(meshes, monkeypat
     of_tcp(monkeypatch)
     one, other = meshes(2)
     memory = np.ones(64 << 20, np.uint8)
-    sending, last = one.send(1, memory, 1), one.send(1, np.ones(10), 2)
-    assert one.unsent and sending.Test() and not last.Test()  # the system has a part of it
+    sending, last = one.send(1, memory, 2), one.send(1, np.ones(10), 3)
+    assert one.unsent and sending.is_done and not last.is_done  # the system has a part of it
     memory[...] = 2
-    coming = other.receive(0, np.zeros_like(memory), 1)
-    wait_until(lambda: turn(one, other) and coming.Test())
+    coming = other.receive(0, np.zeros_like(memory), 2)
+    wait_until(lambda: turn(one, other) and coming.is_done)
     assert (coming.memory == 1).all() and not other.ended
 
 
@@ -176,7 +176,7 @@ def test_the_end_of_a_process_is_known_after_its_messages(meshes):
     wait_until(lambda: turn(other) and other.ended)
     assert other.ended == {0: "has ended its connection"} and not other.descriptors
     assert bytes(other.take(1)[1]) == b"last"
-    assert not other.send(0, b"nobody takes it", 1).Test()
+    assert not other.send(0, b"nobody takes it", 1).is_done
 
 
 def test_what_came_before_the_end_is_read_after_a_failed_write(meshes):
@@ -198,10 +198,10 @@ def test_a_process_that_says_goodbye_is_not_lost(meshes):
     one.send(1, np.ones(1 << 20), 1)
     one.say_goodbye()
     coming = other.receive(0, np.zeros(1 << 20), 1)
-    wait_for(lambda: coming.Test() and len(third.descriptors) == 1)
+    wait_for(lambda: coming.is_done and len(third.descriptors) == 1)
     assert coming.memory.view(float).all() and len(other.descriptors) == 1
     assert not other.ended and not third.ended
-    assert not one.send(2, b"after the goodbye", 1).Test()
+    assert not one.send(2, b"after the goodbye", 1).is_done
     third.send(1, b"goes on", 1)
     wait_for(lambda: (2, 1) in other._arrived)
 
@@ -256,9 +256,9 @@ def test_on_a_trusted_network_only_what_is_unpickled_is_sealed(meshes, monkeypat
 def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch):
     of_tcp(monkeypatch)
     strangers, addresses, true = [], [], rendezvous.Start.connect
-    rank = rendezvous._RANK.pack(1)
+    rank = rendezvous._NUMBER.pack(1)
 
-    def connect(self, key, facts):
+    def connect(self, key, facts, with_leaders):
         """Connect all others when strangers have."""
         if self._rank == 0:
             addresses.append((facts[0]["addresses"][0], facts[0]["port"]))
@@ -266,7 +266,7 @@ def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch
                 stranger = socket.create_connection(addresses[0])
                 stranger.sendall(said)
                 strangers.append(stranger)
-        return true(self, key, facts)
+        return true(self, key, facts, with_leaders)
 
     monkeypatch.setattr(rendezvous.Start, "connect", connect)
     one, other = meshes(2)
@@ -311,3 +311,52 @@ def test_addresses_are_those_of_the_named_networks(monkeypatch, name):
         assert rendezvous.addresses() == ["127.0.0.1"]
     monkeypatch.setenv(name, "203.0.113.0/24")
     assert rendezvous.addresses() == found  # none is there
+
+
+def of_leaders(meshes, n):
+    """Return what the leaders of n machines get from their carriers."""
+    given = []
+    for one in meshes(n, SECRET, True):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            one.give_to_leader(ours)
+            ours.sendall(b"a message of the carrier")
+            given.append(mesh.connections_given(theirs))
+            assert theirs.recv(100) == b"a message of the carrier"
+    return given
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_carriers_give_the_first_leader_a_connection_with_each_other_one(meshes, monkeypatch, n):
+    of_tcp(monkeypatch)
+    first, *others = of_leaders(meshes, n)
+    assert (first.rank, first.size) == (0, n) and len(first.descriptors) == n - 1
+    for rank, other in enumerate(others, start=1):
+        assert (other.rank, other.size) == (rank, n) and len(other.descriptors) == 1
+        assert [each for each in range(n) if other.can_send(each)] == [0]
+        first.send(rank, b"to %d" % rank, mesh.SEALED), other.send(0, b"back", mesh.SEALED)
+    answers = [None] * (n - 1)
+
+    def is_all():
+        turn(first, *others)
+        for source, payload in iter(lambda: first.take(mesh.SEALED), None):
+            answers[source - 1] = bytes(payload)
+        return None not in answers and all((0, mesh.SEALED) in each._arrived for each in others)
+
+    wait_until(is_all)
+    assert answers == [b"back"] * (n - 1)
+    heard = [bytes(each.take(mesh.SEALED)[1]) for each in others]
+    assert heard == [b"to %d" % rank for rank in range(1, n)]
+    for each in (first, *others):
+        each.close()
+
+
+def test_what_goes_from_carrier_to_carrier_is_nothing_for_leaders(meshes, monkeypatch):
+    of_tcp(monkeypatch)
+    one, other = meshes(2, SECRET, True)
+    key, with_gmac, _ = one._how
+    mac = one._connections[1]._seals[0].next(mesh.SEALED, b"a command")
+    assert not Seal(key, 2, 3, with_gmac).is_next(mesh.SEALED, b"a command", mac)
+    assert Seal(key, 0, 1, with_gmac).is_next(mesh.SEALED, b"a command", mac)
+    for each in (*one._of_leader.values(), *other._of_leader.values()):
+        each.close()

@@ -124,7 +124,7 @@ def forked(layout, **kwargs):
             if layout.transport == "mpi":
                 link, _session._Current.link = _session._Current.link, None
                 link.end()
-                link.channel.close()
+                link.close()
 
 
 def running(layout):

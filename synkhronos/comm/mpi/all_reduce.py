@@ -72,14 +72,13 @@ class NetworkAllReduce:
     def _add_streams(self, other, theirs, tag):
         """Add the four streams of messages between this machine and another one."""
         place = other, tag
-        results = _Stream(self._receive_result, *place, theirs, self._keep, waits=True)
         spread = _Stream(self._send_result, *place, self._mine, None, waits=True)
         self._spreading.append(spread)
         self._streams += [
-            # A result is received where the values were, so after these have been sent.
-            _Stream(self._send_values, *place, theirs, lambda chunk, *_: results.may.add(chunk)),
+            _Stream(self._send_values, *place, theirs, None),
             _Stream(self._receive_values, *place, self._mine, self._take),
-            results,
+            # A result is received where the values were: it comes only when these have been sent.
+            _Stream(self._receive_result, *place, theirs, self._keep),
             spread,
         ]
 
@@ -191,7 +190,7 @@ class _Stream:
     def progress(self):
         """Do what can be done now; return whether that was something."""
         happened = False
-        while self._under_way and self._under_way[0][1].Test():
+        while self._under_way and self._under_way[0][1].is_done:
             happened = True
             chunk, _, buffer = self._under_way.popleft()
             if self._on_end is not None:

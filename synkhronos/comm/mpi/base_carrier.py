@@ -4,16 +4,14 @@
     their memory ◀── mapped ──▶
 
 A message is a tuple whose first item names it: a carrier's tables `from_ranks` and `from_machines`
-have the methods that take it. Messages between two carriers keep their order. They are sent in
-parts, so that each part of a long one is a heartbeat. Arrays of ranks go from memory to memory, in
-messages of their own, which a small one announces: then both sides are ready for them.
+have the methods that take it. Messages between two carriers keep their order. Arrays of ranks go
+from memory to memory, in messages of their own, which a small one announces: then both sides are
+ready for them.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
-import os
 import pickle
 import select
 import socket
@@ -25,16 +23,14 @@ import numpy as np
 
 from synkhronos._machine.heartbeats import Heartbeats, silent
 from synkhronos._machine.shared_memory import Segments
-from synkhronos.comm.channel import Mail
+from synkhronos.comm.channel import Mail, poll_awake
 from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.mpi.mesh import SEALED
-from synkhronos.comm.mpi.transfers import PART, bytes_of, pickled
+from synkhronos.comm.mpi.transfers import bytes_of, pickled
 
 _MESSAGE = SEALED  # the tag of messages; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
-_WINDOW = 16  # parts of arrays under way to one machine
-_LENGTH, _HEAD = struct.Struct("Q"), struct.Struct("2Q")
-_SPIN_SECONDS = 0.0005  # before a sleep: the next message of a call comes sooner than it wakes
+_LENGTH = struct.Struct("Q")
 _LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # to wait at the end for messages to be sent
 
 
@@ -61,10 +57,7 @@ class BaseCarrier:
         self._poll = select.poll()
         self._awaited: dict[int, int] = {}  # descriptor -> the events that it is polled for
         self._listeners: set[int] = set()  # more descriptors, of which `read` takes what comes
-        self._coming: dict[int, list[np.ndarray]] = {}  # parts of the next message of each machine
-        self._moving: list[tuple] = []  # request, what to call at its end
-        self._bulk: Any = collections.defaultdict(collections.deque)  # machine -> parts to send
-        self._n_bulk: collections.Counter[int] = collections.Counter()  # machine -> parts under way
+        self._moving: list[tuple] = []  # what is awaited, what to call when it has come
         self._lost: set[int] = set()
         watched = self.others if self.machine == 0 else [0]  # which tells the others of losses
         self._heartbeats = Heartbeats(watched, lambda machine: self.tell(machine, "alive"))
@@ -112,10 +105,7 @@ class BaseCarrier:
             for descriptor, events in awaited.items():
                 self._poll.register(descriptor, events)
             self._awaited = awaited
-        spins_until = time.monotonic() + _SPIN_SECONDS
-        while not (found := self._poll.poll(0)) and time.monotonic() < spins_until:
-            os.sched_yield()
-        return [each for each, _ in found or self._poll.poll(1000 * max(seconds, 0.0))]
+        return [each for each, _ in poll_awake(self._poll, seconds)]
 
     def _lose(self, machine, why):
         if self.is_running and machine not in self._lost:
@@ -149,19 +139,13 @@ class BaseCarrier:
     def _tell(self, machines, message):
         frame = _framed(message)
         for machine in machines:
-            for at in range(0, len(frame) if machine not in self._lost else 0, PART):
-                self.send(machine, frame[at : at + PART], _MESSAGE)
+            if machine not in self._lost:
+                self.send(machine, frame, _MESSAGE)
 
     def _take_messages(self):
         """Take the messages of other carriers."""
-        for machine, part in iter(lambda: self._comm.take(_MESSAGE), None):
-            if machine in self._lost:
-                continue
-            parts = self._coming.setdefault(machine, [])
-            parts.append(part)
-            if sum(map(len, parts)) == _LENGTH.unpack_from(parts[0])[0]:
-                del self._coming[machine]
-                frame = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        for machine, frame in iter(lambda: self._comm.take(_MESSAGE), None):
+            if machine not in self._lost:
                 name, *rest = _unframed(frame)
                 self.from_machines[name](machine, *rest)
 
@@ -178,28 +162,13 @@ class BaseCarrier:
 
     def send_parts(self, machine: int, parts: Iterable[np.ndarray], transfer: int) -> None:
         """Send parts of arrays to a `receive_parts` with the same number of the transfer."""
-        tag = _FIRST_BULK + transfer % _N_BULK
-        self._bulk[machine].extend((part, tag) for part in parts)
-        self._send_bulk(machine)
-
-    def _send_bulk(self, machine):
-        while self._bulk[machine] and self._n_bulk[machine] < _WINDOW:
-            part, tag = self._bulk[machine].popleft()
-            self._n_bulk[machine] += 1
-            then = functools.partial(self._note_sent, machine)
-            self._moving.append((self.send(machine, part, tag), then))
-
-    def _note_sent(self, machine):
-        self._n_bulk[machine] -= 1
-        self._send_bulk(machine)
+        for part in parts:
+            self.send(machine, part, _FIRST_BULK + transfer % _N_BULK)
 
     def receive_parts(
         self, machine: int, parts: Iterable[np.ndarray], transfer: int, then: Callable[[int], None]
     ) -> None:
-        """Receive into parts of arrays; `then` takes the position of each that has come.
-
-        They may come in any order.
-        """
+        """Receive into parts of arrays; `then` takes the number of each, in order, as they come."""
         tag = _FIRST_BULK + transfer % _N_BULK
         for position, part in enumerate(parts):
             on_end = functools.partial(then, position)
@@ -209,7 +178,7 @@ class BaseCarrier:
         """Go on with what is under way; return whether something has ended."""
         moving, ended = [], []
         for each in self._moving:
-            (ended if each[0].Test() else moving).append(each)
+            (ended if each[0].is_done else moving).append(each)
         self._moving = moving
         for _, then in ended:
             then()
@@ -234,28 +203,21 @@ class BaseCarrier:
 
 
 def _framed(message):
-    """Return a message as bytes: a head, what pickle makes of it, and its large arrays.
+    """Return a message as bytes: what pickle makes of it, and its large arrays.
 
-    The head has the length of all, and with large arrays their number plus one, the length of what
-    pickle makes, and the length of each array.
+    Before these there is the number of lengths that follow, and the length of each piece.
     """
     data, large = pickled(message)
-    if not large:
-        return _HEAD.pack(_HEAD.size + len(data), 0) + data
     lengths = [len(data), *map(len, large)]
-    total = _HEAD.size + len(lengths) * _LENGTH.size + sum(lengths)
-    head = struct.pack(f"{2 + len(lengths)}Q", total, len(lengths), *lengths)
-    return memoryview(b"".join((head, data, *large)))
+    head = struct.pack(f"{1 + len(lengths)}Q", len(lengths), *lengths)
+    return b"".join((head, data, *large))
 
 
 def _unframed(frame):
     """Return the message; its arrays are views of the frame."""
-    _, count = _HEAD.unpack_from(frame)
-    at = _HEAD.size + count * _LENGTH.size
-    if not count:
-        return pickle.loads(frame[at:])
-    pieces = []
-    for length in struct.unpack_from(f"{count}Q", frame, _HEAD.size):
+    [count] = _LENGTH.unpack_from(frame)
+    at, pieces = (1 + count) * _LENGTH.size, []
+    for length in struct.unpack_from(f"{count}Q", frame, _LENGTH.size):
         pieces.append(frame[at : at + length])
         at += length
     return pickle.loads(pieces[0], buffers=pieces[1:])

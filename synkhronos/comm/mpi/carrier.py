@@ -6,8 +6,7 @@
 
 Theano holds Python's lock while it computes, so a rank can't move data meanwhile; and a process
 that has begun MPI must not be forked. So the first process of the machine starts one for both. It
-reads and writes the segments of the ranks where they are. Its messages are
-those of `BaseCarrier`.
+reads and writes the segments of the ranks where they are. Its messages are as in `BaseCarrier`.
 
 A request may fail here because descriptors or shared memory are used up. The answer is then
 "failed" with a sentence that names this machine, which the rank raises. Ranks keep memory that the
@@ -54,14 +53,16 @@ class Carrier(BaseCarrier):
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
             tell=self.from_rank_tell,
+            lose=lambda peer, machine, why: self._lose(machine, why),
             count=self.from_rank_count,
+            counted=self.from_rank_counted,
             watch=self.from_rank_watch,
             leave=self.from_rank_leave,
             settle=self.from_rank_settle,
             end=self.from_rank_end,
         )
         self.from_machines.update(
-            count=lambda machine, of: self.tell(machine, "counted", of, tuple(self.traffic)),
+            count=lambda machine, of: self.post(_LEADER, "count", machine, of),
             counted=self.from_machine_counted,
             told=lambda machine, message: self.post(_LEADER, "told", machine, message),
             end=self.from_machine_end,
@@ -79,7 +80,6 @@ class Carrier(BaseCarrier):
         self._has_lost_job = False  # whether the leader was told that the job has ended by a loss
         self._got_sigterm = False
         self._counted = {}  # (peer, id) of a request for the traffic -> machine -> its traffic
-        self.post(_LEADER, "hello", self.machine, self.n_machines)
 
     def fail(self, reason):
         """End all carriers after an error that no rank can be told of."""
@@ -185,9 +185,17 @@ class Carrier(BaseCarrier):
 
     def from_rank_count(self, peer, id):
         """Ask each machine for its traffic."""
-        traffic, self._counted[peer, id] = tuple(self.traffic), {}
+        self._counted[peer, id] = {}
+        self.post(_LEADER, "count", self.machine, (peer, id))
         self.tell_all("count", (peer, id))
-        self.from_machine_counted(self.machine, (peer, id), traffic)
+
+    def from_rank_counted(self, peer, machine, of, messages, nbytes):
+        """Tell a machine the traffic of this one, with what its leader has sent directly."""
+        traffic = self.traffic[0] + messages, self.traffic[1] + nbytes
+        if machine == self.machine:
+            self.from_machine_counted(machine, of, traffic)
+        else:
+            self.tell(machine, "counted", of, traffic)
 
     def from_machine_counted(self, machine, of, traffic):
         """Take the traffic of a machine; answer when all have told theirs."""
@@ -266,13 +274,14 @@ def main(fd: int, bound: int) -> None:
     given = secret.take()
     try:
         with begun() as comm:
-            mesh = secret.connected(comm, given)
+            mesh = secret.connected(comm, given, with_leaders=True)
     except (secret.NoSecret, Unreachable) as error:
         log.error("%s: %s", socket.gethostname(), error)
         os._exit(1)  # MPI_Finalize would wait for others
-    listener = socket.socket(fileno=bound)
+    leader, listener = socket.socket(fileno=fd), socket.socket(fileno=bound)
+    mesh.give_to_leader(leader)
     listener.listen(1024)  # not in the leader: ranks ask the socket which process has called this
-    carrier = Carrier(mesh, socket.socket(fileno=fd), listener)
+    carrier = Carrier(mesh, leader, listener)
     signal.signal(signal.SIGTERM, carrier.hear_sigterm)
     try:
         carrier.run()

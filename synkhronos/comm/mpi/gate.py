@@ -21,6 +21,7 @@ import select
 
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos.comm import Aborted, Gate, reports
+from synkhronos.comm.channel import poll_awake
 from synkhronos.comm.handlers import Handlers
 from synkhronos.comm.mpi.transfers import GIVEN_UP
 
@@ -49,7 +50,8 @@ class GateOfMachines(Gate):
         local.on_answer = lambda rank, answer: self.on_answer(self.first + rank, answer)
         local.first_rank, local.host = self.first, layout.hosts[layout.machine]
         self._poll = select.poll()
-        self._poll.register(link.channel, select.POLLIN)
+        self._poll.register(link.poll, select.POLLIN)
+        self.given = {}  # arrays that have come with the present command, by their references
         self.is_leader = True  # whether this process speaks for its machine
         self._name = f"{plan.hosts[0]}:{plan.pid}:{plan.session}"  # of the session
         # Whether this leader waits for a decision of the carriers: the ranks here then stay.
@@ -128,7 +130,7 @@ class GateOfMachines(Gate):
 
     def close_in_child(self):
         """Close what keeps workers alive, in a process that the user forked."""
-        self.link.leave_in_child()
+        self.link.close()
         self.local.close_in_child()
 
     def abort(self):
@@ -167,7 +169,7 @@ class GateOfMachines(Gate):
 
     def wait_for_answer(self, id, in_call=True):
         """Wait for the carrier's answer; return it."""
-        self.wait(lambda: self.link.has_answer(id), in_call)
+        self.wait(lambda: id in self.link.answers, in_call)
         return self.link.take_answer(id)
 
     def count_traffic(self):
@@ -200,7 +202,7 @@ class GateOfMachines(Gate):
 
         def has_come():
             nonlocal asked
-            there = self.link.has_answer(id)
+            there = id in self.link.answers
             is_aborted = self._aborted == self.sequence or self.local.is_aborted
             if not there and not asked and (is_aborted or self._held):
                 asked = True
@@ -269,8 +271,8 @@ class GateOfMachines(Gate):
             if in_call and self._left:
                 self._check_not_left()
             with self.local.elsewhere():
-                ready = self._poll.poll(1000 * look_seconds)
-            if any(fd != self.link.channel.fileno() for fd, _ in ready):
+                ready = poll_awake(self._poll, look_seconds)
+            if any(fd != self.link.poll.fileno() for fd, _ in ready):
                 self.check_alive()
             if not ready:
                 self.link.look_after_carrier()
@@ -295,16 +297,11 @@ class GateOfMachines(Gate):
 
     def _take_messages(self):
         self.link.receive(seconds=0)
-        while True:
+        while self.link.told:
             with interrupts_held():
-                message = self.link.next_message()
-                if message is None:
-                    return
-                machine, (name, *rest) = message
-                if not self._handlers[name](machine, *rest):
-                    continue
-            self.link.put_back(machine, (name, *rest))
-            return
+                machine, (name, *rest) = self.link.told.popleft()
+                if self._handlers[name](machine, *rest):
+                    return self.link.told.appendleft((machine, (name, *rest)))
 
     def _on_abort(self, machine, session, sequence):
         if session == self.session:
@@ -323,6 +320,6 @@ class GateOfMachines(Gate):
     def drop_reductions(self):
         """Wait until the carriers have ended or dropped the reductions of an aborted call."""
         id = "settled", self.session, self.sequence
-        self.link.drop_answer(id)
+        self.link.answers.pop(id, None)  # of a wait that a Ctrl-C has ended
         self.link.send("settle", id, self.session, self.sequence)
         self.wait_for_answer(id, in_call=False)

@@ -46,7 +46,8 @@ class LeaderGate(GateOfMachines):
         self.wait(lambda: self._next is not None or self.has_ended, in_call=False)
         if self.has_ended:
             raise SessionOver
-        (slot, payload), self._next = self._next, None
+        (slot, payload, small), self._next = self._next, None
+        self.given = dict(small)
         self._left = {}
         self.link.begin_call()
         self.answers.clear()
@@ -90,12 +91,12 @@ class LeaderGate(GateOfMachines):
                 errors[self.rank] = reports.report_on(problem)
         content = self.rows(), errors, list(self.answers), parts
         self._finished = self.sequence
-        self.link.tell(0, ("done", self.session, self.sequence, self.begun, *content))
+        self.link.tell_directly([0], ("done", self.session, self.sequence, self.begun, *content))
         return None
 
-    def _on_command(self, machine, session, sequence, slot, payload):
+    def _on_command(self, machine, session, sequence, slot, payload, small):
         if session == self.session:
-            self._next = slot, payload
+            self._next = slot, payload, small
 
     def _on_over(self, machine, session):
         if session == self.session:

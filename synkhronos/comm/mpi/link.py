@@ -4,10 +4,13 @@
     worker    link.of_worker()     connects to the same carrier, when it has something to ask
 
     send ──▶ carrier ── done, failed ──▶ take_answer    of what was asked, by its id
-                     ── told, lost ────▶ next_message   of other leaders, and of lost machines
+                     ── told, lost ────▶ `told`         of other leaders, and of lost machines
                      ── end ───────────▶ every method raises
+    tell_directly ──▶ another leader ──▶ `told`
 
-Every method also raises if the carrier has ended, or was stopped for long.
+Every method also raises if the carrier has ended, or was stopped for long. Of connections between
+leaders the carrier gives them that of the first with each other one: what is small, and may
+overtake other messages, has one hop there and not three. If they end, the carriers say why.
 """
 
 import collections
@@ -16,6 +19,7 @@ import itertools
 import os
 import pickle
 import secrets
+import select
 import socket
 import subprocess
 import threading
@@ -26,11 +30,13 @@ from synkhronos._machine.heartbeats import lost_seconds
 from synkhronos._machine.interrupts import interrupts_held
 from synkhronos._machine.processes import StopWatch
 from synkhronos.comm.channel import Channel, Closed, is_own
-from synkhronos.comm.mpi import secret
+from synkhronos.comm.mpi import mesh, secret
 from synkhronos.errors import SessionError, WorkerDied
 
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # a wait for the carrier looks this often whether it was stopped
+_PATIENCE_SECONDS = 5.0  # for the carriers to say why a connection between leaders has ended
+_DIRECT = 1 << 16  # bytes of a message that leaders exchange directly, at most
 
 
 class CarrierLink:
@@ -42,11 +48,15 @@ class CarrierLink:
     def __init__(self, name=None):
         self.machine = self.n_machines = None  # which only leaders know
         self._carrier = self.channel = None
+        self._leaders = mesh.Connections(0, 0)
+        self._sent = 0, 0  # messages and bytes, to these
+        self._ended = {}  # machine -> since when it was known that its connection has ended
+        self.poll = select.epoll()  # can be polled itself, and forgets what is closed
         self._name = name
         self._owner = os.getpid()
         self._sessions, self._numbers = itertools.count(1), itertools.count(1)
-        self._told = collections.deque()
-        self._answers = {}
+        self.told = collections.deque()  # (machine, message) of other leaders
+        self.answers = {}  # to requests, by their ids
         self._fetching = set()  # the numbers of fetches that have no answer yet
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence that `on_loss` got
@@ -74,22 +84,37 @@ class CarrierLink:
         )
         theirs.close()
         listener.close()
-        self.channel = Channel(ours)
+        self._set_channel(ours)
+
+    def _set_channel(self, connection):
+        self.channel = Channel(connection)
+        self.poll.register(connection, select.EPOLLIN)
 
     def begin(self) -> None:
         """Wait until the carrier has begun MPI."""
-        while self.machine is None:
-            self.receive()
+        while not self.channel.wait(_LOOK_SECONDS):
+            self.look_after_carrier()
+        with interrupts_held():
+            try:
+                self._leaders = mesh.connections_given(self.channel)
+            except (EOFError, ConnectionError):
+                raise self._lost() from None
+            for each in self._leaders.descriptors:
+                self.poll.register(each, select.EPOLLIN)
+            self._leaders.before_close = self.poll.unregister
+        self.machine, self.n_machines = self._leaders.rank, self._leaders.size
 
     def of_worker(self) -> "CarrierLink":
         """Return the connection of a worker, in the process that was forked for it."""
-        self.leave_in_child()
+        self.close()
         return CarrierLink(self._name)
 
-    def leave_in_child(self) -> None:
-        """Close this end in a process that was forked from this one."""
+    def close(self) -> None:
+        """Close this end: in a process that was forked, this one goes on."""
         if self.channel is not None:
             self.channel.close()
+        self._leaders.close()
+        self.poll.close()
 
     def next_session(self) -> int:
         """Return the number of the next session in this job; raise if a machine is lost."""
@@ -99,11 +124,22 @@ class CarrierLink:
 
     def begin_call(self):
         """Drop answers that the last call did not wait for, because it was left early."""
-        self._answers.clear()
+        self.answers.clear()
 
     def tell(self, machine, message) -> None:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
         self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def tell_directly(self, machines, message) -> None:
+        """Send leaders a message that may overtake others."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with interrupts_held(), self._lock:
+            for machine in machines:
+                if len(data) > _DIRECT or not self._leaders.can_send(machine):
+                    self.send("tell", machine, data)
+                else:
+                    self._leaders.send(machine, data, mesh.SEALED)
+                    self._sent = self._sent[0] + 1, self._sent[1] + len(data)
 
     def send(self, *message):
         """Send the carrier a message: a name in `BaseCarrier.from_ranks`, and arguments.
@@ -127,7 +163,7 @@ class CarrierLink:
         except OSError:
             connection.close()
             raise
-        self.channel = Channel(connection)
+        self._set_channel(connection)
 
     def ask(self, name, *content):
         """Ask to "fetch" or "copy" arrays of another machine; return the id of the request."""
@@ -142,78 +178,79 @@ class CarrierLink:
         """Whether the carrier has not answered all requests for arrays."""
         return bool(self._fetching)
 
-    def has_answer(self, id):
-        """Return whether the answer to a request has come."""
-        return id in self._answers
-
     def take_answer(self, id):
         """Return the answer to a request that has come; raise SessionError if it has failed."""
-        answer = self._answers.pop(id)
+        answer = self.answers.pop(id)
         if isinstance(answer, _Failure):
             raise SessionError(f"{_NOT_COME}: {answer}")
         return answer
 
     def wait_for(self, id):
         """Wait for the answer to a request; return it as `take_answer` does."""
-        while id not in self._answers:
+        while id not in self.answers:
             self.receive()
         return self.take_answer(id)
 
-    def drop_answer(self, id):
-        """Drop an answer for a wait that a Ctrl-C has ended, if it has come."""
-        self._answers.pop(id, None)
-
-    def next_message(self):
-        """Return (machine, message), the next of another leader, or None."""
-        return self._told.popleft() if self._told else None
-
-    def put_back(self, machine, message):
-        """Put a message back, as the next one."""
-        self._told.appendleft((machine, message))
-
     def wait_for_message(self):
         """Wait for the next message of another leader; return (machine, message)."""
-        while not self._told:
+        while not self.told:
             self.receive()
-        return self._told.popleft()
+        return self.told.popleft()
 
     def receive(self, seconds=_LOOK_SECONDS) -> None:
         """Take the messages that have come; wait for the first."""
-        try:
-            if not self.channel.wait(seconds):
-                return self.look_after_carrier() if seconds else None
-            # A Ctrl-C between `receive` and `_sort` would lose messages.
-            with interrupts_held():
-                self._sort(self.channel.receive())
-        except (Closed, ConnectionError):
-            raise self._lost() from None
+        unsent = self._leaders.unsent
+        ready = self.poll.poll(seconds)
+        if not (ready or unsent):
+            return self.look_after_carrier() if seconds else None
+        # A Ctrl-C between `receive` and `_sort` would lose messages.
+        with interrupts_held():
+            for descriptor in {*unsent, *(descriptor for descriptor, _ in ready)}:
+                if descriptor in self._leaders.descriptors:
+                    self._leaders.read(descriptor)
+            for machine, data in iter(lambda: self._leaders.take(mesh.SEALED), None):
+                self.told.append((machine, pickle.loads(data)))
+            if any(descriptor == self.channel.fileno() for descriptor, _ in ready):
+                try:
+                    self._sort(self.channel.receive())
+                except (Closed, ConnectionError):
+                    raise self._lost() from None
 
     def _sort(self, messages):
         for name, *rest in messages:
             if name == "told":
                 machine, message = rest
-                self._told.append((machine, pickle.loads(message)))
+                self.told.append((machine, pickle.loads(message)))
             elif name in ("done", "failed"):
                 id, answer = rest
                 if id is None:  # the carrier could not take the connection
                     self.channel.close()
                     self.channel = None
                     raise SessionError(f"{_NOT_COME}: {answer}")
-                self._answers[id] = answer if name == "done" else _Failure(answer)
+                self.answers[id] = answer if name == "done" else _Failure(answer)
                 self._fetching.discard(id)
-            elif name == "hello":
-                self.machine, self.n_machines = rest
+            elif name == "count":
+                self.send("counted", *rest, *self._sent)
             elif name == "end":
                 self._end = tuple(rest)
                 raise self._lost()
             elif name == "lost":
                 machine, host, why = rest
-                self._told.append((machine, ("lost", host, why)))
+                self.told.append((machine, ("lost", host, why)))
                 self._loss = f"Machine {host} is lost: {why}"
                 self.on_loss(self._loss)
 
     def look_after_carrier(self):
-        """Raise if the carrier has been stopped for long, which its leader kills."""
+        """Raise if the carrier was stopped for long, which is killed then.
+
+        If the connection with a leader has ended, and no carrier says why, tell the carrier.
+        """
+        for machine in self._leaders.ended.keys() - self._ended.keys():
+            self._ended[machine] = time.monotonic()
+        for machine, since in self._ended.items():
+            if time.monotonic() - since > _PATIENCE_SECONDS:
+                self._ended[machine] = float("inf")
+                self.send("lose", machine, self._leaders.ended[machine])
         pid = self._carrier.pid if self._carrier else self.channel.peer
         if self._stop_watch.seconds(pid) > lost_seconds():
             how = f"{_carrier_here()} was stopped for {lost_seconds():g} s"

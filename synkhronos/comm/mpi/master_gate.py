@@ -4,7 +4,9 @@ import contextlib
 import pickle
 
 from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
+from synkhronos._machine.shared_memory import nbytes_of
 from synkhronos.comm.mpi.gate import HEARTBEAT_SECONDS, GateOfMachines
+from synkhronos.comm.mpi.transfers import small_for_all
 from synkhronos.comm.reports import Patience
 from synkhronos.comm.shared.gate import MAX_SLOTS, PATIENCE_SECONDS
 from synkhronos.errors import WorkerDied
@@ -16,7 +18,7 @@ class MasterGate(GateOfMachines):
     def __init__(self, *args):
         super().__init__(*args)
         self.link.first_rank_of = self.layout.first
-        self._slots = {}
+        self._slots, self._small = {}, {}
         self._holding = None  # the context in which exceptions of signals are delayed
         self._is_dismissed = False
         self._death = None  # arguments of WorkerDied, for a machine or another machine's worker
@@ -39,15 +41,26 @@ class MasterGate(GateOfMachines):
             if len(self._slots) >= MAX_SLOTS:
                 self._slots.clear()
             slot = len(self._slots)
+            self._small[slot] = self._small_inputs(command)
         self.check_alive()
         with interrupts_held():  # all machines start the command, or none
             self._done.clear()
             self._left = {}
             self.link.begin_call()
-            number = self.sequence + 1
-            self.link.tell(None, ("command", self.session, number, slot, payload))
+            small = [(ref, self.read(ref)) for ref in self._small[slot]]
+            message = "command", self.session, self.sequence + 1, slot, payload, small
+            if payload is None:  # leaders know it, and wait for no other message before it
+                self.link.tell_directly(range(1, len(self.layout.counts)), message)
+            else:
+                self.link.tell(None, message)
             self.local.start(command)
         self._slots[command] = slot
+
+    def _small_inputs(self, command):
+        """Return references to the inputs of a function, if leaders need not fetch them."""
+        refs = getattr(command, "inputs", ())
+        nbytes = sum(nbytes_of(ref.dtype, ref.shape) for ref in refs)
+        return refs if nbytes <= small_for_all(len(self.layout.counts)) else ()
 
     def hold_interrupts(self):
         """Delay exceptions of signals, such as Ctrl-C, until the end of the call."""

@@ -1,12 +1,14 @@
 """Arrays that commands refer to, on several machines.
 
 The master makes all commands, so all their references are to segments of the first machine, which
-its ranks map. Ranks of other machines ask their carrier for the rows that they need: only these
-cross the network. An array that several ranks of a machine need whole crosses it once.
+its ranks map. Small ones come to other leaders with the command. Else ranks of other machines ask
+their carrier for the rows that they need: only these cross the network. An array that several ranks
+of a machine need whole crosses it once.
 """
 
 import contextlib
 
+from synkhronos._arithmetic.partition import take_rows
 from synkhronos.comm.shared.memory import SharedMemory
 from synkhronos.errors import WorkerDied
 
@@ -20,10 +22,13 @@ class MachinesMemory(SharedMemory):
         self._arena = {}  # the carrier's segments in which this rank's arrays are
         self.is_near = gate.layout.machine == 0
         if self.is_near:
-            self.fetch = super().fetch
+            self.fetch = gate.read = super().fetch
 
     def fetch(self, reference, rows=None, buffer=None, axis=0):
         """Return the array, or some of its rows: a copy, valid until the end of the command."""
+        array = self._gate.given.get(reference)
+        if array is not None:
+            return array if rows is None else take_rows(array, rows, axis=axis)
         link, call = self._gate.link, self._gate.call_number
         return self._view(*link.wait_for(link.ask("fetch", call, 0, tuple(reference), rows, axis)))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import pickle
 import socket
 import struct
 from typing import Any, Iterable
@@ -23,15 +24,15 @@ from typing import Any, Iterable
 import numpy as np
 
 from synkhronos._machine.heartbeats import lost_seconds, silent
-from synkhronos.comm.mpi.rendezvous import Start, agree
+from synkhronos.comm.mpi.rendezvous import MOST_LEADERS, Start, agree
 from synkhronos.comm.mpi.sealed import MAC, Seal
 from synkhronos.comm.mpi.transfers import bytes_of
 
 _LAST, SEALED = 0, 1  # the tags of a goodbye, and of messages that are unpickled
-_HEAD = struct.Struct("=IQ")  # tag, bytes of the payload
+_HEAD, _GIVEN = struct.Struct("=IQ"), struct.Struct("Q")  # tag, bytes of what follows; the latter
 _BUFFERED = 1 << 16  # bytes that are read in addition to a large payload
 _SMALL = 1 << 15  # bytes of a payload that passes through this buffer
-_LARGEST = 1 << 26  # bytes of a payload
+_LARGEST = 1 << 40  # bytes of a payload
 _AT_ONCE = 1 << 22  # bytes that are taken from one process before others have a turn
 
 
@@ -40,7 +41,7 @@ class Changed(ConnectionError):
 
 
 class MessageRequest:
-    """A message that is being sent, whose memory must stay as it is until `Test` returns true.
+    """A message that is being sent, whose memory must stay as it is until it `is_done`.
 
     Or one that is awaited; its memory may change before the message was checked.
     """
@@ -49,10 +50,6 @@ class MessageRequest:
 
     def __init__(self, tag, memory):
         self.tag, self.memory, self.is_done = tag, memory, False
-
-    def Test(self) -> bool:
-        """Return whether the message is there; or whether the system, or a copy, has it."""
-        return self.is_done
 
 
 class TaggedMessages:
@@ -120,35 +117,29 @@ def _fill(coming, payload):
     coming.is_done = True
 
 
-class Mesh(TaggedMessages):
-    """The connections of one process with all others of `comm`, an MPI.Comm.
+class Connections(TaggedMessages):
+    """The connections of one process with others, of which each direction has its key.
 
-    Without a `secret` all processes must be on one machine. Raises SecretsDiffer if a process has
-    another one, and Unreachable if one can't be reached within a minute.
+    In one job the connections of carriers have another `lane` than those of leaders.
     """
 
-    def __init__(self, comm: Any, secret: bytes | None) -> None:
-        super().__init__(comm.rank, comm.size)
+    def __init__(self, rank: int, size: int, lane: int = 0) -> None:
+        super().__init__(rank, size)
+        self._lane = lane
         self._connections: dict[int, _Connection] = {}
         self._by_descriptor: dict[int, int] = {}
         self.ended: dict[int, str] = {}  # processes whose connection has ended, and why
-        self.hosts = [socket.gethostname()]  # the names of the machines of all processes
-        if self.size > 1:
-            self._begin(comm, secret)
+        # Takes a descriptor: with a copy in a child, epoll would not forget it by itself.
+        self.before_close = lambda descriptor: None
 
-    def _begin(self, comm, secret):
-        with contextlib.ExitStack() as stack:
-            start = Start(self.rank, stack, is_on_network=secret is not None)
-            key, facts = agree(comm, secret or b"", start.facts)
-            with_gmac, trusts = (all(each[fact] for each in facts) for fact in ("gmac", "trusts"))
-            self.hosts = [each["host"] for each in facts]
-            for rank, connection in start.connect(key, facts):
-                seals = None
-                if connection.family != socket.AF_UNIX:
-                    ends = (self.rank, rank), (rank, self.rank)
-                    seals = [Seal(key, *each, with_gmac) for each in ends]
-                self._connections[rank] = _Connection(connection, seals, trusts)
-                self._by_descriptor[connection.fileno()] = rank
+    def add(self, rank: int, connection: Any, key: bytes, with_gmac: bool, trusts: bool) -> None:
+        """Exchange messages with one more process; `key` is that of the job."""
+        seals = None
+        if connection.family != socket.AF_UNIX:
+            ends = [each + self._lane * self.size for each in (self.rank, rank)]
+            seals = [Seal(key, *each, with_gmac) for each in (ends, ends[::-1])]
+        self._connections[rank] = _Connection(connection, seals, trusts)
+        self._by_descriptor[connection.fileno()] = rank
 
     @property
     def descriptors(self) -> Iterable[int]:
@@ -160,20 +151,23 @@ class Mesh(TaggedMessages):
         """The descriptors of connections that have no room for all that is to be sent."""
         return [fd for fd, rank in self._by_descriptor.items() if self._connections[rank].queue]
 
+    def can_send(self, machine: int) -> bool:
+        """Return whether there is a connection with nothing left to send."""
+        connection = self._connections.get(machine)
+        return connection is not None and connection.is_writable and not connection.queue
+
     def send(self, machine: int, buffer: Any, tag: int) -> MessageRequest:
         """Begin to send an array or bytes."""
         sending = MessageRequest(tag, bytes_of(buffer))
         connection = self._connections[machine]
         if connection.is_writable:
-            connection.queue.append(sending)
-            if len(connection.queue) == 1:
-                connection.flush()
+            connection.append(sending)
         return sending
 
     def _end(self, rank, error):
         if self._connections[rank].has_said_goodbye:
             self.end(rank, "")
-        elif isinstance(error, Changed):
+        elif isinstance(error, (Changed, MemoryError)):
             self.end(rank, "has sent what was changed on its way")
         elif getattr(error, "errno", None) in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
             self.end(rank, silent())
@@ -184,9 +178,15 @@ class Mesh(TaggedMessages):
         """Exchange nothing more with a process."""
         connection = self._connections[rank]
         if self._by_descriptor.pop(connection.fileno(), None) is not None:
+            self.before_close(connection.fileno())
             connection.close()
             if why:
                 self.ended[rank] = why
+
+    def close(self) -> None:
+        """Close all connections, in a process that was forked."""
+        for each in self._connections.values():
+            each.close()
 
     def say_goodbye(self) -> None:
         """Send nothing more: others know that this process ends; what they send is still read.
@@ -209,10 +209,64 @@ class Mesh(TaggedMessages):
                     connection.has_said_goodbye = True
                 else:
                     self.deliver(rank, tag, payload)
-        except (OSError, EOFError) as error:
+        except (
+            OSError,
+            EOFError,
+            MemoryError,
+        ) as error:  # MemoryError: by a length that was changed
             self._end(rank, error)
         else:
             connection.flush()
+
+
+class Mesh(Connections):
+    """The connections of one process with all others of `comm`, an MPI.Comm.
+
+    Without a `secret` all processes must be on one machine. Raises SecretsDiffer if a process has
+    another one, and Unreachable if one can't be reached within a minute.
+    """
+
+    def __init__(self, comm: Any, secret: bytes | None, with_leaders: bool = False) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.hosts = [socket.gethostname()]  # the names of the machines of all processes
+        self._how: tuple = (b"", False, False)  # key, with_gmac, trusts
+        self._of_leader: dict[int, socket.socket] = {}
+        if self.size == 1:
+            return
+        with contextlib.ExitStack() as stack:
+            start = Start(self.rank, stack, is_on_network=secret is not None)
+            key, facts = agree(comm, secret or b"", start.facts)
+            self._how = key, *(all(each[fact] for each in facts) for fact in ("gmac", "trusts"))
+            self.hosts = [each["host"] for each in facts]
+            for number, connection in start.connect(key, facts, with_leaders):
+                if number < self.size:
+                    self.add(number, connection, *self._how)
+                else:
+                    self._of_leader[number - self.size] = connection
+
+    def give_to_leader(self, channel: socket.socket) -> None:
+        """Give the first process of this machine its connections with other ones."""
+        descriptors = [each.fileno() for each in self._of_leader.values()]
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, np.array(descriptors, np.intc))]
+        message = pickle.dumps((self.rank, self.size, list(self._of_leader), self._how))
+        channel.sendmsg([_GIVEN.pack(len(message)), message], beside if descriptors else [])
+        for each in self._of_leader.values():
+            each.close()
+
+
+def connections_given(channel: Any) -> Connections:
+    """Return the connections that `give_to_leader` gives, and that have come."""
+    room = socket.CMSG_SPACE(4 * MOST_LEADERS)
+    with socket.fromfd(channel.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        head, beside, _, _ = end.recvmsg(_GIVEN.size, room, socket.MSG_CMSG_CLOEXEC)
+        if not head:
+            raise EOFError
+        rank, size, machines, how = pickle.loads(end.recv(*_GIVEN.unpack(head)))
+    given = Connections(rank, size, lane=1)
+    descriptors = np.frombuffer(beside[0][2] if beside else b"", np.intc).tolist()
+    for machine, descriptor in zip(machines, descriptors):
+        given.add(machine, socket.socket(fileno=descriptor), *how)
+    return given
 
 
 class _Connection:
@@ -236,6 +290,16 @@ class _Connection:
     def fileno(self):
         """Return the descriptor."""
         return self._socket.fileno()
+
+    def append(self, sending):
+        """Send a message after others; what is unpickled overtakes arrays, which may be large."""
+        self.queue.append(sending)
+        if len(self.queue) == 1:
+            self.flush()
+        elif sending.tag <= SEALED:
+            self.queue.pop()
+            first = 1 + sum(each.tag <= SEALED for each in list(self.queue)[1:])
+            self.queue.insert(first, sending)
 
     def close(self):
         """Close this end."""
@@ -265,7 +329,8 @@ class _Connection:
                     n_sent -= len(self._going.pop(0))
                 if self._going:
                     self._going[0] = memoryview(self._going[0])[n_sent:]
-                    if not self.queue[0].is_done:  # copied: the MAC is that of what is there now
+                    tag, is_copied = self.queue[0].tag, self.queue[0].is_done
+                    if tag > SEALED and not is_copied:  # the MAC is that of what is there now
                         self._going = [memoryview(b"".join(self._going))]
                 self.queue[0].is_done = True
                 if is_full:
@@ -344,16 +409,12 @@ class _Connection:
 
 def _watch(connection):
     """Let the system end a connection through which nothing comes for long."""
-    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-    seconds = lost_seconds()
+    options, seconds = {socket.TCP_NODELAY: 1}, lost_seconds()
     if seconds < float("inf"):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         each = min(max(int(seconds / 4), 1), 32_767)  # the most that Linux takes
-        options += [
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, each),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, each),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * seconds), 2**31 - 1)),
-        ]
-    for option in options:
-        connection.setsockopt(*option)
+        options.update(dict.fromkeys((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL), each))
+        options[socket.TCP_KEEPCNT] = 4
+        options[socket.TCP_USER_TIMEOUT] = min(int(1000 * seconds), 2**31 - 1)
+    for option, value in options.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

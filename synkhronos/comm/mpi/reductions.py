@@ -4,9 +4,7 @@
     all have said "ready"   ──▶ `NetworkAllReduce`, two at a time, in the order of their numbers
                             ──▶ done, to all ranks that wait
 
-Each carrier sends "ready" to each other one: M (M - 1) messages, but a machine waits for one hop
-only. On 12 test hosts, which share two cores, 1 KiB goes from all to all in 8.5 ms in this way, in
-8.5 ms by doubling distances, and in 7.6 ms through the first machine; the last two take more hops.
+Each carrier sends "ready" to each other one: M (M - 1) messages, but a machine waits for one hop.
 
 When a call is aborted, it is given up: the carriers begin no more of its rounds, and tell one
 another ("over") how many they have begun. So all know which rounds all machines have begun. These

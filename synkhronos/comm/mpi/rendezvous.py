@@ -26,18 +26,19 @@ import time
 import numpy as np
 
 from synkhronos.comm.channel import is_own
-from synkhronos.comm.mpi.sealed import has_gmac
+from synkhronos.comm.mpi.sealed import AESGCM
 from synkhronos.comm.mpi.settings import TRUST
 
 VARIABLE = "SYNKHRONOS_NETWORK"  # the networks of which a job uses its machines' addresses
 _OF_OPEN_MPI = "OMPI_MCA_btl_tcp_if_include"
 _HELLO = b"synkhronos: this process of a job has the secret"
 _CALLS, _CALLED, _TAKEN = b"calls", b"is called", b"!"
-_NONCE, _PROOF, _RANK = 16, 32, struct.Struct(">Q")  # bytes; who calls
+_NONCE, _PROOF, _NUMBER = 16, 32, struct.Struct(">Q")  # bytes; who calls
 _FACTS = 2048  # bytes of what a process says of itself
 _START_SECONDS, _CALL_SECONDS = 60.0, 5.0  # for all connections, for each address
 _CALLS_AT_ONCE, _NAP_SECONDS = 32, 0.05
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
+MOST_LEADERS = 250  # the system passes 253 descriptors at once
 
 
 class SecretsDiffer(RuntimeError):
@@ -74,7 +75,7 @@ class Start:
         self._called: queue.Queue = queue.Queue()  # (rank, connection)
         name = f"synkhronos-{secrets.token_hex(16)}"
         self.facts = {"host": socket.gethostname()[:64], "unix": name, "addresses": []}
-        self.facts.update(gmac=has_gmac(), trusts=bool(os.environ.get(TRUST)))
+        self.facts.update(gmac=AESGCM is not None, trusts=bool(os.environ.get(TRUST)))
         self._listeners = [stack.enter_context(socket.socket(socket.AF_UNIX))]
         self._listeners[0].bind(f"\0{name}")
         self._listeners[0].listen(1024)
@@ -85,24 +86,35 @@ class Start:
             self._listeners.append(listener)
             self.facts.update(port=listener.getsockname()[1], addresses=addresses()[:32])
 
-    def connect(self, key, facts):
-        """Return the (rank, connection) of all other processes."""
+    def connect(self, key, facts, with_leaders):
+        """Return the (number, connection) of all other processes, whose numbers are their ranks.
+
+        `with_leaders` the first has two with each other one: that of their leaders has a number
+        that is larger by the number of processes.
+        """
         self._key, self._end = key, time.monotonic() + _START_SECONDS
+        n_all = self._n_all = len(facts)
         for each in self._listeners:
             threading.Thread(target=self._listen, args=(each,), daemon=True).start()
-        before = range(self._rank)
+        before, after = [*range(self._rank)], [*range(self._rank + 1, n_all)]
+        if with_leaders and n_all <= MOST_LEADERS:
+            before, after = (
+                [*each, *(n_all + rank for rank in each if 0 in (rank, self._rank))]
+                for each in (before, after)
+            )
         try:
             with concurrent.futures.ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
-                found = dict(zip(before, pool.map(self._call, before, facts)))
-            while len(found) < len(facts) - 1:
+                called = [facts[number % n_all] for number in before]
+                found = dict(zip(before, pool.map(self._call, before, called)))
+            while len(found) < len(before) + len(after):
                 seconds = max(self._end - time.monotonic(), 0)
                 try:
-                    rank, connection = self._called.get(timeout=seconds)
+                    number, connection = self._called.get(timeout=seconds)
                 except queue.Empty:
-                    missing = {*range(len(facts))} - {self._rank, *found}
+                    missing = {number % n_all for number in after if number not in found}
                     hosts = ", ".join(facts[rank]["host"] for rank in sorted(missing))
                     raise Unreachable(_unreachable(hosts, facts[self._rank])) from None
-                found[rank] = connection
+                found[number] = connection
         finally:
             self._is_over = True
             for each in self._listeners:
@@ -110,8 +122,9 @@ class Start:
                     each.shutdown(socket.SHUT_RDWR)  # ends `accept`
         return sorted(found.items())
 
-    def _call(self, rank, facts):
+    def _call(self, number, facts):
         """Return a connection with a process before this one, which may be late."""
+        own = self._rank + number // self._n_all * self._n_all
         ways = [(socket.AF_UNIX, f"\0{facts['unix']}")]
         for address in _nearest_first(facts["addresses"], self.facts["addresses"]):
             ways.append((socket.AF_INET, (address, facts["port"])))
@@ -122,10 +135,10 @@ class Start:
                     connection.settimeout(_CALL_SECONDS)
                     connection.connect(address)
                     nonce = _read_exactly(connection, _NONCE)
-                    connection.sendall(_RANK.pack(self._rank))
-                    connection.sendall(self._proof(_CALLS, self._rank, rank, nonce))
+                    connection.sendall(_NUMBER.pack(own))
+                    connection.sendall(self._proof(_CALLS, own, number, nonce))
                     answer = _read_exactly(connection, _PROOF)
-                    if hmac.compare_digest(answer, self._proof(_CALLED, self._rank, rank, nonce)):
+                    if hmac.compare_digest(answer, self._proof(_CALLED, own, number, nonce)):
                         connection.sendall(_TAKEN)
                         return connection
                 connection.close()
@@ -147,18 +160,21 @@ class Start:
             connection.settimeout(_CALL_SECONDS)
             nonce = os.urandom(_NONCE)
             connection.sendall(nonce)
-            [rank] = _RANK.unpack(_read_exactly(connection, _RANK.size))
+            [number] = _NUMBER.unpack(_read_exactly(connection, _NUMBER.size))
+            if number >= 2 * self._n_all:
+                raise EOFError
+            ends = number, self._rank + number // self._n_all * self._n_all
             proof = _read_exactly(connection, _PROOF)
-            is_right = hmac.compare_digest(proof, self._proof(_CALLS, rank, self._rank, nonce))
+            is_right = hmac.compare_digest(proof, self._proof(_CALLS, *ends, nonce))
             if is_right and (connection.family != socket.AF_UNIX or is_own(connection)):
-                connection.sendall(self._proof(_CALLED, rank, self._rank, nonce))
+                connection.sendall(self._proof(_CALLED, *ends, nonce))
                 if _read_exactly(connection, len(_TAKEN)) == _TAKEN:  # else it has called again
-                    self._called.put((rank, connection))
+                    self._called.put((number, connection))
                     return
         connection.close()
 
     def _proof(self, what, caller, called, nonce):
-        ends = _RANK.pack(caller) + _RANK.pack(called)
+        ends = _NUMBER.pack(caller) + _NUMBER.pack(called)
         return hmac.digest(self._key, what + ends + nonce, "sha256")
 
 
@@ -178,15 +194,11 @@ def _nearest_first(theirs, own):
     >>> _nearest_first(["172.17.0.1", "192.168.7.2", "10.1.0.9"], ["172.17.0.1", "10.1.0.3"])
     ['10.1.0.9', '192.168.7.2', '172.17.0.1']
     """
-
-    def number(address):
-        return int(ipaddress.ip_address(address))
-
-    def place(address):
-        distances = (number(address) ^ number(each) for each in own)
-        return address in own, min(distances, default=0)
-
-    return sorted(theirs, key=place)
+    number = {each: int(ipaddress.ip_address(each)) for each in (*theirs, *own)}
+    distance = {
+        each: min((number[each] ^ number[one] for one in own), default=0) for each in theirs
+    }
+    return sorted(theirs, key=lambda each: (each in own, distance[each]))
 
 
 def _unreachable(host, of):

@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import hmac
 import struct
-from typing import Any, Callable
+from typing import Any
+
+try:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+except ImportError:
+    AESGCM = None
 
 MAC = 16  # bytes
+_MOST = 1 << 30  # bytes that AESGCM takes at once
 _NONCE, _DIRECTION = struct.Struct(">IQ"), struct.Struct(">2Q")  # tag, number; sender, receiver
-
-
-def has_gmac() -> bool:
-    """Return whether this process can make GMACs."""
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 class Seal:
@@ -45,31 +42,21 @@ class Seal:
 
     def __init__(self, key: bytes, sender: int, receiver: int, with_gmac: bool = True) -> None:
         own = hmac.digest(key, _DIRECTION.pack(sender, receiver), "sha256")
-        self._mac = _gmac(own) if with_gmac else _hmac(own)
+        if with_gmac:
+            encrypt = AESGCM(own).encrypt
+            self._mac = lambda nonce, payload: encrypt(nonce, b"", payload)
+        else:
+            self._mac = lambda *both: hmac.digest(own, b"".join(both), "sha256")[:MAC]
         self._count = 0
 
     def next(self, tag: int, payload: Any) -> bytes:
         """Return the MAC of the next message."""
-        nonce = _NONCE.pack(tag, self._count)
-        self._count += 1
-        return self._mac(nonce, payload)
+        macs = []
+        for at in range(0, max(len(payload), 1), _MOST):  # each is numbered
+            macs.append(self._mac(_NONCE.pack(tag, self._count), payload[at : at + _MOST]))
+            self._count += 1
+        return macs[0] if len(macs) == 1 else self.next(tag, b"".join(macs))
 
     def is_next(self, tag: int, payload: Any, mac: Any) -> bool:
         """Return whether this is the next message, with its MAC; others count, too."""
         return hmac.compare_digest(self.next(tag, payload), mac)
-
-
-def _gmac(key) -> Callable[[bytes, Any], bytes]:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    encrypt = AESGCM(key).encrypt
-    return lambda nonce, payload: encrypt(nonce, b"", payload)
-
-
-def _hmac(key) -> Callable[[bytes, Any], bytes]:
-    def mac(nonce, payload):
-        made = hmac.new(key, nonce, "sha256")
-        made.update(payload)
-        return made.digest()[:MAC]
-
-    return mac

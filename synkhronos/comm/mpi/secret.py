@@ -49,7 +49,7 @@ def has_ports(environment: MutableMapping[str, str] = os.environ) -> bool:
     return environment.get("OMPI_MCA_pml") != "ob1" or not _WITHOUT_PORTS.issuperset(ways)
 
 
-def connected(comm: Any, given: str | None) -> Mesh:
+def connected(comm: Any, given: str | None, with_leaders: bool = False) -> Mesh:
     """Return the connections of this process with all others of a communicator.
 
     `given` is what `take` has returned. Raises NoSecret if there is no secret, or if processes have
@@ -59,11 +59,11 @@ def connected(comm: Any, given: str | None) -> Mesh:
     from synkhronos.comm.mpi.mesh import Mesh
     from synkhronos.comm.mpi.rendezvous import SecretsDiffer
 
-    if comm.size == 1 or not has_ports():
-        return Mesh(comm, None)
-    secret = _decoded(given) if given is not None else of_user()
+    secret = None
+    if comm.size > 1 and has_ports():
+        secret = _decoded(given) if given is not None else of_user()
     try:
-        return Mesh(comm, secret)
+        return Mesh(comm, secret, with_leaders)
     except SecretsDiffer as error:
         raise NoSecret(f"{error}. {_ADVICE}") from None
 

@@ -45,35 +45,8 @@ import signal
 
 from synkhronos._machine.processes import make_pipe
 from synkhronos.comm import Aborted, Gate, reports
-from synkhronos.comm.shared.gate_memory import (
-    ABORT,
-    ANSWER,
-    ASLEEP,
-    BEGIN,
-    DONE,
-    ELSEWHERE,
-    END,
-    ERROR,
-    LABEL,
-    LENGTH,
-    LINE,
-    MAILBOX,
-    MEETINGS,
-    MET,
-    NEWS,
-    NO_REPLY,
-    REPLY,
-    REPLY_KIND,
-    REPLY_LENGTH,
-    ROWS,
-    SEQUENCE,
-    SLOT,
-    VOTE,
-    GateMemory,
-    make_fence,
-    make_file,
-    make_wake_pipes,
-)
+from synkhronos.comm.shared import gate_memory as at
+from synkhronos.comm.shared.gate_memory import GateMemory, make_fence, make_file, make_wake_pipes
 from synkhronos.comm.shared.spinning import Spinning
 from synkhronos.errors import SessionError
 
@@ -106,43 +79,43 @@ class Meetings:
     def _locate_cells(self):
         """Note where this rank's cells are, and those of the others."""
         line = self._line(self.rank)
-        self._done, self._met, self._asleep = line + DONE, line + MET, line + ASLEEP
-        self._own_rows = line + ROWS
+        self._done, self._met, self._asleep = line + at.DONE, line + at.MET, line + at.ASLEEP
+        self._own_rows = line + at.ROWS
         others = [rank for rank in range(self.n_ranks) if rank != self.rank]
         self._others = tuple((rank, self._line(rank)) for rank in others)
-        self._meetings = tuple(line + MET for _, line in self._others)
+        self._meetings = tuple(line + at.MET for _, line in self._others)
         self._sleepers = tuple(
-            (line + ASLEEP, self._wake_pipes[rank]) for rank, line in self._others
+            (line + at.ASLEEP, self._wake_pipes[rank]) for rank, line in self._others
         )
         self._wake_pipe = self._wake_pipes[self.rank]
         self._poll = select.poll()
         self._poll.register(self._wake_pipe, select.POLLIN)
 
     def _line(self, rank):
-        return LINE * (rank + 1)
+        return at.LINE * (rank + 1)
 
     def label(self, **told) -> None:
         """Tell `synkhronos top` what this rank is; without arguments, that it has ended."""
         text = json.dumps(told).encode() if told else b""
-        self._labels[self.rank][:] = text[:LABEL].ljust(LABEL, b"\0")
+        self._labels[self.rank][:] = text[: at.LABEL].ljust(at.LABEL, b"\0")
 
     def post_news(self, news: int) -> None:
         """Publish how far this rank's board is written: a larger number with every change."""
         # Stored after the board is written: a rank that loads the number finds the entries.
-        self._cells[self._line(self.rank) + NEWS] = news
+        self._cells[self._line(self.rank) + at.NEWS] = news
 
     def news(self) -> list:
         """Return the last number that each rank has posted, in rank order."""
-        return self._cells[LINE + NEWS :: LINE].tolist()
+        return self._cells[at.LINE + at.NEWS :: at.LINE].tolist()
 
     def post_bounds(self, begin: int, end: int) -> None:
         """Tell all ranks, on the master, which rows the next call selects."""
         # As the slot of the command, they are stored before SEQUENCE and loaded in the call only.
-        self._cells[BEGIN], self._cells[END] = begin, end
+        self._cells[at.BEGIN], self._cells[at.END] = begin, end
 
     def bounds(self) -> tuple:
         """Return the last bounds that the master has posted."""
-        return self._cells[BEGIN], self._cells[END]
+        return self._cells[at.BEGIN], self._cells[at.END]
 
     def report_rows(self, rows: int) -> None:
         """Publish the number of rows that this rank computed from; -1 if it did not run."""
@@ -150,7 +123,7 @@ class Meetings:
 
     def rows(self) -> list:
         """Return the numbers that the ranks reported in the last call, in rank order."""
-        return self._cells[LINE + ROWS :: LINE].tolist()
+        return self._cells[at.LINE + at.ROWS :: at.LINE].tolist()
 
     def agree(self, vote: int) -> bool:
         """Meet, and return whether the votes of all ranks are the same.
@@ -160,25 +133,25 @@ class Meetings:
         """
         self.vote(vote)
         self.meet()
-        return len(set(self._cells[LINE + VOTE :: LINE].tolist())) == 1
+        return len(set(self._cells[at.LINE + at.VOTE :: at.LINE].tolist())) == 1
 
     def vote(self, vote: int) -> None:
         """Publish a number; the other ranks read it after the next meeting."""
-        self._cells[self._line(self.rank) + VOTE] = vote
+        self._cells[self._line(self.rank) + at.VOTE] = vote
 
     def vote_of(self, rank: int) -> int:
         """Return the number that a rank has published."""
-        return self._cells[self._line(rank) + VOTE]
+        return self._cells[self._line(rank) + at.VOTE]
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank has finished the present call, or has left its group."""
-        return self._cells[self._line(rank) + DONE] >= self._cells[SEQUENCE]
+        return self._cells[self._line(rank) + at.DONE] >= self._cells[at.SEQUENCE]
 
     def slowest(self, ranks, kind: int, value: int) -> list:
         """Return those of `ranks` that hold up a wait until their DONE or MET reaches a value."""
-        cells, begin = self._cells, self._cells[SEQUENCE] << MEETINGS
+        cells, begin = self._cells, self._cells[at.SEQUENCE] << at.MEETINGS
         met = {
-            rank: max(cells[self._line(rank) + MET], begin)
+            rank: max(cells[self._line(rank) + at.MET], begin)
             for rank in ranks
             if cells[self._line(rank) + kind] < value
         }
@@ -204,12 +177,12 @@ class Meetings:
                     if patience:
                         patience.end()
                     return
-                if cells[ABORT] == call:
+                if cells[at.ABORT] == call:
                     raise Aborted
                 if call is not None:
                     self._check_not_left(cell, value, call)
                 if not self._sleep():
-                    patience = self._warn(patience, cell % LINE, value)
+                    patience = self._warn(patience, cell % at.LINE, value)
         finally:
             cells[asleep] = 0  # if a Ctrl-C comes before this, ranks wake this one needlessly
 
@@ -226,7 +199,7 @@ class Meetings:
     @contextlib.contextmanager
     def elsewhere(self):
         """Show in the block, to `synkhronos top`, that this rank waits for another machine."""
-        self._cells[self._asleep] = ELSEWHERE
+        self._cells[self._asleep] = at.ELSEWHERE
         try:
             yield
         finally:
@@ -259,42 +232,42 @@ class Meetings:
     def abort(self):
         """Tell every rank to leave the call that is under way."""
         # ABORT gets the number of the call, so that the next call need not clear it.
-        self._cells[ABORT] = self._cells[SEQUENCE]
+        self._cells[at.ABORT] = self._cells[at.SEQUENCE]
         self._wake_all()
 
     @property
     def is_aborted(self) -> bool:
         """Whether the present call has been aborted."""
-        return self._cells[ABORT] == self._cells[SEQUENCE]
+        return self._cells[at.ABORT] == self._cells[at.SEQUENCE]
 
     @property
     def sequence(self) -> int:
         """The number of the last call that was started."""
-        return self._cells[SEQUENCE]
+        return self._cells[at.SEQUENCE]
 
     def _meet(self):
         """Wait until all ranks have come; return the news that they have posted."""
         cells, mine = self._cells, self._met
-        sequence = cells[SEQUENCE]
+        sequence = cells[at.SEQUENCE]
         # The number begins anew with each call, beyond all numbers of calls before: if only some
         # ranks came to the meetings of an aborted call, their counts agree again in the next one.
-        number = max(cells[mine], sequence << MEETINGS) + 1
+        number = max(cells[mine], sequence << at.MEETINGS) + 1
         cells[mine] = number
         self._wake(mine)
         for cell in self._meetings:
             if cells[cell] < number:
                 self._wait(cell, number, sequence)
-        return cells[LINE + NEWS :: LINE].tolist()
+        return cells[at.LINE + at.NEWS :: at.LINE].tolist()
 
     def _check_not_left(self, cell, value, sequence):
         """Raise if the rank of a cell has left the call without coming to the meeting."""
-        done = cell - MET + DONE
+        done = cell - at.MET + at.DONE
         # A rank stores MET or ABORT before DONE. So DONE is loaded first: MET and ABORT, loaded
         # after it, are up to date if it says that the rank has left.
         if self._cells[done] >= sequence and self._cells[cell] < value:
-            if self._cells[ABORT] == sequence:
+            if self._cells[at.ABORT] == sequence:
                 raise Aborted
-            self._raise_left(done // LINE - 1)
+            self._raise_left(done // at.LINE - 1)
 
 
 class SharedGate(Meetings, Gate):
@@ -331,7 +304,7 @@ class SharedGate(Meetings, Gate):
 
     def _locate_cells(self):
         super()._locate_cells()
-        self._master_sleeps = self._line(self.master_rank) + ASLEEP
+        self._master_sleeps = self._line(self.master_rank) + at.ASLEEP
 
     def _on_end(self, fd):
         if fd == self._life:
@@ -347,7 +320,7 @@ class SharedGate(Meetings, Gate):
         patience = patience or reports.Patience(PATIENCE_SECONDS, HEARTBEAT_MS / 1000)
         late = self.slowest(self._processes, kind, value)
         pids = {self.first_rank + rank: self._processes[rank].pid for rank in late}
-        patience.wait_for(pids, in_a_meeting=kind == MET)
+        patience.wait_for(pids, in_a_meeting=kind == at.MET)
         return patience
 
     def meet(self) -> list:
@@ -393,10 +366,10 @@ class SharedGate(Meetings, Gate):
         An error here, from a command that can't be unpickled, is reported like one of the command.
         """
         cells = self._cells
-        self._wait(SEQUENCE, self._sequence + 1)
-        self._sequence = cells[SEQUENCE]
+        self._wait(at.SEQUENCE, self._sequence + 1)
+        self._sequence = cells[at.SEQUENCE]
         # The master stores these before SEQUENCE, and again only after this rank's DONE.
-        slot, length = cells[SLOT], cells[LENGTH]
+        slot, length = cells[at.SLOT], cells[at.LENGTH]
         if length:
             self._commands[slot] = pickle.loads(self._mailbox[:length])
         return self._commands[slot]
@@ -405,10 +378,10 @@ class SharedGate(Meetings, Gate):
         """Arrive at the finish barrier, with an answer for the master or an exception."""
         cells, done = self._cells, self._done
         if error is not None:
-            self._put_reply(ERROR, reports.describe(error, REPLY))
+            self._put_reply(at.ERROR, reports.describe(error, at.REPLY))
             self.abort()
         elif reply is not None:
-            self._put_reply(ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+            self._put_reply(at.ANSWER, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
         # After this store the master may read the reply, return, and start the next call.
         cells[done] = self._sequence
         with self._fence:
@@ -420,12 +393,12 @@ class SharedGate(Meetings, Gate):
 
     def _put_reply(self, kind, data):
         line = self._line(self.rank)
-        if len(data) > REPLY:
+        if len(data) > at.REPLY:
             raise SessionError(f"An answer of {len(data)} bytes is too long for a worker to send.")
         # The master has read the previous reply before it started this call.
         self._replies[self.rank][: len(data)] = data
-        self._cells[line + REPLY_LENGTH] = len(data)
-        self._cells[line + REPLY_KIND] = kind
+        self._cells[line + at.REPLY_LENGTH] = len(data)
+        self._cells[line + at.REPLY_KIND] = kind
 
     def watch(self, rank: int, process) -> None:
         """End every wait of the master when this worker's process ends.
@@ -455,19 +428,19 @@ class SharedGate(Meetings, Gate):
         # start stores them again. It finds the gate in a call, and ends that first: if no worker
         # has begun it, all have finished it already.
         self.is_in_call = True
-        cells[SLOT], cells[LENGTH] = slot, length
-        cells[SEQUENCE] += 1
+        cells[at.SLOT], cells[at.LENGTH] = slot, length
+        cells[at.SEQUENCE] += 1
         # Only now do the workers have the command. If it were in `_slots` before, a Ctrl-C could
         # leave it there, and a later call would send a slot number that the workers don't know.
         if command is not known:
             self._slots[command] = slot
             self._last = command, slot
-        self._wake(SEQUENCE)
+        self._wake(at.SEQUENCE)
 
     def _post(self, command):
         """Put a new command into the mailbox, which no worker reads now; return slot and length."""
         payload = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-        if len(payload) > MAILBOX:
+        if len(payload) > at.MAILBOX:
             raise SessionError(f"A command of {len(payload)} bytes is too long to send.")
         self._mailbox[: len(payload)] = payload
         if len(self._slots) >= MAX_SLOTS:
@@ -483,25 +456,25 @@ class SharedGate(Meetings, Gate):
     def finish(self) -> None:
         """Wait until every worker has reached the finish barrier; collect answers and errors."""
         cells = self._cells
-        sequence = cells[SEQUENCE]
+        sequence = cells[at.SEQUENCE]
         cells[self._done] = sequence
         for rank, line in self._others:
-            if cells[line + DONE] < sequence:
-                self._wait(line + DONE, sequence)
-            if cells[line + REPLY_KIND]:
+            if cells[line + at.DONE] < sequence:
+                self._wait(line + at.DONE, sequence)
+            if cells[line + at.REPLY_KIND]:
                 self._take_reply(rank, line)
         # Set after all replies: the next start repeats a finish that a Ctrl-C has interrupted.
         self.is_in_call = False
 
     def _take_reply(self, rank, line):
         cells = self._cells
-        data = pickle.loads(self._replies[rank][: cells[line + REPLY_LENGTH]])
-        if cells[line + REPLY_KIND] == ERROR:
+        data = pickle.loads(self._replies[rank][: cells[line + at.REPLY_LENGTH]])
+        if cells[line + at.REPLY_KIND] == at.ERROR:
             self._forget_slots()  # the worker may not have been able to unpickle the command
             self.errors[rank] = data
         else:
             self.on_answer(rank, data)
-        cells[line + REPLY_KIND] = NO_REPLY  # after the rest: a Ctrl-C then loses no reply
+        cells[line + at.REPLY_KIND] = at.NO_REPLY  # after the rest: a Ctrl-C then loses no reply
 
     def check_alive(self, milliseconds: int = 0) -> None:
         """Raise WorkerDied if a worker has ended, or ends within this time; workers do nothing."""

@@ -27,7 +27,7 @@ def agree(comm, secret, facts):
                 _held.append((comm.Isend([frame, MPI.BYTE], rank, tag), frame))
     return found
 
-def _connect_after_attacks(self, key, facts):
+def _connect_after_attacks(self, key, facts, with_leaders):
     import pickle
 
     evil = pickle.dumps(_Evil())
@@ -37,7 +37,7 @@ def _connect_after_attacks(self, key, facts):
         for address in each["addresses"]:
             if rank == self._rank or address.startswith("127."):
                 continue
-            claims = [_RANK.pack(other) for other in range(len(facts))]
+            claims = [_NUMBER.pack(other) for other in (*range(2 * len(facts)), 2**64 - 1)]
             claims = [claim + bytes(32) + head + evil for claim in claims]
             for said in (b"", b"OP", head + evil, *claims):
                 with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ def _connect_after_attacks(self, key, facts):
     name = f"forger-{os.getpid()}-{os.uname().nodename}"
     with open(os.path.join(os.environ["FORGED"], name), "w") as file:
         file.write(str(n_taken))
-    return _true_connect(self, key, facts)
+    return _true_connect(self, key, facts, with_leaders)
 
 Start.connect = _connect_after_attacks
 """
