@@ -25,7 +25,7 @@ import time
 from typing import Callable
 
 from synkhronos._machine.heartbeats import lost_seconds
-from synkhronos._machine.processes import StopWatch, end_with_parent, stat_of, status_of
+from synkhronos._machine.processes import StopWatch, end_with_parent, life_of, stat_of, status_of
 from synkhronos.launch.streams import SIZE, Writer, mark, signals_of
 
 VARIABLE = "SYNKHRONOS_LAUNCH"  # the token of the run; its processes need a guard if it is set
@@ -135,7 +135,12 @@ class _Guard:
         return status
 
     def wait_for_others(self):
-        """Wait for mpirun's SIGTERM if another machine's was killed: the script may still save."""
+        """Wait for mpirun's SIGTERM if another machine's was killed: the script may still save.
+
+        While the daemon is stopped, it has not passed on the status: the watcher kills it.
+        """
+        while life_of(self._daemon) == "stopped":
+            time.sleep(1.0)
         while self._is_killed and not self._tells and os.getppid() == self._daemon:
             if signal.sigtimedwait(_HEARD - {signal.SIGCHLD}, _SECONDS):
                 break

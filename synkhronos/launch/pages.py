@@ -27,10 +27,13 @@ PAGE = re.compile(_EDGE + _INSIDE + rb"*prterun.*?" + _EDGE, re.DOTALL)
 _IGNORED = re.compile(
     rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
 )
-_BEGUN = rb"(?<!-)" + _EDGE + rb"(?:A daemon failed|PRTE has lost)" + _INSIDE + rb"{0,4000}"
-_INCOMPLETE = re.compile(_BEGUN + rb"\Z", re.DOTALL)
+_FIRST = rb"(?<!-)" + _EDGE
+_NEXT = rb"(?:A daemon failed|PRTE has lost)" + _INSIDE + rb"{0,4000}"
+# mpirun writes a page line by line: the first may come alone.
+_INCOMPLETE = re.compile(_FIRST + rb"(?:" + _NEXT + rb")?\Z", re.DOTALL)
 _COMPLETE = re.compile(
-    _BEGUN + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?" + _EDGE + rb"\n?", re.DOTALL
+    _FIRST + _NEXT + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?" + _EDGE + rb"\n?",
+    re.DOTALL,
 )
 
 
@@ -39,8 +42,8 @@ class PagesOfLosses:
 
     >>> page = b"PRTE has lost a daemon\n  Remote daemon: [prterun-vm-9@0,1] on node b-2\n"
     >>> edge, pages = b"-" * 60 + b"\n", PagesOfLosses()
-    >>> pages.take(b"out\n" + edge + page), pages.take(edge + b"more\n"), pages.lost
-    (b'out\n', b'more\n', ['b-2'])
+    >>> pages.take(b"out\n" + edge), pages.take(page), pages.take(edge + b"more\n"), pages.lost
+    (b'out\n', b'', b'more\n', ['b-2'])
     """
 
     def __init__(self) -> None:

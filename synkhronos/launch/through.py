@@ -180,6 +180,11 @@ class Script(Mpirun):
             self._mpirun.stdin.close()
             yield
 
+    def _tick(self, seconds):
+        super()._tick(seconds)
+        for stream in self._pages:  # what looked like the beginning of a page is the script's own
+            self._pass(stream, b"", is_end=True)
+
     def _interrupt(self, number):
         """Pass a signal on to the script; after a second Ctrl-C end it."""
         is_end = number in (signal.SIGINT, signal.SIGTERM)

@@ -23,7 +23,7 @@ class Leader:
         self.carrier, self.link = Channel(theirs), CarrierLink("")
         self.link.machine, self.link.n_machines = rank, 2
         self.link._set_channel(ours)
-        self.link._leaders = Connections(rank, 2, lane=1)
+        self.link._leaders = Connections(rank, 2, of_leaders=True)
         self.link._leaders.add(1 - rank, connection, b"key", True, False)
         self.link.poll.register(connection, _link.select.EPOLLIN)
         self.link._leaders.before_close = self.link.poll.unregister

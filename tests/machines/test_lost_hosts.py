@@ -91,7 +91,7 @@ def test_hosts_are_left_out_and_taken_in_again(three_hosts, tmp_path):
     silent, ended = "It has not been heard of for 4 s", "It has ended its connection"
     for line, machine, why in (told[1], 1, silent), (told[2], 3, ended), (told[3], 2, silent):
         words = rf"({name}-{machine} is lost: {why}|mpirun has lost {name}-{machine})\.$"
-        assert re.search(words, line), line  # the carriers tell it, or mpirun
+        assert re.search(words, line), err  # the carriers tell it, or mpirun
     assert "Traceback" not in "\n".join(err), err
 
 

@@ -11,8 +11,9 @@ from support.waiting import LONG, wait_until
 
 from synkhronos.comm.mpi import mesh, rendezvous, settings
 from synkhronos.comm.mpi.mesh import Mesh, _Connection
-from synkhronos.comm.mpi.rendezvous import SecretsDiffer, Unreachable
+from synkhronos.comm.mpi.rendezvous import Unreachable
 from synkhronos.comm.mpi.sealed import Seal
+from synkhronos.comm.mpi.secret import NoSecret
 
 SECRET = b"of this job"
 
@@ -284,7 +285,7 @@ def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch
 
 def test_other_secrets_are_refused(meshes):
     one, other = meshes(2, [SECRET, b"another"])
-    assert isinstance(one, SecretsDiffer) and isinstance(other, SecretsDiffer)
+    assert isinstance(one, NoSecret) and isinstance(other, NoSecret)
     assert "process 1 of this job has another secret than this one" in str(one)
 
 

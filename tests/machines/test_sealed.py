@@ -112,11 +112,12 @@ NO_PORTS = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
 CONNECTED = """
 import os
 from synkhronos.comm.mpi import folders, secret
+from synkhronos.comm.mpi.mesh import Mesh
 from synkhronos.comm.mpi.mpi_library import MPI
 with folders.of_segment():
     MPI.Init()
 try:
-    mesh = secret.connected(MPI.COMM_WORLD, secret.take())
+    mesh = Mesh(MPI.COMM_WORLD, secret.of_job(secret.take(), MPI.COMM_WORLD.size))
     print(mesh.size, flush=True)
 except secret.NoSecret as error:
     print(error, flush=True)

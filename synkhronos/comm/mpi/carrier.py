@@ -33,9 +33,9 @@ from synkhronos.comm.channel import Channel, Closed, is_own
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
+from synkhronos.comm.mpi.mesh import Mesh, Unreachable
 from synkhronos.comm.mpi.mpi_library import begun
 from synkhronos.comm.mpi.reductions import Reductions
-from synkhronos.comm.mpi.rendezvous import Unreachable
 
 _LEADER = 0  # the peer number of the first process of the machine
 _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}  # that may be answered "failed"
@@ -54,16 +54,13 @@ class Carrier(BaseCarrier):
         self.from_ranks.update(
             tell=self.from_rank_tell,
             lose=lambda peer, machine, why: self._lose(machine, why),
-            count=self.from_rank_count,
-            counted=self.from_rank_counted,
+            count=lambda peer, id: self.post(peer, "done", id, tuple(self.traffic)),
             watch=self.from_rank_watch,
             leave=self.from_rank_leave,
             settle=self.from_rank_settle,
             end=self.from_rank_end,
         )
         self.from_machines.update(
-            count=lambda machine, of: self.post(_LEADER, "count", machine, of),
-            counted=self.from_machine_counted,
             told=lambda machine, message: self.post(_LEADER, "told", machine, message),
             end=self.from_machine_end,
             gone=self.from_machine_gone,
@@ -79,7 +76,6 @@ class Carrier(BaseCarrier):
         self._session = 0
         self._has_lost_job = False  # whether the leader was told that the job has ended by a loss
         self._got_sigterm = False
-        self._counted = {}  # (peer, id) of a request for the traffic -> machine -> its traffic
 
     def fail(self, reason):
         """End all carriers after an error that no rank can be told of."""
@@ -183,27 +179,6 @@ class Carrier(BaseCarrier):
         """Pass a pickled message on to the leader of one machine, or to those of all others."""
         self._tell(self.others if to is None else [to], ("told", message))
 
-    def from_rank_count(self, peer, id):
-        """Ask each machine for its traffic."""
-        self._counted[peer, id] = {}
-        self.post(_LEADER, "count", self.machine, (peer, id))
-        self.tell_all("count", (peer, id))
-
-    def from_rank_counted(self, peer, machine, of, messages, nbytes):
-        """Tell a machine the traffic of this one, with what its leader has sent directly."""
-        traffic = self.traffic[0] + messages, self.traffic[1] + nbytes
-        if machine == self.machine:
-            self.from_machine_counted(machine, of, traffic)
-        else:
-            self.tell(machine, "counted", of, traffic)
-
-    def from_machine_counted(self, machine, of, traffic):
-        """Take the traffic of a machine; answer when all have told theirs."""
-        self._counted[of][machine] = traffic
-        if len(self._counted[of]) == self.n_machines:
-            by_machine = sorted(self._counted.pop(of).items())
-            self.post(of[0], "done", of[1], [traffic for _, traffic in by_machine])
-
     def from_rank_watch(self, peer, session, workers):
         """Watch the workers of this machine: rank -> process id."""
         self._session, self._workers = session, workers
@@ -274,7 +249,7 @@ def main(fd: int, bound: int) -> None:
     given = secret.take()
     try:
         with begun() as comm:
-            mesh = secret.connected(comm, given, with_leaders=True)
+            mesh = Mesh(comm, secret.of_job(given, comm.size), with_leaders=True)
     except (secret.NoSecret, Unreachable) as error:
         log.error("%s: %s", socket.gethostname(), error)
         os._exit(1)  # MPI_Finalize would wait for others

@@ -172,10 +172,6 @@ class GateOfMachines(Gate):
         self.wait(lambda: id in self.link.answers, in_call)
         return self.link.take_answer(id)
 
-    def count_traffic(self):
-        """Return for each machine the number of messages sent in this job, and of their bytes."""
-        return self.wait_for_answer(self.link.ask("count"), in_call=False)
-
     def begin_bucket(self, number, *part):
         """Tell the carrier that this rank has begun a bucket, the `number`-th of this call."""
         if self.is_leader:

@@ -8,9 +8,9 @@
                      ── end ───────────▶ every method raises
     tell_directly ──▶ another leader ──▶ `told`
 
-Every method also raises if the carrier has ended, or was stopped for long. Of connections between
-leaders the carrier gives them that of the first with each other one: what is small, and may
-overtake other messages, has one hop there and not three. If they end, the carriers say why.
+Every method also raises if the carrier has ended, or was stopped for long. The carriers have
+connected the first leader with each other one: what is small, and may overtake other messages, has
+one hop there and not three.
 """
 
 import collections
@@ -49,7 +49,7 @@ class CarrierLink:
         self.machine = self.n_machines = None  # which only leaders know
         self._carrier = self.channel = None
         self._leaders = mesh.Connections(0, 0)
-        self._sent = 0, 0  # messages and bytes, to these
+        self._sent = 0, 0  # messages and bytes to these
         self._ended = {}  # machine -> since when it was known that its connection has ended
         self.poll = select.epoll()  # can be polled itself, and forgets what is closed
         self._name = name
@@ -57,7 +57,7 @@ class CarrierLink:
         self._sessions, self._numbers = itertools.count(1), itertools.count(1)
         self.told = collections.deque()  # (machine, message) of other leaders
         self.answers = {}  # to requests, by their ids
-        self._fetching = set()  # the numbers of fetches that have no answer yet
+        self.fetching = set()  # the ids of requests for arrays that have no answer yet
         self._end = None  # why the job has ended, and the machine
         self._loss = None  # the sentence that `on_loss` got
         self.on_loss = lambda sentence: None  # on the loss of a machine, or of a process elsewhere
@@ -169,20 +169,20 @@ class CarrierLink:
         """Ask to "fetch" or "copy" arrays of another machine; return the id of the request."""
         with interrupts_held():
             id = name, next(self._numbers)
-            self._fetching.add(id)
+            self.fetching.add(id)
             self.send(name, id, *content)
         return id
 
-    @property
-    def is_fetching(self) -> bool:
-        """Whether the carrier has not answered all requests for arrays."""
-        return bool(self._fetching)
+    def count_traffic(self):
+        """Return the number of messages that this machine has sent in this job, and their bytes."""
+        counts = zip(self._sent, self.wait_for(self.ask("count")))
+        return [own + of_carrier for own, of_carrier in counts]
 
     def take_answer(self, id):
         """Return the answer to a request that has come; raise SessionError if it has failed."""
         answer = self.answers.pop(id)
-        if isinstance(answer, _Failure):
-            raise SessionError(f"{_NOT_COME}: {answer}")
+        if isinstance(answer, SessionError):
+            raise answer
         return answer
 
     def wait_for(self, id):
@@ -199,14 +199,16 @@ class CarrierLink:
 
     def receive(self, seconds=_LOOK_SECONDS) -> None:
         """Take the messages that have come; wait for the first."""
-        unsent = self._leaders.unsent
+        for descriptor in self._leaders.unsent:
+            self.poll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
         ready = self.poll.poll(seconds)
-        if not (ready or unsent):
+        if not ready:
             return self.look_after_carrier() if seconds else None
         # A Ctrl-C between `receive` and `_sort` would lose messages.
         with interrupts_held():
-            for descriptor in {*unsent, *(descriptor for descriptor, _ in ready)}:
+            for descriptor, _ in ready:
                 if descriptor in self._leaders.descriptors:
+                    self.poll.modify(descriptor, select.EPOLLIN)
                     self._leaders.read(descriptor)
             for machine, data in iter(lambda: self._leaders.take(mesh.SEALED), None):
                 self.told.append((machine, pickle.loads(data)))
@@ -223,14 +225,14 @@ class CarrierLink:
                 self.told.append((machine, pickle.loads(message)))
             elif name in ("done", "failed"):
                 id, answer = rest
+                if name == "failed":
+                    answer = SessionError(f"Data did not come or go between machines: {answer}")
                 if id is None:  # the carrier could not take the connection
                     self.channel.close()
                     self.channel = None
-                    raise SessionError(f"{_NOT_COME}: {answer}")
-                self.answers[id] = answer if name == "done" else _Failure(answer)
-                self._fetching.discard(id)
-            elif name == "count":
-                self.send("counted", *rest, *self._sent)
+                    raise answer
+                self.answers[id] = answer
+                self.fetching.discard(id)
             elif name == "end":
                 self._end = tuple(rest)
                 raise self._lost()
@@ -303,13 +305,6 @@ class CarrierLink:
         if self._carrier.poll() is None:
             self._carrier.kill()
             self._carrier.wait()
-
-
-_NOT_COME = "Data did not come or go between machines"
-
-
-class _Failure(str):
-    """Why a request has failed, in place of its answer."""
 
 
 def _carrier_here():

@@ -32,8 +32,8 @@ class MasterGate(GateOfMachines):
         self._take_messages()
         if self.is_in_call:
             self.drain()
-        if self.link.is_fetching:  # after a Ctrl-C: ranks must keep their memory until it ends
-            self.wait(lambda: not self.link.is_fetching, in_call=False)
+        if self.link.fetching:  # after a Ctrl-C: ranks must keep their memory until it ends
+            self.wait(lambda: not self.link.fetching, in_call=False)
         self.errors.clear()
         slot, payload = self._slots.get(command), None
         if slot is None:

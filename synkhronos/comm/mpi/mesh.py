@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import os
 import pickle
 import socket
 import struct
@@ -29,7 +30,8 @@ from synkhronos.comm.mpi.sealed import MAC, Seal
 from synkhronos.comm.mpi.transfers import bytes_of
 
 _LAST, SEALED = 0, 1  # the tags of a goodbye, and of messages that are unpickled
-_HEAD, _GIVEN = struct.Struct("=IQ"), struct.Struct("Q")  # tag, bytes of what follows; the latter
+_HEAD = struct.Struct("=IQ")  # tag, bytes of the payload
+_GIVEN = struct.Struct("Q")  # bytes of the message to a leader
 _BUFFERED = 1 << 16  # bytes that are read in addition to a large payload
 _SMALL = 1 << 15  # bytes of a payload that passes through this buffer
 _LARGEST = 1 << 40  # bytes of a payload
@@ -120,12 +122,12 @@ def _fill(coming, payload):
 class Connections(TaggedMessages):
     """The connections of one process with others, of which each direction has its key.
 
-    In one job the connections of carriers have another `lane` than those of leaders.
+    Each has a number for its keys: its rank; or, `of_leaders`, one that no carrier has.
     """
 
-    def __init__(self, rank: int, size: int, lane: int = 0) -> None:
+    def __init__(self, rank: int, size: int, of_leaders: bool = False) -> None:
         super().__init__(rank, size)
-        self._lane = lane
+        self._first = size if of_leaders else 0
         self._connections: dict[int, _Connection] = {}
         self._by_descriptor: dict[int, int] = {}
         self.ended: dict[int, str] = {}  # processes whose connection has ended, and why
@@ -136,7 +138,7 @@ class Connections(TaggedMessages):
         """Exchange messages with one more process; `key` is that of the job."""
         seals = None
         if connection.family != socket.AF_UNIX:
-            ends = [each + self._lane * self.size for each in (self.rank, rank)]
+            ends = [self._first + each for each in (self.rank, rank)]
             seals = [Seal(key, *each, with_gmac) for each in (ends, ends[::-1])]
         self._connections[rank] = _Connection(connection, seals, trusts)
         self._by_descriptor[connection.fileno()] = rank
@@ -209,11 +211,7 @@ class Connections(TaggedMessages):
                     connection.has_said_goodbye = True
                 else:
                     self.deliver(rank, tag, payload)
-        except (
-            OSError,
-            EOFError,
-            MemoryError,
-        ) as error:  # MemoryError: by a length that was changed
+        except (OSError, EOFError, MemoryError) as error:  # the last by a length that was changed
             self._end(rank, error)
         else:
             connection.flush()
@@ -222,7 +220,7 @@ class Connections(TaggedMessages):
 class Mesh(Connections):
     """The connections of one process with all others of `comm`, an MPI.Comm.
 
-    Without a `secret` all processes must be on one machine. Raises SecretsDiffer if a process has
+    Without a `secret` all processes must be on one machine. Raises NoSecret if a process has
     another one, and Unreachable if one can't be reached within a minute.
     """
 
@@ -258,11 +256,13 @@ def connections_given(channel: Any) -> Connections:
     """Return the connections that `give_to_leader` gives, and that have come."""
     room = socket.CMSG_SPACE(4 * MOST_LEADERS)
     with socket.fromfd(channel.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
-        head, beside, _, _ = end.recvmsg(_GIVEN.size, room, socket.MSG_CMSG_CLOEXEC)
+        head, beside, flags, _ = end.recvmsg(_GIVEN.size, room, socket.MSG_CMSG_CLOEXEC)
         if not head:
             raise EOFError
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         rank, size, machines, how = pickle.loads(end.recv(*_GIVEN.unpack(head)))
-    given = Connections(rank, size, lane=1)
+    given = Connections(rank, size, of_leaders=True)
     descriptors = np.frombuffer(beside[0][2] if beside else b"", np.intc).tolist()
     for machine, descriptor in zip(machines, descriptors):
         given.add(machine, socket.socket(fileno=descriptor), *how)

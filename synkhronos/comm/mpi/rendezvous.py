@@ -26,6 +26,7 @@ import time
 import numpy as np
 
 from synkhronos.comm.channel import is_own
+from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.sealed import AESGCM
 from synkhronos.comm.mpi.settings import TRUST
 
@@ -39,10 +40,6 @@ _START_SECONDS, _CALL_SECONDS = 60.0, 5.0  # for all connections, for each addre
 _CALLS_AT_ONCE, _NAP_SECONDS = 32, 0.05
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 MOST_LEADERS = 250  # the system passes 253 descriptors at once
-
-
-class SecretsDiffer(RuntimeError):
-    """Processes of a job do not have the same secret."""
 
 
 class Unreachable(RuntimeError):
@@ -62,7 +59,9 @@ def agree(comm, given, facts):
     for rank, hello in enumerate(everyone):
         expected = hmac.digest(given, _HELLO + hello[:-32].tobytes(), "sha256")
         if not hmac.compare_digest(expected, hello[-32:].tobytes()):
-            raise SecretsDiffer(f"process {rank} of this job has another secret than this one")
+            raise secret.NoSecret(
+                f"process {rank} of this job has another secret than this one. {secret.ADVICE}"
+            )
     key = hmac.digest(given, everyone.tobytes(), "sha256")
     return key, [json.loads(hello[32:-32].tobytes()) for hello in everyone]
 
@@ -96,12 +95,13 @@ class Start:
         n_all = self._n_all = len(facts)
         for each in self._listeners:
             threading.Thread(target=self._listen, args=(each,), daemon=True).start()
-        before, after = [*range(self._rank)], [*range(self._rank + 1, n_all)]
-        if with_leaders and n_all <= MOST_LEADERS:
-            before, after = (
-                [*each, *(n_all + rank for rank in each if 0 in (rank, self._rank))]
-                for each in (before, after)
-            )
+        has_two = with_leaders and n_all <= MOST_LEADERS
+
+        def numbers_of(ranks):
+            two = [rank for rank in ranks if has_two and 0 in (rank, self._rank)]
+            return [*ranks, *(n_all + rank for rank in two)]
+
+        before, after = numbers_of(range(self._rank)), numbers_of(range(self._rank + 1, n_all))
         try:
             with concurrent.futures.ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
                 called = [facts[number % n_all] for number in before]

@@ -13,10 +13,7 @@ import contextlib
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING, Any, MutableMapping
-
-if TYPE_CHECKING:
-    from synkhronos.comm.mpi.mesh import Mesh
+from typing import MutableMapping
 
 VARIABLE = "SYNKHRONOS_SECRET"
 EXPORTED = ("-x", VARIABLE)  # for mpirun
@@ -49,23 +46,14 @@ def has_ports(environment: MutableMapping[str, str] = os.environ) -> bool:
     return environment.get("OMPI_MCA_pml") != "ob1" or not _WITHOUT_PORTS.issuperset(ways)
 
 
-def connected(comm: Any, given: str | None, with_leaders: bool = False) -> Mesh:
-    """Return the connections of this process with all others of a communicator.
+def of_job(given: str | None, n_processes: int) -> bytes | None:
+    """Return the secret of a job; None if its processes need none.
 
-    `given` is what `take` has returned. Raises NoSecret if there is no secret, or if processes have
-    different ones, and Unreachable.
+    `given` is what `take` has returned. Raises NoSecret.
     """
-    # Imported here, because launchers don't need it.
-    from synkhronos.comm.mpi.mesh import Mesh
-    from synkhronos.comm.mpi.rendezvous import SecretsDiffer
-
-    secret = None
-    if comm.size > 1 and has_ports():
-        secret = _decoded(given) if given is not None else of_user()
-    try:
-        return Mesh(comm, secret, with_leaders)
-    except SecretsDiffer as error:
-        raise NoSecret(f"{error}. {_ADVICE}") from None
+    if n_processes == 1 or not has_ports():
+        return None
+    return _decoded(given) if given is not None else of_user()
 
 
 def of_user() -> bytes:
@@ -77,7 +65,7 @@ def of_user() -> bytes:
             _make(path)
         return _read(path)
     except OSError as error:
-        raise NoSecret(f"{path} can't be read or made ({error.strerror}). {_ADVICE}") from None
+        raise NoSecret(f"{path} can't be read or made ({error.strerror}). {ADVICE}") from None
 
 
 def _make(path):
@@ -113,11 +101,11 @@ def _decoded(text, source=VARIABLE):
     except ValueError:
         secret = b""
     if len(secret) < _BYTES:
-        raise NoSecret(f"{source} must have at least {2 * _BYTES} hexadecimal digits. {_ADVICE}")
+        raise NoSecret(f"{source} must have at least {2 * _BYTES} hexadecimal digits. {ADVICE}")
     return secret
 
 
-_ADVICE = (
+ADVICE = (
     f"All processes of a job need the same secret: `synkhronos launch` gives them one. With your "
     f"own mpirun write `export {VARIABLE}=$(openssl rand -hex {_BYTES})`, and then `mpirun -x "
     f"{VARIABLE} ...`."

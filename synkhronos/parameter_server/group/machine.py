@@ -80,12 +80,12 @@ class _MpiThread(threading.Thread):
 
         own_secret = secret.take()  # also removes it, so that the ranks don't inherit it
         from synkhronos.comm.mpi import mpi_library
-        from synkhronos.comm.mpi.rendezvous import Unreachable
+        from synkhronos.comm.mpi.mesh import Mesh, Unreachable
         from synkhronos.parameter_server.group.carrier import GroupCarrier
 
         try:
             with mpi_library.begun(mpi_library.MPI.THREAD_FUNNELED) as comm:
-                mesh = secret.connected(comm, own_secret)
+                mesh = Mesh(comm, secret.of_job(own_secret, comm.size))
         except (secret.NoSecret, Unreachable) as error:
             sys.stderr.write(f"{socket.gethostname()}: {error}\n")
             sys.stderr.flush()

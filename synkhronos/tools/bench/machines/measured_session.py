@@ -13,6 +13,7 @@ from synkhronos._session.current import Current
 from synkhronos.extensions import train, update_rules
 from synkhronos.tools import turns
 from synkhronos.tools.bench import networks, programs
+from synkhronos.tools.bench.machines.traffic import CountTraffic
 
 RATE = 0.001
 _NETWORKS = {"mlp": networks.Mlp, "dense": networks.Dense}
@@ -78,12 +79,12 @@ class MeasuredRanks:
 
     def traffic(self, what, count, **given):
         """Return the messages that each machine sends in a call, and their bytes."""
-        measured, gate = getattr(self, what), Current.session.gate
+        measured, session = getattr(self, what), Current.session
         measured(count=1, **given)
-        before = gate.count_traffic()
+        before = session.ask(CountTraffic())
         measured(count=count, **given)
-        after = gate.count_traffic()
-        return [[(y - x) / count for x, y in zip(*each)] for each in zip(before, after)]
+        after = session.ask(CountTraffic())
+        return [[(y - x) / count for x, y in zip(*each)] for each in zip(before, after) if each[0]]
 
     def losses(self, network, rows, count):
         """Return the losses of the first steps."""
