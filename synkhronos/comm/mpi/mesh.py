@@ -26,6 +26,7 @@ import numpy as np
 
 from synkhronos._machine.heartbeats import lost_seconds, silent
 from synkhronos.comm.mpi.rendezvous import MOST_LEADERS, Start, agree
+from synkhronos.comm.mpi.rendezvous import Unreachable as Unreachable
 from synkhronos.comm.mpi.sealed import MAC, Seal
 from synkhronos.comm.mpi.transfers import bytes_of
 
