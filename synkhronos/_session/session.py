@@ -239,8 +239,18 @@ class Session:
         command = self.repeated.find(options, shared_vars)
         if command is None:
             return False
-        with self.call(f"{options[0]}()"):
-            return self.run_collective(command) is None
+        if self.recording or self.changes.follow or self.state is not SessionState.OPEN:
+            with self.call(f"{options[0]}()"):
+                return self.run_collective(command) is None
+        with self.lock:  # the same with fewer calls of functions
+            if self.inside.locked():
+                self.refuse_nesting()
+            with self.inside:
+                if self.gate.is_in_call:
+                    self.drain()
+                if self.changes.pending:
+                    self.changes.broadcast_or_warn()
+                return self.run_collective(command) is None
 
     def ask(self, command) -> list:
         """Run one command on every rank; return the answers, some of them None, in rank order."""

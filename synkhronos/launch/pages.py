@@ -27,13 +27,12 @@ PAGE = re.compile(_EDGE + _INSIDE + rb"*prterun.*?" + _EDGE, re.DOTALL)
 _IGNORED = re.compile(
     rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
 )
-_FIRST = rb"(?<!-)" + _EDGE
+_FIRST = rb"(?s)(?<!-)" + _EDGE
 _NEXT = rb"(?:A daemon failed|PRTE has lost)" + _INSIDE + rb"{0,4000}"
 # mpirun writes a page line by line: the first may come alone.
-_INCOMPLETE = re.compile(_FIRST + rb"(?:" + _NEXT + rb")?\Z", re.DOTALL)
+_INCOMPLETE = re.compile(_FIRST + rb"(?:" + _NEXT + rb")?\Z")
 _COMPLETE = re.compile(
-    _FIRST + _NEXT + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?" + _EDGE + rb"\n?",
-    re.DOTALL,
+    _FIRST + _NEXT + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?" + _EDGE + rb"\n?"
 )
 
 

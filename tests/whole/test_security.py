@@ -269,6 +269,8 @@ UNPICKLED = {
     ("comm.shared.gate", "_take_reply"): "answers",
     ("comm.mpi.leader_gate", "next_command"): "commands of another machine",
     ("comm.mpi.link", "_sort"): "messages of another machine",
+    ("comm.mpi.link", "receive"): "messages of another machine",
+    ("comm.mpi.mesh", "connections_given"): "messages on a socket",
     ("comm.reports", "raised_by_rank"): "answers",
     ("comm.channel", "receive"): "messages on a socket",
     ("comm.mpi.base_carrier", "_unframed"): "messages of another machine",

@@ -247,12 +247,11 @@ class CarrierLink:
 
         If the connection with a leader has ended, and no carrier says why, tell the carrier.
         """
-        for machine in self._leaders.ended.keys() - self._ended.keys():
-            self._ended[machine] = time.monotonic()
-        for machine, since in self._ended.items():
+        for machine, why in self._leaders.ended.items():
+            since = self._ended.setdefault(machine, time.monotonic())
             if time.monotonic() - since > _PATIENCE_SECONDS:
                 self._ended[machine] = float("inf")
-                self.send("lose", machine, self._leaders.ended[machine])
+                self.send("lose", machine, why)
         pid = self._carrier.pid if self._carrier else self.channel.peer
         if self._stop_watch.seconds(pid) > lost_seconds():
             how = f"{_carrier_here()} was stopped for {lost_seconds():g} s"

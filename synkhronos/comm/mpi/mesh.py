@@ -16,7 +16,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
-import os
 import pickle
 import socket
 import struct
@@ -261,7 +260,7 @@ def connections_given(channel: Any) -> Connections:
         if not head:
             raise EOFError
         if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise OSError(errno.EMFILE, "too few descriptors are left for the connections")
         rank, size, machines, how = pickle.loads(end.recv(*_GIVEN.unpack(head)))
     given = Connections(rank, size, of_leaders=True)
     descriptors = np.frombuffer(beside[0][2] if beside else b"", np.intc).tolist()
