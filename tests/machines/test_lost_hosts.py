@@ -134,9 +134,9 @@ print("begun", flush=True)
 try:
     while True:
         synk.all_reduce(s, "avg")
-except synk.WorkerDied:
+except synk.WorkerDied as error:
     time.sleep(8)  # the ranks of the third host had ended after 5, and MPI ended the script
-    print("saved", flush=True)
+    print("saved", error.rank, flush=True)
     raise
 """
 
@@ -168,7 +168,7 @@ def test_a_script_has_time_after_a_loss_whatever_other_hosts_do(three_hosts, tmp
                 found = [pid for pid in found if psutil.Process(pid).ppid() in found]
             [killed] = found
             os.kill(killed, signal.SIGKILL)
-        assert run.line() == ["saved"]
+        assert run.line() in [["saved", "1"], *([["saved", "2"]] if how == "part" else [])]
         status, out, err = run.wait()
     finally:
         three_hosts.mend(2)

@@ -149,7 +149,7 @@ class MasterGate(GateOfMachines):
 
     def _on_lost(self, machine, host, why):
         message = f"Machine {host} is lost: {why}. The session has ended, and the job with it."
-        self._death = message, None, None
+        self._death = message, self.layout.first(machine), None
         self._raise_death()
 
     def _raise_death(self):
