@@ -405,7 +405,7 @@ def test_the_processes_of_a_machine_are_measured(tmp_path):
     assert done.returncode == 0, done.stderr
     found = {name: taken for name, *taken in json.loads(file.read_text())["processes"]}
     assert len(found) == 4 and all(cpu < 60 and pss > 1e6 for cpu, pss in found.values())
-    assert found["guard, its parent"][1] < found["carrier, which speaks MPI"][1] < 60e6
+    assert found["guard, its parent"][1] < found["carrier, which speaks with others"][1] < 60e6
 
 
 @pytest.mark.mpi

@@ -262,7 +262,7 @@ def main(fd: int, bound: int) -> None:
         carrier.run()
     except Exception as error:
         traceback.print_exc()
-        carrier.fail(f"The process that speaks MPI can't go on: {problem_here(error)}")
+        carrier.fail(f"The process here that speaks with others can't go on: {problem_here(error)}")
     sys.exit(carrier.has_lost)
 
 

@@ -307,7 +307,7 @@ class CarrierLink:
 
 
 def _carrier_here():
-    return f"The process of {socket.gethostname()} that speaks MPI"
+    return f"The process of {socket.gethostname()} that speaks with other machines"
 
 
 class JobEnded(WorkerDied):

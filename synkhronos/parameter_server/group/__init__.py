@@ -9,5 +9,5 @@ Ranks of `rules`, and servers and workers of a parameter server, are groups.
       │
       ├──▶ interface         Group, and SingleGroup, of one process
       ├──▶ one_machine       SharedGroup: shared memory, and a socket for each pair; no MPI, no port
-      └──▶ several_machines  MachinesGroup: a SharedGroup on each, and a `carrier` that speaks MPI
+      └──▶ several_machines  MachinesGroup: a SharedGroup on each, and a `carrier` between them
 """

@@ -4,7 +4,7 @@
                              other machines; then on each machine
     send, receive            between ranks of one machine as in its group; else by the carriers
 
-The carriers are the only processes that speak MPI: see `carrier`.
+The carriers alone are connected with other machines: see `carrier`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class MachinesGroup(Group):
     def note_end_of_carrier(self) -> None:
         """Note that the ranks of all other machines are lost."""
         for rank in self._elsewhere - {*self._left} - {*self.losses}:
-            self.losses[rank] = "is lost: the process here that speaks MPI has ended"
+            self.losses[rank] = "is lost: the process here that speaks with others has ended"
         self._under_way.clear()
 
     @property

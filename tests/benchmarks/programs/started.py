@@ -15,7 +15,7 @@ def name_of(process):
     if process.pid == os.getpid():
         return "first process, a rank"
     if "carrier" in line:
-        return "carrier, which speaks MPI"
+        return "carrier, which speaks with others"
     return "guard, its parent" if process.pid == os.getppid() else "mpirun's daemon"
 
 
