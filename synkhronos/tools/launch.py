@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lost_after(parser)
     parser.add_argument(
         "--trust-network", action="store_true",
-        help="don't check arrays that come from other machines, as no program of MPI does",
+        help="don't check arrays that come from other machines, and let MPI sum them",
     )  # fmt: skip
     add_attempts_arguments(parser)
     parser.add_argument(

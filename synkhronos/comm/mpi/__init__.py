@@ -11,6 +11,7 @@ from leader to leader (`GateOfMachines.exchange`), arrays that carriers fetch fo
 `fetches`               its part in fetching arrays from other machines
 `reductions`            its part in all-reduces that ranks have begun, of buckets and others
 `all_reduce`            the messages of one all-reduce
+`mpi_reductions`        or MPI's own, on a network that is trusted
 `link`                  a process's connection with the carrier, over a `~synkhronos.comm.channel`
 `gate`                  the barriers: `master_gate`, `leader_gate`
 `memory`                arrays of commands: the rows that a machine needs are fetched

@@ -34,7 +34,8 @@ from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.base_carrier import BaseCarrier
 from synkhronos.comm.mpi.fetches import Fetches, problem_here
 from synkhronos.comm.mpi.mesh import Mesh, Unreachable
-from synkhronos.comm.mpi.mpi_library import begun
+from synkhronos.comm.mpi.mpi_library import MPI, begun
+from synkhronos.comm.mpi.mpi_reductions import MpiReductions
 from synkhronos.comm.mpi.reductions import Reductions
 
 _LEADER = 0  # the peer number of the first process of the machine
@@ -44,11 +45,14 @@ _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}  # that may be 
 class Carrier(BaseCarrier):
     """The event loop of a carrier; ranks connect to the socket `listener`."""
 
-    def __init__(self, mesh, leader, listener):
+    def __init__(self, mesh, leader, listener, mpi=None):
         super().__init__(mesh, {_LEADER: leader})
         self._listener, self._n_peers = listener, 1
         listener.setblocking(False)  # a rank that connects may have ended before it is accepted
         self._listeners.add(listener.fileno())
+        self.mpi = mpi  # MpiReductions, if all machines trust the network
+        if mpi is not None:
+            self._listeners.add(mpi.ends)
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # see `_refuse`
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
@@ -97,6 +101,8 @@ class Carrier(BaseCarrier):
         """Take the messages that have come through a socket, or the connection of a rank."""
         if descriptor == self._listener.fileno():
             self._accept()
+        elif self.mpi is not None and descriptor == self.mpi.ends:
+            os.read(descriptor, 1)
         else:
             super().read(descriptor)
 
@@ -247,23 +253,29 @@ def main(fd: int, bound: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script handles it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     given = secret.take()
-    try:
-        with begun() as comm:
-            mesh = Mesh(comm, secret.of_job(given, comm.size), with_leaders=True)
-    except (secret.NoSecret, Unreachable) as error:
-        log.error("%s: %s", socket.gethostname(), error)
-        os._exit(1)  # MPI_Finalize would wait for others
     leader, listener = socket.socket(fileno=fd), socket.socket(fileno=bound)
-    mesh.give_to_leader(leader)
-    listener.listen(1024)  # not in the leader: ranks ask the socket which process has called this
-    carrier = Carrier(mesh, leader, listener)
-    signal.signal(signal.SIGTERM, carrier.hear_sigterm)
-    try:
-        carrier.run()
-    except Exception as error:
-        traceback.print_exc()
-        carrier.fail(f"The process here that speaks with others can't go on: {problem_here(error)}")
-    sys.exit(carrier.has_lost)
+    with contextlib.ExitStack() as stack:
+        try:
+            comm = stack.enter_context(begun(MPI.THREAD_SERIALIZED))
+            mesh = Mesh(comm, secret.of_job(given, comm.size), with_leaders=True)
+        except (secret.NoSecret, Unreachable) as error:
+            log.error("%s: %s", socket.gethostname(), error)
+            os._exit(1)  # MPI_Finalize would wait for others
+        if not mesh.trusts:
+            stack.close()
+        mesh.give_to_leader(leader)
+        listener.listen(1024)  # not in the leader: ranks ask the socket which process has called it
+        carrier = Carrier(mesh, leader, listener, MpiReductions(comm) if mesh.trusts else None)
+        signal.signal(signal.SIGTERM, carrier.hear_sigterm)
+        try:
+            carrier.run()
+        except Exception as error:
+            traceback.print_exc()
+            carrier.fail(
+                f"The process here that speaks with others can't go on: {problem_here(error)}"
+            )
+        if carrier.has_lost:
+            sys.exit(1)  # without MPI_Finalize, which would wait for all machines
 
 
 if __name__ == "__main__":

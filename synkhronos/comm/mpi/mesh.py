@@ -242,6 +242,11 @@ class Mesh(Connections):
                 else:
                     self._of_leader[number - self.size] = connection
 
+    @property
+    def trusts(self) -> bool:
+        """Whether all processes trust the network between them."""
+        return self._how[2]
+
     def give_to_leader(self, channel: socket.socket) -> None:
         """Give the first process of this machine its connections with other ones."""
         descriptors = [each.fileno() for each in self._of_leader.values()]

@@ -188,6 +188,10 @@ class ReductionRound:
         if values[0] is not None:
             reduce_all(values, *how, self._compress, self._arrays)
             return True
+        mpi = self._carrier.mpi
+        if mpi is not None and mpi.take(self._arrays, self._ops, self._compress):
+            self._work = mpi.begin(self._arrays, *how)
+            return False
         session, sequence, number = self._id
         tag = _REDUCE + 2 * ((977 * session + 31 * sequence + number) % _TAGS)
         self._work = NetworkAllReduce(self._carrier, self._arrays, *how, tag, self._compress)
