@@ -41,6 +41,8 @@ class Network:
 
 
 class Carrier:
+    mpi = None
+
     def __init__(self, network, machine, n_machines):
         self.network, self.machine, self.n_machines = network, machine, n_machines
         self.left, self.answers, self.reductions = 0, [], Reductions(self)

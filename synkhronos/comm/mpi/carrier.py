@@ -38,6 +38,7 @@ from synkhronos.comm.mpi.mpi_library import MPI, begun
 from synkhronos.comm.mpi.mpi_reductions import MpiReductions
 from synkhronos.comm.mpi.reductions import Reductions
 
+_LAST_SECONDS = 10.0  # for what MPI still reduces at the end
 _LEADER = 0  # the peer number of the first process of the machine
 _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}  # that may be answered "failed"
 
@@ -132,7 +133,7 @@ class Carrier(BaseCarrier):
 
     def progress(self):
         """Go on with reductions; answer the leader when an aborted call is settled."""
-        happened = self._reductions.progress()
+        happened = not self.has_lost and self._reductions.progress()
         if self._settling is not None:
             peer, id, call = self._settling
             if not self._reductions.have(call) and not self._fetches.are_copying(call):
@@ -274,7 +275,7 @@ def main(fd: int, bound: int) -> None:
             carrier.fail(
                 f"The process here that speaks with others can't go on: {problem_here(error)}"
             )
-        if carrier.has_lost:
+        if carrier.has_lost or not (carrier.mpi is None or carrier.mpi.end(_LAST_SECONDS)):
             sys.exit(1)  # without MPI_Finalize, which would wait for all machines
 
 

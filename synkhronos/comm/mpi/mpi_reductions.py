@@ -28,7 +28,8 @@ class MpiReductions:
     def __init__(self, comm):
         self._comm, self._begun = comm, queue.SimpleQueue()
         self.ends, self._sink = os.pipe()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def take(self, arrays, ops, compress):
         """Return whether MPI can reduce these arrays; all machines have the same answer."""
@@ -42,9 +43,15 @@ class MpiReductions:
         self._begun.put(work)
         return work
 
+    def end(self, seconds):
+        """Wait for the end of all that has begun; return whether it has come."""
+        self._begun.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def _serve(self):
-        while True:
-            self._begun.get().run(self._comm)
+        for work in iter(self._begun.get, None):
+            work.run(self._comm)
             os.write(self._sink, b"\0")
 
 
