@@ -130,18 +130,14 @@ class Attempts:
             hosts = self.find()
         except ValueError as error:
             return [], f" ({error})"
-        self._away = self._ask(hosts)
-        return [host for host in hosts if _name(host) not in self._away], ""
-
-    def _ask(self, hosts):
-        away = mpirun.ask_all(hosts, self.options, mpirun.leave_nothing(self._name))
+        away = self._away = mpirun.ask_all(hosts, self.options, mpirun.leave_nothing(self._name))
         if self._asks_daemons:
             there = [host for host in hosts if _name(host) not in away]
             run = {leftovers.VARIABLE: self._name}
             silent = mpirun.ask_daemons(there, self.options, run)
             self._silent = {*silent}
             away.update(silent)
-        return away
+        return [host for host in hosts if _name(host) not in away], ""
 
     def _without(self):
         return f", without {mpirun.listed(self._away)}" if self._away else ""
