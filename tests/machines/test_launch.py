@@ -464,6 +464,22 @@ def test_hosts_where_python_or_mpi_does_not_begin_are_named(two_hosts, tmp_path,
     assert err.endswith(f"{late}, which has ended the run.\n"), err
 
 
+@pytest.mark.slow("starts mpirun on hosts")
+def test_a_process_that_is_killed_while_mpi_begins_is_named(two_hosts, tmp_path):
+    """The process that has begun MPI printed a traceback, and its machine was told as lost."""
+    (tmp_path / "script.py").write_text("import synkhronos as synk\nsynk.fork()\n")
+    (tmp_path / "mpi4py.py").write_text(
+        "import os, socket, sys\n"
+        "if socket.gethostname().endswith('-2'): os.kill(os.getppid(), 9)\n"
+        "sys.path.remove(__file__.rpartition('/')[0]); del sys.modules[__name__]\n"
+        "import mpi4py\n"
+    )
+    path = {"PYTHONPATH": python_path(tmp_path)}
+    status, _, err = Launched(two_hosts, tmp_path, "-n", "1", "script.py", **path).wait()
+    said = f"can't start the ranks: The first process on synk{two_hosts.net}-2 has ended, and"
+    assert status == 2 and err.startswith(said) and err.count("\n") == 1, err
+
+
 @pytest.mark.parametrize(
     ("which", "restarts"),
     [
