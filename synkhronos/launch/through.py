@@ -228,7 +228,9 @@ class Script(Mpirun):
             return
         pages = self._pages[stream]
         data = pages.take(data, is_end)
+        self._losses[:0] = [f"The guard on {host} {how_ended(-by)}" for host, by in pages.guards]
         self._losses += [f"mpirun has lost {host}" for host in pages.lost]
+        pages.guards.clear()
         pages.lost.clear()
         if stream == 2 and self.ranks[0].status is not None:
             self._kept[2] += data
@@ -281,8 +283,13 @@ class Script(Mpirun):
         return self.ranks[0].exit_status
 
     def failure_summary(self) -> list[str]:
-        """Return a sentence if the script has not started, or its end was not reported."""
-        if self.interrupted_by or self.ranks[0].status is not None:
+        """Return a sentence if the script has not started, or mpirun has ended it after a loss.
+
+        Nothing tells the script why, if its end was not reported, or is that of a SIGTERM.
+        """
+        status = self.ranks[0].status
+        is_ended = status is None or (status == -signal.SIGTERM and self._losses)
+        if self.interrupted_by or not is_ended:
             return []
         if not self.has_started and not self._stages:
             return self._why_not_started()

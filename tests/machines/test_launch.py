@@ -386,16 +386,24 @@ def test_ctrl_c_ends_all(two_hosts, tmp_path, how, status):
 
 
 @pytest.mark.slow("starts mpirun on hosts")
-@pytest.mark.parametrize("which", ["mpirun", "launcher"])
-def test_a_killed_mpirun_or_launcher_leaves_nothing(two_hosts, tmp_path, which):
+@pytest.mark.parametrize(
+    ("which", "status"), [("launcher", -signal.SIGKILL), ("mpirun", 1), (1, 137), (2, 143)]
+)
+def test_a_killed_mpirun_launcher_or_guard_leaves_nothing(two_hosts, tmp_path, which, status):
+    """mpirun ended the script without a word if the guard of another host was killed."""
     (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
     launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
     launched.expect("begun")
-    [child] = psutil.Process(launched.process.pid).children()
-    os.kill(child.pid if which == "mpirun" else launched.process.pid, signal.SIGKILL)
-    status, _, err = launched.wait()
-    assert status == (1 if which == "mpirun" else -signal.SIGKILL)
-    assert ("mpirun has ended before the script" in err) == (which == "mpirun")
+    killed = psutil.Process(launched.process.pid)
+    said = {"launcher": "", "mpirun": "mpirun has ended before the script.\n"}.get(which)
+    if which == "mpirun":
+        [killed] = killed.children()
+    elif said is None:
+        [killed] = launching.daemon_on(two_hosts, which).children()
+        how = "was killed by SIGKILL (signal 9), which has ended the run"
+        said = f"The guard on synk{two_hosts.net}-{which} {how}.\n"
+    killed.kill()
+    assert launched.wait() == (status, "", said)
 
 
 @pytest.mark.parametrize("why", ["no host", "no agent"])
@@ -505,8 +513,7 @@ def test_what_is_stopped_for_long_is_killed_and_the_launcher_ends(
     if which == "mpirun":
         [process] = psutil.Process(launched.process.pid).children()
     else:
-        on_first = map(psutil.Process, two_hosts.pids(1))
-        [process] = [e for e in on_first if e.name() == e.parent().name() == "prted"]  # it forks
+        process = launching.daemon_on(two_hosts, 1)
         if which == "guard":
             [process] = process.children()
     process.suspend()
