@@ -96,7 +96,8 @@ class Mpirun(Watch):
             return
         self._left -= min(seconds, 2.0)  # after a longer pause the launcher itself was stopped
         if self._stops.seconds(self._mpirun.pid) > self._lost_seconds:
-            self._lose(f"mpirun was stopped for {self._lost_seconds:g} s")
+            self.hit = f"mpirun was stopped for {self._lost_seconds:g} s"
+            self._lose(self.hit)
         elif self._left < 0 and (late := self._late()):
             waited = mpirun.within(self._options.wait_start, "--wait-start")
             self._lose(f"{' and '.join(late)} did not begin {waited}")
@@ -124,6 +125,9 @@ class Mpirun(Watch):
             self._mpirun.send_signal(number)
 
     def _end_all(self):
+        status = self._mpirun.poll()
+        if status is not None and status < 0 and not self._losses:
+            self.hit = f"mpirun {how_ended(status)}"
         kill_session(self._mpirun.pid)
         self._mpirun.wait()
         self._mpirun.stdout.close()

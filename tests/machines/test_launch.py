@@ -1,5 +1,6 @@
 """``synkhronos launch``: hosts, the line of mpirun, streams, exit statuses, Ctrl-C, mistakes."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -404,6 +405,35 @@ def test_a_killed_mpirun_launcher_or_guard_leaves_nothing(two_hosts, tmp_path, w
         said = f"The guard on synk{two_hosts.net}-{which} {how}.\n"
     killed.kill()
     assert launched.wait() == (status, "", said)
+
+
+@pytest.mark.slow("starts mpirun on hosts twice")
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, "mpirun was killed by SIGKILL (signal 9)"),
+        (signal.SIGSTOP, "mpirun was stopped for 2 s"),
+    ],
+)
+def test_an_mpirun_that_a_signal_keeps_from_starting_is_started_again(
+    two_hosts, tmp_path, number, how
+):
+    """As the same hosts answered, it was not."""
+    (tmp_path / "script.py").write_text("print(1)\n")
+    given = "-n", "1", "--restarts", "1", "--lost-after", "2", "script.py"
+    launched = Launched(two_hosts, tmp_path, *given)
+    found = []
+
+    def find():  # after the commands that ask hosts
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(launched.process.pid).children()
+            found.extend(each for each in children if "script.py" in each.cmdline())
+        return found
+
+    wait_until(find)
+    found[0].send_signal(number)
+    status, out, err = launched.wait()
+    assert (status, out) == (0, "1\n") and f"Lost before: {how}." in err, err
 
 
 @pytest.mark.parametrize("why", ["no host", "no agent"])
