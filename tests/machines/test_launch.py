@@ -450,15 +450,6 @@ def test_a_host_that_cannot_be_reached(two_hosts, tmp_path, why):
     assert (status, out) == (1, "") and "Traceback" not in err
 
 
-def agent_that_hangs(hosts, folder, on):
-    """Return an agent that hangs when it starts mpirun's daemon on a host."""
-    path = folder / "agent"
-    hangs = f'case "$*" in {on}*folders.py*) sleep 600;; esac'
-    path.write_text(f'#!/bin/sh\n{hangs}\nexec {hosts.reached_by[1]} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 @pytest.mark.parametrize(
     "restarts", [0, pytest.param(1, marks=pytest.mark.slow("starts mpirun on hosts twice"))]
 )
@@ -466,15 +457,19 @@ def test_an_agent_that_hangs_is_named_and_left_out(two_hosts, tmp_path, restarts
     """It had answered the question, and launch waited for its daemon for ever."""
     (tmp_path / "script.py").write_text("print(1)\n")
     first, other = two_hosts.addresses
-    agent = "--agent", agent_that_hangs(two_hosts, tmp_path, other)
     limits = "-n", "1", "--wait-start", "6", *(["--restarts", "1"] if restarts else [])
-    status, out, err = Launched(two_hosts, tmp_path, *agent, *limits, "script.py").wait()
+    hangs = two_hosts.in_place_of_daemon(2)
+    hangs.write_text("sleep 600\n")
+    try:
+        status, out, err = Launched(two_hosts, tmp_path, *limits, "script.py").wait()
+    finally:
+        hangs.unlink()
     why = f"{other} (mpirun's daemon does not answer within 6 s (--wait-start 12 waits longer))"
     if restarts:
         assert (status, out) == (0, "1\n") and f"2 of 2 on {first}, without {why}" in err, err
     else:
         assert (status, out) == (1, "") and f"can't launch: {why} can be reached" in err, err
-    wait_until(lambda: not any(agent[1] in " ".join(each.cmdline()) for each in running()))
+    wait_until(lambda: not any(str(hangs) in each.info["cmdline"] for each in running()))
 
 
 def running():
