@@ -86,7 +86,8 @@ class Attempts:
             loss = self._loss(attempt) if status else None
             if loss is None:
                 break
-            self._asks_daemons, failed = True, None if attempt.has_started else hosts
+            is_theirs = not attempt.has_started and not attempt.hit
+            self._asks_daemons, failed = True, hosts if is_theirs else None
         else:
             if self.limits.restarts:
                 tried = _wording.count(n_attempts, "attempt")
@@ -97,7 +98,7 @@ class Attempts:
         """Return the loss that has ended an attempt; None if it would end another one, too."""
         if attempt.has_started or attempt.interrupted_by:
             return attempt.loss
-        return "nothing was started"
+        return attempt.hit or "nothing was started"
 
     def _wait_for_hosts(self, failed):
         """Return the hosts of the next attempt; an empty list if too few answer in time.
