@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Sequence
 
 from synkhronos import _systems
-from synkhronos._host import choice
+from synkhronos._host import choice, pythons
 from synkhronos._host.theano import import_support
 
 try:
@@ -118,9 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        from synkhronos.tools.info import installed_version
-
-        version = installed_version("synkhronos")
+        version = pythons.installed_version("synkhronos")
         print("synkhronos", version or "(a source tree that is not installed)")
         parser.exit()
 

@@ -45,6 +45,16 @@ def after(versions):
     return numbers((major, minor + 1))
 
 
+def installed_version(package):
+    """Return the version of a package of this environment, or None."""
+    from importlib import metadata  # Python 3.7 has none
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 # The requirement of pip for PyTensor.
 REQUIREMENT = f"pytensor>={numbers(RELEASES[0])},<{after(RELEASES)}"
 

@@ -128,19 +128,14 @@ class StopWatch:
         if life_of(pid) != "stopped":
             self._seen.pop(pid, None)
             return 0.0
-        switches = _context_switches(pid)
+        text = _read(f"/proc/{pid}/status") or ""  # "" if it can't be read
+        switches = [line for line in text.splitlines() if "ctxt_switches" in line]
         first, last, before = self._seen.get(pid, (now, now, switches))
         # Programs that limit CPU use stop and continue a process again and again: it has run since.
         if now - last > self._LONGEST_PAUSE or switches != before:
             first = now
         self._seen[pid] = first, now, switches
         return now - first
-
-
-def _context_switches(pid):
-    """Return the lines that count a process's context switches; None if they can't be read."""
-    text = _read(f"/proc/{pid}/status")
-    return text and [line for line in text.splitlines() if "ctxt_switches" in line]
 
 
 def _read(path, gone=None):

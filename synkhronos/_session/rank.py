@@ -11,8 +11,7 @@ import os
 import signal
 
 from synkhronos import _host
-from synkhronos._machine.allocator import keep_freed_memory
-from synkhronos._machine.devices import kind, limit_threads
+from synkhronos._machine.devices import keep_freed_memory, kind, limit_threads
 from synkhronos._machine.files import new_file
 from synkhronos._machine.log import log, name_rank
 from synkhronos._machine.processes import ForkedProcess, leave_signals_to_parent

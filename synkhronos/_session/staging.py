@@ -20,7 +20,7 @@ class Contents(NamedTuple):
     block: Optional[Block]  # keeps the memory, as the array does
     allocated: int
     array: np.ndarray
-    ref: Optional[Reference]
+    ref: Optional[Reference]  # for commands; None while the array has no memory
 
     @property
     def shape(self):
@@ -52,11 +52,6 @@ class GrowingArray:
     def array(self) -> np.ndarray:
         """The array."""
         return self.contents.array
-
-    @property
-    def ref(self) -> Optional[Reference]:
-        """The reference to the array for commands; None while the array has no memory."""
-        return self.contents.ref
 
     @property
     def allocated(self) -> int:

@@ -33,7 +33,7 @@ import numpy as np
 
 from synkhronos._machine.interrupts import raised_by_handler
 from synkhronos.comm import reports
-from synkhronos.errors import SessionError, WorkerDied
+from synkhronos.errors import RemoteTraceback, SessionError, WorkerDied
 
 Rows = Union[range, np.ndarray]
 
@@ -132,9 +132,9 @@ class Gate(ABC):
             errors[self.master_rank] = reports.report_on(own)
         if not errors:
             raise SessionError("A call was aborted, but no rank said why.")
-        raise reports.worker_error(errors, self.n_ranks) from (
-            own if reports.first(errors) == self.master_rank else reports.remote_cause(errors)
-        )
+        rank = reports.first(errors)
+        cause = own if rank == self.master_rank else RemoteTraceback(errors[rank]["traceback"])
+        raise reports.worker_error(errors, self.n_ranks) from cause
 
     @abstractmethod
     def abort(self) -> None:

@@ -131,11 +131,6 @@ def worker_error(reports, n_ranks) -> WorkerError:
     return error
 
 
-def remote_cause(reports) -> RemoteTraceback:
-    """Return the cause of a WorkerError: the traceback of the rank that it names."""
-    return RemoteTraceback(reports[first(reports)]["traceback"])
-
-
 def first(reports):
     """Return the lowest rank that raised; one whose error follows from others' comes last."""
     return min(reports, key=lambda rank: (reports[rank]["follows"], rank))

@@ -86,7 +86,8 @@ class Attempts:
             loss = self._loss(attempt) if status else None
             if loss is None:
                 break
-            self._asks_daemons, failed = True, None if attempt.has_started else hosts
+            is_theirs = not attempt.has_started and not attempt.hit
+            self._asks_daemons, failed = True, hosts if is_theirs else None
         else:
             if self.limits.restarts:
                 tried = _wording.count(n_attempts, "attempt")
@@ -97,7 +98,7 @@ class Attempts:
         """Return the loss that has ended an attempt; None if it would end another one, too."""
         if attempt.has_started or attempt.interrupted_by:
             return attempt.loss
-        return "nothing was started"
+        return attempt.hit or "nothing was started"
 
     def _wait_for_hosts(self, failed):
         """Return the hosts of the next attempt; an empty list if too few answer in time.
@@ -130,18 +131,14 @@ class Attempts:
             hosts = self.find()
         except ValueError as error:
             return [], f" ({error})"
-        self._away = self._ask(hosts)
-        return [host for host in hosts if _name(host) not in self._away], ""
-
-    def _ask(self, hosts):
-        away = mpirun.ask_all(hosts, self.options, mpirun.leave_nothing(self._name))
+        away = self._away = mpirun.ask_all(hosts, self.options, mpirun.leave_nothing(self._name))
         if self._asks_daemons:
             there = [host for host in hosts if _name(host) not in away]
             run = {leftovers.VARIABLE: self._name}
             silent = mpirun.ask_daemons(there, self.options, run)
             self._silent = {*silent}
             away.update(silent)
-        return away
+        return [host for host in hosts if _name(host) not in away], ""
 
     def _without(self):
         return f", without {mpirun.listed(self._away)}" if self._away else ""

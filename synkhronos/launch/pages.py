@@ -10,7 +10,8 @@ mpirun prints pages between two lines of hyphens::
     ...
     ------------------------------------------------------------
 
-Of this one `PagesOfLosses` returns nothing, and notes that b-2 is lost.
+Of this one `PagesOfLosses` returns nothing, and notes that b-2 is lost. It notes a guard that was
+killed, too: all else that is told of then has followed from it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ _IGNORED = re.compile(
     rb"^\[[^\n]*btl_tcp_proc\.c:\d+[^\n]*\] opal_modex_recv: [^\n]*\n", re.MULTILINE
 )
 _FIRST = rb"(?s)(?<!-)" + _EDGE
-_NEXT = rb"(?:A daemon failed|PRTE has lost)" + _INSIDE + rb"{0,4000}"
+_NEXT = rb"(?:A daemon failed|PRTE has lost|prterun noticed)" + _INSIDE + rb"{0,4000}"
 # mpirun writes a page line by line: the first may come alone.
 _INCOMPLETE = re.compile(_FIRST + rb"(?:" + _NEXT + rb")?\Z")
 _COMPLETE = re.compile(
-    _FIRST + _NEXT + rb"Remote (?:host:|daemon:[^\n]* on node) *(\S+)\n.*?" + _EDGE + rb"\n?"
+    _FIRST + _NEXT + rb"(?:Remote (?:host:|daemon:[^\n]* on node) *(?P<lost>\S+)\n"
+    rb"| on node (?P<guard>\S+)\s+exited\s+on\s+signal (?P<signal>\d+)).*?" + _EDGE + rb"\n?"
 )
 
 
@@ -47,6 +49,7 @@ class PagesOfLosses:
 
     def __init__(self) -> None:
         self.lost: list[str] = []  # hosts
+        self.guards: list[tuple[str, int]] = []  # (host, signal)
         self._rest = b""  # an incomplete page
 
     def take(self, data: bytes, is_end: bool = False) -> bytes:
@@ -58,5 +61,8 @@ class PagesOfLosses:
         return data[:at]
 
     def _note(self, page):
-        self.lost.append(page[1].decode())
+        if page["lost"]:
+            self.lost.append(page["lost"].decode())
+        else:
+            self.guards.append((page["guard"].decode(), int(page["signal"])))
         return b""

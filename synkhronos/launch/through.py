@@ -96,7 +96,8 @@ class Mpirun(Watch):
             return
         self._left -= min(seconds, 2.0)  # after a longer pause the launcher itself was stopped
         if self._stops.seconds(self._mpirun.pid) > self._lost_seconds:
-            self._lose(f"mpirun was stopped for {self._lost_seconds:g} s")
+            self.hit = f"mpirun was stopped for {self._lost_seconds:g} s"
+            self._lose(self.hit)
         elif self._left < 0 and (late := self._late()):
             waited = mpirun.within(self._options.wait_start, "--wait-start")
             self._lose(f"{' and '.join(late)} did not begin {waited}")
@@ -124,6 +125,9 @@ class Mpirun(Watch):
             self._mpirun.send_signal(number)
 
     def _end_all(self):
+        status = self._mpirun.poll()
+        if status is not None and status < 0 and not self._losses:
+            self.hit = f"mpirun {how_ended(status)}"
         kill_session(self._mpirun.pid)
         self._mpirun.wait()
         self._mpirun.stdout.close()
@@ -228,7 +232,9 @@ class Script(Mpirun):
             return
         pages = self._pages[stream]
         data = pages.take(data, is_end)
+        self._losses[:0] = [f"The guard on {host} {how_ended(-by)}" for host, by in pages.guards]
         self._losses += [f"mpirun has lost {host}" for host in pages.lost]
+        pages.guards.clear()
         pages.lost.clear()
         if stream == 2 and self.ranks[0].status is not None:
             self._kept[2] += data
@@ -281,8 +287,13 @@ class Script(Mpirun):
         return self.ranks[0].exit_status
 
     def failure_summary(self) -> list[str]:
-        """Return a sentence if the script has not started, or its end was not reported."""
-        if self.interrupted_by or self.ranks[0].status is not None:
+        """Return a sentence if the script has not started, or mpirun has ended it after a loss.
+
+        Nothing tells the script why, if its end was not reported, or is that of a SIGTERM.
+        """
+        status = self.ranks[0].status
+        is_ended = status is None or (status == -signal.SIGTERM and self._losses)
+        if self.interrupted_by or not is_ended:
             return []
         if not self.has_started and not self._stages:
             return self._why_not_started()

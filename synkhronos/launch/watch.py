@@ -59,6 +59,7 @@ class Watch:
 
     heard: AbstractSet[int] = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before_kill = 5.0  # seconds between SIGTERM and SIGKILL
+    hit = ""  # how mpirun was kept from starting anything by a signal, in words
 
     def __init__(self, ranks: Sequence[Any], environment: Mapping[str, str], grace: float) -> None:
         self.ranks, self._environment, self._grace = ranks, environment, grace

@@ -1,6 +1,6 @@
 """The master's side of a profile: it tells all ranks to record, and records the calls.
 
-    begin ──▶ StartRecording ==> ranks     ... calls ...     end ──▶ StopRecording ==> ranks
+    begin ──▶ Record(memory) ==> ranks     ... calls ...     end ──▶ Record(None) ==> ranks
                                                              or close() of the session
 
 Between `begin` and `end` a session's `recording` is the Recording, and each call of the session
@@ -19,7 +19,7 @@ from synkhronos._session.session import SessionState
 from synkhronos._wording import one_line, without_folder
 from synkhronos.errors import SessionError, SharedMemoryFull, WorkerDied
 from synkhronos.profiling import span_recorder
-from synkhronos.profiling.span_recorder import StartRecording, StopRecording, TellTime, clock
+from synkhronos.profiling.span_recorder import Record, TellTime, clock
 from synkhronos.profiling.timeline import SPAN, Part
 
 _COMPARISONS = 5  # calls
@@ -71,7 +71,7 @@ class Recording:
         with interrupts_held():
             self._memory = segment.array(np.int64, shape)
             session.recording = self
-        self._elsewhere = session.ask(StartRecording(segment.reference(np.int64, shape)))
+        self._elsewhere = session.ask(Record(segment.reference(np.int64, shape)))
         self._ahead = self._compare_clocks()
         with interrupts_held():
             session.require_open()  # a signal handler may have closed the session
@@ -104,7 +104,7 @@ class Recording:
                 "A profile is being recorded already: only one can be. End its with block before; "
                 "where SYNKHRONOS_PROFILE asked for it, it ends with close()."
             )
-        self.session.run(StopRecording())
+        self.session.run(Record(None))
         self._keep_and_free()
 
     def call(self, name, key=None) -> "_RecordedCall":
@@ -143,7 +143,7 @@ class Recording:
                 # If a Ctrl-C comes here, workers still write to the memory, so it is kept.
                 with session.inside, contextlib.suppress(WorkerDied):
                     session.drain()
-                    session.run(StopRecording())
+                    session.run(Record(None))
             self._keep_and_free()
 
     def give_up(self) -> None:

@@ -1,11 +1,11 @@
 """The recorder of each rank: while a profile is on, it writes down when each part of a call ran.
 
-    StartRecording ──▶ every rank's worker and gate have a Recorder
+    Record(memory) ──▶ every rank's worker and gate have a Recorder
     a part of a call   with recorder.span("reduce") as span:   around the work itself
                            ...; span.moved(array)
                    ──▶ each rank's own rows of one shared array, which the master may read at any
                        time, also after the rank's death
-    StopRecording  ──▶ every rank's worker and gate have None
+    Record(None)   ──▶ every rank's worker and gate have None
 
 Without a profile the recorder is None, and a part of a call only checks that. It reads the recorder
 once, into a local variable, because close() in another thread may replace it with None at any time.
@@ -17,6 +17,7 @@ import math
 import struct
 import time
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 
@@ -101,13 +102,16 @@ def read(rows):
 
 
 @dataclass(frozen=True)
-class StartRecording:
-    """Start to record, on every rank."""
+class Record:
+    """Start to record, on every rank; without memory, stop."""
 
-    memory: Reference
+    memory: Optional[Reference]
 
     def run(self, worker):
-        """Give this rank a recorder, which keeps the memory alive until `StopRecording`."""
+        """Give this rank a recorder, which keeps the memory alive until recording stops."""
+        if self.memory is None:
+            worker.record(None)
+            return None
         memory = worker.comm.memory
         if memory.is_near:
             worker.record(SpanRecorder(worker.gate, memory.fetch(self.memory)[worker.rank]))
@@ -118,15 +122,6 @@ class StartRecording:
         block = memory.lent = memory.create(math.prod(shape) * 8)
         worker.record(SpanRecorder(worker.gate, block.array(np.int64, shape)))
         return block.reference(np.int64, shape)
-
-
-@dataclass(frozen=True)
-class StopRecording:
-    """Stop recording, on every rank."""
-
-    def run(self, worker):
-        """Remove this rank's recorder."""
-        worker.record(None)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 import synkhronos as synk
 from synkhronos import session as _session
-from synkhronos._machine import allocator
+from synkhronos._machine import devices
 from synkhronos._session.session import run_on_all
 
 MEGABYTE = 1 << 20
@@ -89,7 +89,7 @@ def test_released_data_is_given_back_at_once(ranks):
     f(d)
     assert [mapped_bytes(pid) for pid in workers()] >= [m + SIZE for m in mapped]
     # A descriptor of our own tells how much memory the segment takes, also when it is released.
-    own = os.dup(d._store.ref.segment.fd)
+    own = os.dup(d._store.contents.ref.segment.fd)
     try:
         view = d[3:5]
         del d
@@ -215,9 +215,9 @@ def test_ranks_keep_the_memory_of_the_arrays_of_a_step(monkeypatch):
     pages = 20 * (3 << 20) / resource.getpagesize()
     on_ranks(give_back)
     assert all(faults < 0.1 * pages for faults in on_ranks(least))
-    assert allocator.keep_freed_memory()
+    assert devices.keep_freed_memory()
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")  # the user's own setting stays
-    assert not allocator.keep_freed_memory()
+    assert not devices.keep_freed_memory()
 
 
 def test_what_is_released_while_others_are_collected_waits(ranks):

@@ -58,7 +58,7 @@ class Hosts:
 class NotStarted:
     """An attempt of which mpirun starts nothing."""
 
-    has_started, interrupted_by = False, 0
+    has_started, interrupted_by, hit = False, 0, ""
 
     def run(self):
         return 1

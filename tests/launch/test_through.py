@@ -80,20 +80,23 @@ def test_a_machine_that_has_lost_the_scripts_ends_it_after_a_while():
     assert fake.failure_summary() == ["Machine c is lost: It is silent, which has ended the run."]
 
 
-def test_the_page_about_a_daemon_that_has_gone_is_a_sentence():
-    edge = b"-" * 60 + b"\n"
-    pages = (
-        b"A daemon failed to report\nback to prterun:\n  Local host:    vm\n  Remote host:   b-2\n",
+def test_the_page_about_a_daemon_or_a_guard_that_has_gone_is_a_sentence():
+    edge, lost = b"-" * 60 + b"\n", "mpirun has lost b-2"
+    pages = {
+        b"A daemon failed to report\nback to prterun:\n  Local host:    vm\n"
+        b"  Remote host:   b-2\n": lost,
         b"PRTE has lost communication\n\n  HNP daemon   : [prterun-vm-9@0,0] on node vm\n"
-        b"  Remote daemon: [prterun-vm-9@0,1] on node b-2\n\nThis is usually due to\n",
-    )
-    for page, stream, split in itertools.product(pages, (1, 2), (1000, 80, 200)):
+        b"  Remote daemon: [prterun-vm-9@0,1] on node b-2\n\nThis is usually due to\n": lost,
+        b"prterun noticed that process rank 1 with PID 24 on node b-2 exited on\n"
+        b"signal 9 (Killed).\n": "The guard on b-2 was killed by SIGKILL (signal 9)",
+    }
+    for (page, what), stream, split in itertools.product(pages.items(), (1, 2), (1000, 80, 200)):
         whole, fake = b"out\n" + edge + page + edge, FakeScript()
         fake._take_mark(0, b"start", "77 node1")
         fake._take(stream, whole[:split])
         assert fake.written[stream] == b"out\n"
         fake._take(stream, whole[split:])  # of a second read
-        assert fake.written[stream] == b"out\n" and fake.loss == "mpirun has lost b-2"
+        assert fake.written[stream] == b"out\n" and fake.loss == what
         fake._take(stream, edge + b"a table of the script\n" + edge)
         fake._take(stream, edge + page)
         assert fake.written[stream] == b"out\n" + edge + b"a table of the script\n" + edge

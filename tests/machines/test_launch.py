@@ -1,5 +1,6 @@
 """``synkhronos launch``: hosts, the line of mpirun, streams, exit statuses, Ctrl-C, mistakes."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -386,16 +387,53 @@ def test_ctrl_c_ends_all(two_hosts, tmp_path, how, status):
 
 
 @pytest.mark.slow("starts mpirun on hosts")
-@pytest.mark.parametrize("which", ["mpirun", "launcher"])
-def test_a_killed_mpirun_or_launcher_leaves_nothing(two_hosts, tmp_path, which):
+@pytest.mark.parametrize(
+    ("which", "status"), [("launcher", -signal.SIGKILL), ("mpirun", 1), (1, 137), (2, 143)]
+)
+def test_a_killed_mpirun_launcher_or_guard_leaves_nothing(two_hosts, tmp_path, which, status):
+    """mpirun ended the script without a word if the guard of another host was killed."""
     (tmp_path / "script.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
     launched = Launched(two_hosts, tmp_path, "-n", "1", "script.py")
     launched.expect("begun")
-    [child] = psutil.Process(launched.process.pid).children()
-    os.kill(child.pid if which == "mpirun" else launched.process.pid, signal.SIGKILL)
-    status, _, err = launched.wait()
-    assert status == (1 if which == "mpirun" else -signal.SIGKILL)
-    assert ("mpirun has ended before the script" in err) == (which == "mpirun")
+    killed = psutil.Process(launched.process.pid)
+    said = {"launcher": "", "mpirun": "mpirun has ended before the script.\n"}.get(which)
+    if which == "mpirun":
+        [killed] = killed.children()
+    elif said is None:
+        [killed] = launching.daemon_on(two_hosts, which).children()
+        how = "was killed by SIGKILL (signal 9), which has ended the run"
+        said = f"The guard on synk{two_hosts.net}-{which} {how}.\n"
+    killed.kill()
+    assert launched.wait() == (status, "", said)
+
+
+@pytest.mark.slow("starts mpirun on hosts twice")
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, "mpirun was killed by SIGKILL (signal 9)"),
+        (signal.SIGSTOP, "mpirun was stopped for 2 s"),
+    ],
+)
+def test_an_mpirun_that_a_signal_keeps_from_starting_is_started_again(
+    two_hosts, tmp_path, number, how
+):
+    """As the same hosts answered, it was not."""
+    (tmp_path / "script.py").write_text("print(1)\n")
+    given = "-n", "1", "--restarts", "1", "--lost-after", "2", "script.py"
+    launched = Launched(two_hosts, tmp_path, *given)
+    found = []
+
+    def find():  # after the commands that ask hosts
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(launched.process.pid).children()
+            found.extend(each for each in children if "script.py" in each.cmdline())
+        return found
+
+    wait_until(find)
+    found[0].send_signal(number)
+    status, out, err = launched.wait()
+    assert (status, out) == (0, "1\n") and f"Lost before: {how}." in err, err
 
 
 @pytest.mark.parametrize("why", ["no host", "no agent"])
@@ -412,15 +450,6 @@ def test_a_host_that_cannot_be_reached(two_hosts, tmp_path, why):
     assert (status, out) == (1, "") and "Traceback" not in err
 
 
-def agent_that_hangs(hosts, folder, on):
-    """Return an agent that hangs when it starts mpirun's daemon on a host."""
-    path = folder / "agent"
-    hangs = f'case "$*" in {on}*folders.py*) sleep 600;; esac'
-    path.write_text(f'#!/bin/sh\n{hangs}\nexec {hosts.reached_by[1]} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 @pytest.mark.parametrize(
     "restarts", [0, pytest.param(1, marks=pytest.mark.slow("starts mpirun on hosts twice"))]
 )
@@ -428,15 +457,19 @@ def test_an_agent_that_hangs_is_named_and_left_out(two_hosts, tmp_path, restarts
     """It had answered the question, and launch waited for its daemon for ever."""
     (tmp_path / "script.py").write_text("print(1)\n")
     first, other = two_hosts.addresses
-    agent = "--agent", agent_that_hangs(two_hosts, tmp_path, other)
     limits = "-n", "1", "--wait-start", "6", *(["--restarts", "1"] if restarts else [])
-    status, out, err = Launched(two_hosts, tmp_path, *agent, *limits, "script.py").wait()
+    hangs = two_hosts.in_place_of_daemon(2)
+    hangs.write_text("sleep 600\n")
+    try:
+        status, out, err = Launched(two_hosts, tmp_path, *limits, "script.py").wait()
+    finally:
+        hangs.unlink()
     why = f"{other} (mpirun's daemon does not answer within 6 s (--wait-start 12 waits longer))"
     if restarts:
         assert (status, out) == (0, "1\n") and f"2 of 2 on {first}, without {why}" in err, err
     else:
         assert (status, out) == (1, "") and f"can't launch: {why} can be reached" in err, err
-    wait_until(lambda: not any(agent[1] in " ".join(each.cmdline()) for each in running()))
+    wait_until(lambda: not any(str(hangs) in each.info["cmdline"] for each in running()))
 
 
 def running():
@@ -464,6 +497,22 @@ def test_hosts_where_python_or_mpi_does_not_begin_are_named(two_hosts, tmp_path,
     assert err.endswith(f"{late}, which has ended the run.\n"), err
 
 
+@pytest.mark.slow("starts mpirun on hosts")
+def test_a_process_that_is_killed_while_mpi_begins_is_named(two_hosts, tmp_path):
+    """The process that has begun MPI printed a traceback, and its machine was told as lost."""
+    (tmp_path / "script.py").write_text("import synkhronos as synk\nsynk.fork()\n")
+    (tmp_path / "mpi4py.py").write_text(
+        "import os, socket, sys\n"
+        "if socket.gethostname().endswith('-2'): os.kill(os.getppid(), 9)\n"
+        "sys.path.remove(__file__.rpartition('/')[0]); del sys.modules[__name__]\n"
+        "import mpi4py\n"
+    )
+    path = {"PYTHONPATH": python_path(tmp_path)}
+    status, _, err = Launched(two_hosts, tmp_path, "-n", "1", "script.py", **path).wait()
+    said = f"can't start the ranks: The first process on synk{two_hosts.net}-2 has ended, and"
+    assert status == 2 and err.startswith(said) and err.count("\n") == 1, err
+
+
 @pytest.mark.parametrize(
     ("which", "restarts"),
     [
@@ -489,8 +538,7 @@ def test_what_is_stopped_for_long_is_killed_and_the_launcher_ends(
     if which == "mpirun":
         [process] = psutil.Process(launched.process.pid).children()
     else:
-        on_first = map(psutil.Process, two_hosts.pids(1))
-        [process] = [e for e in on_first if e.name() == e.parent().name() == "prted"]  # it forks
+        process = launching.daemon_on(two_hosts, 1)
         if which == "guard":
             [process] = process.children()
     process.suspend()

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 
+import psutil
 import pytest
 
 from support import running
@@ -31,3 +32,11 @@ def allow_root(monkeypatch):
     """Let Open MPI run as root until the end of a test."""
     for name, value in FOR_ROOT.items():
         monkeypatch.setenv(name, value)
+
+
+def daemon_on(these, number):
+    """Return mpirun's daemon of a test host, whose first child is the guard of the script there."""
+    processes = {pid: psutil.Process(pid) for pid in these.pids(number)}
+    names = {pid: each.name() for pid, each in processes.items()}
+    # It forks.
+    return [e for pid, e in processes.items() if names[pid] == names.get(e.ppid()) == "prted"][-1]

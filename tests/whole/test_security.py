@@ -187,7 +187,7 @@ def test_all_that_a_session_opens_is_for_its_user(two_ranks):
 
 @as_root
 def test_another_user_can_not_reach_the_memory_or_the_pipes(two_ranks):
-    paths = [f"/proc/{os.getpid()}/fd/{two_ranks.kept[2]._store.ref.segment.fd}"]
+    paths = [f"/proc/{os.getpid()}/fd/{two_ranks.kept[2]._store.contents.ref.segment.fd}"]
     for pid in two_ranks.session.worker_pids:
         paths += [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
     for path in paths[:1]:

@@ -264,8 +264,9 @@ class GateOfMachines(Gate):
                 if patience:
                     patience.end()
                 return
-            if in_call and self._left:
-                self._check_not_left()
+            for machine, begun in self._left.items() if in_call else ():
+                if begun < self.begun:  # it has left without the reduction that this one waits for
+                    raise reports.left_early(self.layout.first(machine), self.rank)
             with self.local.elsewhere():
                 ready = poll_awake(self._poll, look_seconds)
             if any(fd != self.link.poll.fileno() for fd, _ in ready):
@@ -274,12 +275,6 @@ class GateOfMachines(Gate):
                 self.link.look_after_carrier()
             if not ready and not in_call:
                 patience = self._warn(patience)
-
-    def _check_not_left(self):
-        """Raise if a machine has left the call without the reduction that this one waits for."""
-        for machine, begun in self._left.items():
-            if begun < self.begun:
-                raise reports.left_early(self.layout.first(machine), self.rank)
 
     @property
     def begun(self):

@@ -8,7 +8,6 @@ import os
 import platform
 import socket
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import List, Optional, Tuple
 
@@ -80,18 +79,12 @@ class SessionPlan:
 
 def facts() -> Tuple[str, ...]:
     """Return the name of this machine, and the versions that must agree: see `COLUMNS`."""
-    versions = []
     try:
         host = choice.choose()
     except (ImportError, ValueError):  # `synkhronos info` says so
         host = "theano" if pythons.is_for_theano() else "pytensor"
-    for package, otherwise in (("synkhronos", "(a source tree)"), (host, "(not installed)")):
-        try:
-            versions.append(metadata.version(package))
-        except metadata.PackageNotFoundError:
-            versions.append(otherwise)
-    versions[-1] = f"{choice.TITLES[host]} {versions[-1]}"
-    own_version, library = versions
+    own_version = pythons.installed_version("synkhronos") or "(a source tree)"
+    library = f"{choice.TITLES[host]} {pythons.installed_version(host) or '(not installed)'}"
     python = platform.python_version()
     return (socket.gethostname(), own_version, digest(), library, np.__version__, python)
 

@@ -252,7 +252,8 @@ class Mesh(Connections):
         descriptors = [each.fileno() for each in self._of_leader.values()]
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, np.array(descriptors, np.intc))]
         message = pickle.dumps((self.rank, self.size, list(self._of_leader), self._how))
-        channel.sendmsg([_GIVEN.pack(len(message)), message], beside if descriptors else [])
+        with contextlib.suppress(BrokenPipeError):  # it has ended: the carrier will tell all
+            channel.sendmsg([_GIVEN.pack(len(message)), message], beside if descriptors else [])
         for each in self._of_leader.values():
             each.close()
 

@@ -17,12 +17,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Callable, Sequence
 
 from synkhronos import _systems
 from synkhronos._host import choice, pythons
+from synkhronos._host.pythons import installed_version
 from synkhronos._host.theano import cudnn, import_support
 from synkhronos._machine import cores
 from synkhronos._machine import devices as _devices
@@ -133,14 +133,6 @@ def last_line(text: str) -> str:
     errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
     line = (errors or lines or [""])[-1]
     return line if len(line) <= 300 else line[:300] + " ..."
-
-
-def installed_version(name: str) -> str | None:
-    """Return the version of a package of this environment, or None."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def not_imported(host: str, install: str, error: str) -> Check:

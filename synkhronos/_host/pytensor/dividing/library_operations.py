@@ -1,7 +1,7 @@
 """PyTensor for `_host/base/dividing`: its classes and functions, under names Theano's have too."""
 
 from dataclasses import replace
-from typing import Any, Dict, List, NamedTuple
+from types import SimpleNamespace
 
 from pytensor import scalar, tensor
 from pytensor.compile.executor import _pickle_Function as pickle_function
@@ -44,32 +44,18 @@ def simplify(graph):
     optdb.query(query).rewrite(graph)
 
 
-class Loop(NamedTuple):
-    """The parts of a scan, under the names that Theano's has."""
-
-    name: str
-    inputs: List[Any]
-    outputs: List[Any]
-    n_seqs: int
-    n_outs: int  # of states that are kept for several steps
-    n_shared_outs: int
-    as_while: bool
-    var_mappings: Dict[str, Any]
-
-
 def loop_of(op):
-    """Return the parts of a scan."""
-    info = op.info
-    step = op.fgraph.unfreeze()
-    return Loop(
-        op.name or "scan",
-        step.inputs,
-        step.outputs,
-        info.n_seqs,
-        info.n_mit_mot + info.n_mit_sot + info.n_sit_sot,
-        info.n_untraced_sit_sot,
-        info.as_while,
-        op.get_oinp_iinp_iout_oout_mappings(),
+    """Return the parts of a scan, under the names that Theano's has."""
+    info, step = op.info, op.fgraph.unfreeze()
+    return SimpleNamespace(
+        name=op.name or "scan",
+        inputs=step.inputs,
+        outputs=step.outputs,
+        n_seqs=info.n_seqs,
+        n_outs=info.n_mit_mot + info.n_mit_sot + info.n_sit_sot,  # kept for several steps
+        n_shared_outs=info.n_untraced_sit_sot,
+        as_while=info.as_while,
+        var_mappings=op.get_oinp_iinp_iout_oout_mappings(),
     )
 
 
