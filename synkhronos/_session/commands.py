@@ -35,20 +35,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class Join:
-    """Connect the devices of the ranks, by an id of their group."""
+    """Connect the devices of the ranks, by an id of their group; None if one could not join."""
 
-    introduction: bytes
+    introduction: Optional[bytes]
 
     def run(self, worker):
         worker.comm.devices.join(self.introduction)
-
-
-@dataclass(frozen=True)
-class Leave:
-    """Leave the devices unconnected, because one could not join."""
-
-    def run(self, worker):
-        worker.comm.devices.leave()
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Session:
                 return
             except raised_here(Exception) as error:
                 log.warning("NCCL can't be used (see `synkhronos info`): %s", error)
-                self.run(commands.Leave())
+                self.run(commands.Join(None))
         log.info("arrays of devices travel between ranks through shared memory")
 
     @property

@@ -54,15 +54,13 @@ class Nccl:
         return bytes(group_id().comm_id)
 
     def join(self, introduction):
-        """Become a member; return when all ranks are members."""
+        """Become a member, and return when all are; None: a rank could not, so remain without."""
+        if introduction is None:
+            self._comm = None  # no kernel of the group runs
+            return
         number = group_id(introduction)
         self._gate.meet()
         self._comm = member(number, self._worker.n_ranks, self._worker.rank)
-
-    def leave(self):
-        """Do nothing from now on, because a rank could not join."""
-        # No kernel of the group runs: this follows a `join` that failed on a rank.
-        self._comm = None
 
     def abort(self):
         """End the kernels of this rank's device that wait for ranks that are gone."""

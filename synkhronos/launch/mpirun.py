@@ -112,7 +112,7 @@ def check() -> None:
     """Raise unless mpirun belongs to the MPI that mpi4py loads."""
     path = find()
     code = (
-        "import os, mpi4py; mpi4py.rc.initialize = False; os.chdir('/')\n"  # as settings.away()
+        "import os, mpi4py; mpi4py.rc.initialize = False; os.chdir('/')\n"  # as mpi_library does
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     with ThreadPoolExecutor(2) as pool:

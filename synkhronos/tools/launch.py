@@ -21,7 +21,7 @@ from typing import Callable, Mapping, Sequence
 from synkhronos import _systems, _wording
 from synkhronos._machine import heartbeats
 from synkhronos._machine.devices import RANKS_VARIABLE, VARIABLE, module_command
-from synkhronos.comm.mpi.settings import TRUST
+from synkhronos.comm.mpi.secret import TRUST
 from synkhronos.launch import CannotLaunch, attempts, mpirun, through, watch, where
 from synkhronos.tools import run
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lost_after(parser)
     parser.add_argument(
         "--trust-network", action="store_true",
-        help="don't check arrays that come from other machines, and let MPI sum them",
+        help="let MPI sum arrays, which knows fast fabrics, but does not check what comes",
     )  # fmt: skip
     add_attempts_arguments(parser)
     parser.add_argument(

@@ -252,7 +252,7 @@ class _Exchange(mesh.TaggedMessages):
         me, payload = self._machine, base_carrier.bytes_of(buffer)
         me.traffic = Traffic(me.traffic.messages + 1, me.traffic.nbytes + len(payload))
         self._spend(len(payload))
-        is_whole = self._network.whole or tag == base_carrier._MESSAGE
+        is_whole = self._network.whole or tag == base_carrier.MESSAGE
         content = payload.copy() if is_whole else None
         left = self._network.send(me, machine, tag, len(payload), content)
         return _Sent(me, left)

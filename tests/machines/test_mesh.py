@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.waiting import LONG, wait_until
 
-from synkhronos.comm.mpi import mesh, rendezvous, settings
+from synkhronos.comm.mpi import mesh, rendezvous
 from synkhronos.comm.mpi.mesh import Mesh, _Connection
 from synkhronos.comm.mpi.rendezvous import Unreachable
 from synkhronos.comm.mpi.sealed import Seal
@@ -90,12 +90,10 @@ def turn(*them):
     return found
 
 
-@pytest.fixture(params=["sealed", "hmac", "trusting", "unix"])
+@pytest.fixture(params=["sealed", "hmac", "unix"])
 def way(request, monkeypatch):
     if request.param != "unix":
         of_tcp(monkeypatch)
-    if request.param == "trusting":
-        monkeypatch.setenv(settings.TRUST, "1")
     if request.param == "hmac":
         monkeypatch.setattr(rendezvous, "AESGCM", None)
     return request.param
@@ -240,20 +238,6 @@ def test_a_message_that_was_changed_on_its_way_ends_the_connection(meshes, how):
         assert (other.take(1) is not None) == (how == "repeated") and other.take(1) is None
 
 
-@pytest.mark.parametrize("trusts", [True, False])
-def test_on_a_trusted_network_only_what_is_unpickled_is_sealed(meshes, monkeypatch, trusts):
-    of_tcp(monkeypatch)
-    monkeypatch.setenv(settings.TRUST, "1" if trusts else "")
-    one, other = meshes(2)
-    monkeypatch.setattr(one._connections[1]._seals[0], "next", lambda *_: bytes(16))
-    one.send(1, b"an array", mesh.SEALED + 1)
-    one.send(1, b"a pickle", mesh.SEALED)
-    wait_until(lambda: turn(other) and other.ended)
-    assert other.ended == {0: "has sent what was changed on its way"}
-    assert other.take(mesh.SEALED) is None
-    assert (other.take(mesh.SEALED + 1) is not None) == trusts
-
-
 def test_programs_without_the_key_are_sent_away_at_the_start(meshes, monkeypatch):
     of_tcp(monkeypatch)
     strangers, addresses, true = [], [], rendezvous.Start.connect
@@ -335,18 +319,18 @@ def test_carriers_give_the_first_leader_a_connection_with_each_other_one(meshes,
     for rank, other in enumerate(others, start=1):
         assert (other.rank, other.size) == (rank, n) and len(other.descriptors) == 1
         assert [each for each in range(n) if other.can_send(each)] == [0]
-        first.send(rank, b"to %d" % rank, mesh.SEALED), other.send(0, b"back", mesh.SEALED)
+        first.send(rank, b"to %d" % rank, mesh.MESSAGE), other.send(0, b"back", mesh.MESSAGE)
     answers = [None] * (n - 1)
 
     def is_all():
         turn(first, *others)
-        for source, payload in iter(lambda: first.take(mesh.SEALED), None):
+        for source, payload in iter(lambda: first.take(mesh.MESSAGE), None):
             answers[source - 1] = bytes(payload)
-        return None not in answers and all((0, mesh.SEALED) in each._arrived for each in others)
+        return None not in answers and all((0, mesh.MESSAGE) in each._arrived for each in others)
 
     wait_until(is_all)
     assert answers == [b"back"] * (n - 1)
-    heard = [bytes(each.take(mesh.SEALED)[1]) for each in others]
+    heard = [bytes(each.take(mesh.MESSAGE)[1]) for each in others]
     assert heard == [b"to %d" % rank for rank in range(1, n)]
     for each in (first, *others):
         each.close()
@@ -356,8 +340,8 @@ def test_what_goes_from_carrier_to_carrier_is_nothing_for_leaders(meshes, monkey
     of_tcp(monkeypatch)
     one, other = meshes(2, SECRET, True)
     key, with_gmac, _ = one._how
-    mac = one._connections[1]._seals[0].next(mesh.SEALED, b"a command")
-    assert not Seal(key, 2, 3, with_gmac).is_next(mesh.SEALED, b"a command", mac)
-    assert Seal(key, 0, 1, with_gmac).is_next(mesh.SEALED, b"a command", mac)
+    mac = one._connections[1]._seals[0].next(mesh.MESSAGE, b"a command")
+    assert not Seal(key, 2, 3, with_gmac).is_next(mesh.MESSAGE, b"a command", mac)
+    assert Seal(key, 0, 1, with_gmac).is_next(mesh.MESSAGE, b"a command", mac)
     for each in (*one._of_leader.values(), *other._of_leader.values()):
         each.close()

@@ -25,10 +25,9 @@ from synkhronos._machine.heartbeats import Heartbeats, silent
 from synkhronos._machine.shared_memory import Segments
 from synkhronos.comm.channel import Mail, poll_awake
 from synkhronos.comm.handlers import Handlers
-from synkhronos.comm.mpi.mesh import SEALED
+from synkhronos.comm.mpi.mesh import MESSAGE
 from synkhronos.comm.mpi.transfers import bytes_of, pickled
 
-_MESSAGE = SEALED  # the tag of messages; all-reduces have others
 _FIRST_BULK, _N_BULK = 21_000, 8_000  # tags of transfers of arrays
 _LENGTH = struct.Struct("Q")
 _LAST_SECONDS, _AFTER_A_LOSS = 10.0, 1.0  # to wait at the end for messages to be sent
@@ -140,11 +139,11 @@ class BaseCarrier:
         frame = _framed(message)
         for machine in machines:
             if machine not in self._lost:
-                self.send(machine, frame, _MESSAGE)
+                self.send(machine, frame, MESSAGE)
 
     def _take_messages(self):
         """Take the messages of other carriers."""
-        for machine, frame in iter(lambda: self._comm.take(_MESSAGE), None):
+        for machine, frame in iter(lambda: self._comm.take(MESSAGE), None):
             if machine not in self._lost:
                 name, *rest = _unframed(frame)
                 self.from_machines[name](machine, *rest)

@@ -38,7 +38,6 @@ from synkhronos.comm.mpi.mpi_library import MPI, begun
 from synkhronos.comm.mpi.mpi_reductions import MpiReductions
 from synkhronos.comm.mpi.reductions import Reductions
 
-_LAST_SECONDS = 10.0  # for what MPI still reduces at the end
 _LEADER = 0  # the peer number of the first process of the machine
 _REQUESTS = {"fetch", "copy", "copy_to_all", "reduce", "bucket"}  # that may be answered "failed"
 
@@ -52,12 +51,14 @@ class Carrier(BaseCarrier):
         listener.setblocking(False)  # a rank that connects may have ended before it is accepted
         self._listeners.add(listener.fileno())
         self.mpi = mpi  # MpiReductions, if all machines trust the network
-        if mpi is not None:
-            self._listeners.add(mpi.ends)
+        self._listeners.update([mpi.ends] if mpi else [])
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # see `_refuse`
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
-            tell=self.from_rank_tell,
+            # To the leader of one machine, or, None, to all others.
+            tell=lambda peer, to, message: self._tell(
+                self.others if to is None else [to], ("told", message)
+            ),
             lose=lambda peer, machine, why: self._lose(machine, why),
             count=lambda peer, id: self.post(peer, "done", id, tuple(self.traffic)),
             watch=self.from_rank_watch,
@@ -182,10 +183,6 @@ class Carrier(BaseCarrier):
         if self.machine:
             self.from_machine_end(machine, reason)
 
-    def from_rank_tell(self, peer, to, message):
-        """Pass a pickled message on to the leader of one machine, or to those of all others."""
-        self._tell(self.others if to is None else [to], ("told", message))
-
     def from_rank_watch(self, peer, session, workers):
         """Watch the workers of this machine: rank -> process id."""
         self._session, self._workers = session, workers
@@ -272,11 +269,11 @@ def main(fd: int, bound: int) -> None:
             carrier.run()
         except Exception as error:
             traceback.print_exc()
-            carrier.fail(
-                f"The process here that speaks with others can't go on: {problem_here(error)}"
-            )
-        if carrier.has_lost or not (carrier.mpi is None or carrier.mpi.end(_LAST_SECONDS)):
-            sys.exit(1)  # without MPI_Finalize, which would wait for all machines
+            carrier.fail(f"The process that carries messages can't go on: {problem_here(error)}")
+        if carrier.has_lost:
+            os._exit(1)  # MPI_Finalize, and MPI's thread, would wait for all machines
+        if carrier.mpi is not None:
+            carrier.mpi.end()
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class GateOfMachines(Gate):
 
     def next_command(self):
         """Wait at the start barrier; return the next command."""
-        self.link.begin_call()
+        self.link.answers.clear()  # of a call that was left early
         return self.local.next_command()
 
     def worker_finish(self, reply=None, error=None):

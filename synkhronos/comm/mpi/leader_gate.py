@@ -49,7 +49,7 @@ class LeaderGate(GateOfMachines):
         (slot, payload, small), self._next = self._next, None
         self.given = dict(small)
         self._left = {}
-        self.link.begin_call()
+        self.link.answers.clear()  # of a call that was left early
         self.answers.clear()
         try:
             if payload is not None:

@@ -122,10 +122,6 @@ class CarrierLink:
             raise SessionError(f"{self._loss}. The job is over: start it again.")
         return next(self._sessions)
 
-    def begin_call(self):
-        """Drop answers that the last call did not wait for, because it was left early."""
-        self.answers.clear()
-
     def tell(self, machine, message) -> None:
         """Send a message to the leader of one machine, or of all others if `machine` is None."""
         self.send("tell", machine, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
@@ -138,7 +134,7 @@ class CarrierLink:
                 if len(data) > _DIRECT or not self._leaders.can_send(machine):
                     self.send("tell", machine, data)
                 else:
-                    self._leaders.send(machine, data, mesh.SEALED)
+                    self._leaders.send(machine, data, mesh.MESSAGE)
                     self._sent = self._sent[0] + 1, self._sent[1] + len(data)
 
     def send(self, *message):
@@ -210,7 +206,7 @@ class CarrierLink:
                 if descriptor in self._leaders.descriptors:
                     self.poll.modify(descriptor, select.EPOLLIN)
                     self._leaders.read(descriptor)
-            for machine, data in iter(lambda: self._leaders.take(mesh.SEALED), None):
+            for machine, data in iter(lambda: self._leaders.take(mesh.MESSAGE), None):
                 self.told.append((machine, pickle.loads(data)))
             if any(descriptor == self.channel.fileno() for descriptor, _ in ready):
                 try:

@@ -46,7 +46,7 @@ class MasterGate(GateOfMachines):
         with interrupts_held():  # all machines start the command, or none
             self._done.clear()
             self._left = {}
-            self.link.begin_call()
+            self.link.answers.clear()  # of a call that was left early
             small = [(ref, self.read(ref)) for ref in self._small[slot]]
             message = "command", self.session, self.sequence + 1, slot, payload, small
             if payload is None:  # leaders know it, and wait for no other message before it

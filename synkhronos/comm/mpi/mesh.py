@@ -19,7 +19,7 @@ import errno
 import pickle
 import socket
 import struct
-from typing import Any, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from synkhronos.comm.mpi.rendezvous import Unreachable as Unreachable
 from synkhronos.comm.mpi.sealed import MAC, Seal
 from synkhronos.comm.mpi.transfers import bytes_of
 
-_LAST, SEALED = 0, 1  # the tags of a goodbye, and of messages that are unpickled
+_LAST, MESSAGE = 0, 1  # the tags of a goodbye, and of messages that are unpickled
 _HEAD = struct.Struct("=IQ")  # tag, bytes of the payload
 _GIVEN = struct.Struct("Q")  # bytes of the message to a leader
 _BUFFERED = 1 << 16  # bytes that are read in addition to a large payload
@@ -129,29 +129,24 @@ class Connections(TaggedMessages):
         super().__init__(rank, size)
         self._first = size if of_leaders else 0
         self._connections: dict[int, _Connection] = {}
-        self._by_descriptor: dict[int, int] = {}
+        self.descriptors: dict[int, int] = {}  # of connections that have not ended -> process
         self.ended: dict[int, str] = {}  # processes whose connection has ended, and why
         # Takes a descriptor: with a copy in a child, epoll would not forget it by itself.
         self.before_close = lambda descriptor: None
 
-    def add(self, rank: int, connection: Any, key: bytes, with_gmac: bool, trusts: bool) -> None:
+    def add(self, rank: int, connection: Any, key: bytes, with_gmac: bool) -> None:
         """Exchange messages with one more process; `key` is that of the job."""
         seals = None
         if connection.family != socket.AF_UNIX:
             ends = [self._first + each for each in (self.rank, rank)]
             seals = [Seal(key, *each, with_gmac) for each in (ends, ends[::-1])]
-        self._connections[rank] = _Connection(connection, seals, trusts)
-        self._by_descriptor[connection.fileno()] = rank
-
-    @property
-    def descriptors(self) -> Iterable[int]:
-        """The descriptors of the connections that have not ended."""
-        return self._by_descriptor
+        self._connections[rank] = _Connection(connection, seals)
+        self.descriptors[connection.fileno()] = rank
 
     @property
     def unsent(self) -> list[int]:
         """The descriptors of connections that have no room for all that is to be sent."""
-        return [fd for fd, rank in self._by_descriptor.items() if self._connections[rank].queue]
+        return [fd for fd, rank in self.descriptors.items() if self._connections[rank].queue]
 
     def can_send(self, machine: int) -> bool:
         """Return whether there is a connection with nothing left to send."""
@@ -179,7 +174,7 @@ class Connections(TaggedMessages):
     def end(self, rank: int, why: str) -> None:
         """Exchange nothing more with a process."""
         connection = self._connections[rank]
-        if self._by_descriptor.pop(connection.fileno(), None) is not None:
+        if self.descriptors.pop(connection.fileno(), None) is not None:
             self.before_close(connection.fileno())
             connection.close()
             if why:
@@ -195,14 +190,14 @@ class Connections(TaggedMessages):
 
         Closed at once, with something unread, a connection would lose what was sent last.
         """
-        for rank in self._by_descriptor.values():
+        for rank in self.descriptors.values():
             if self._connections[rank].is_writable:
                 self.send(rank, b"", _LAST)
                 self._connections[rank].close_writing()
 
     def read(self, descriptor: int) -> None:
         """Take what has come through a connection, and send what there is room for now."""
-        rank = self._by_descriptor[descriptor]
+        rank = self.descriptors[descriptor]
         connection = self._connections[rank]
         self.on_message(rank)  # a part of a message is a sign of life, too
         try:
@@ -227,25 +222,22 @@ class Mesh(Connections):
     def __init__(self, comm: Any, secret: bytes | None, with_leaders: bool = False) -> None:
         super().__init__(comm.rank, comm.size)
         self.hosts = [socket.gethostname()]  # the names of the machines of all processes
-        self._how: tuple = (b"", False, False)  # key, with_gmac, trusts
+        self._how: tuple = (b"", False)  # key, with_gmac
+        self.trusts = False  # whether all processes trust the network between them
         self._of_leader: dict[int, socket.socket] = {}
         if self.size == 1:
             return
         with contextlib.ExitStack() as stack:
             start = Start(self.rank, stack, is_on_network=secret is not None)
             key, facts = agree(comm, secret or b"", start.facts)
-            self._how = key, *(all(each[fact] for each in facts) for fact in ("gmac", "trusts"))
+            self._how = key, all(each["gmac"] for each in facts)
+            self.trusts = all(each["trusts"] for each in facts)
             self.hosts = [each["host"] for each in facts]
             for number, connection in start.connect(key, facts, with_leaders):
                 if number < self.size:
                     self.add(number, connection, *self._how)
                 else:
                     self._of_leader[number - self.size] = connection
-
-    @property
-    def trusts(self) -> bool:
-        """Whether all processes trust the network between them."""
-        return self._how[2]
 
     def give_to_leader(self, channel: socket.socket) -> None:
         """Give the first process of this machine its connections with other ones."""
@@ -276,13 +268,10 @@ def connections_given(channel: Any) -> Connections:
 
 
 class _Connection:
-    """One end of a connection; `seals` are those of what goes out and of what comes in.
+    """One end of a connection; `seals` are those of what goes out and of what comes in, or None."""
 
-    On a network that it `trusts` only messages of the tag `SEALED` are sealed, which are unpickled.
-    """
-
-    def __init__(self, connection, seals, trusts=False):
-        self._socket, self._seals, self._trusts = connection, seals, trusts
+    def __init__(self, connection, seals):
+        self._socket, self._seals = connection, seals
         self.queue = collections.deque()  # the Requests that the system has not taken whole
         self.is_writable, self.has_said_goodbye = True, False
         self._going = []  # what is left of the first
@@ -302,9 +291,9 @@ class _Connection:
         self.queue.append(sending)
         if len(self.queue) == 1:
             self.flush()
-        elif sending.tag <= SEALED:
+        elif sending.tag <= MESSAGE:
             self.queue.pop()
-            first = 1 + sum(each.tag <= SEALED for each in list(self.queue)[1:])
+            first = 1 + sum(each.tag <= MESSAGE for each in list(self.queue)[1:])
             self.queue.insert(first, sending)
 
     def close(self):
@@ -324,7 +313,7 @@ class _Connection:
             while self.queue:
                 if not self._going:
                     tag, payload = self.queue[0].tag, self.queue[0].memory
-                    mac = self._seals[0].next(tag, payload) if self._is_sealed(tag) else b""
+                    mac = self._seals[0].next(tag, payload) if self._seals else b""
                     self._going = [_HEAD.pack(tag, len(payload)), memoryview(payload), mac]
                 try:
                     n_sent = self._socket.sendmsg(self._going)
@@ -336,7 +325,7 @@ class _Connection:
                 if self._going:
                     self._going[0] = memoryview(self._going[0])[n_sent:]
                     tag, is_copied = self.queue[0].tag, self.queue[0].is_done
-                    if tag > SEALED and not is_copied:  # the MAC is that of what is there now
+                    if tag > MESSAGE and not is_copied:  # the MAC is that of what is there now
                         self._going = [memoryview(b"".join(self._going))]
                 self.queue[0].is_done = True
                 if is_full:
@@ -356,9 +345,6 @@ class _Connection:
                 left -= self._read()
                 while self._has_next(exchange, source):
                     yield self._take()
-
-    def _is_sealed(self, tag):
-        return self._seals is not None and (tag <= SEALED or not self._trusts)
 
     def _read(self):
         """Read into the payload that is coming, and on into the buffer."""
@@ -384,7 +370,7 @@ class _Connection:
             if n_here < _HEAD.size:
                 return False
             tag, nbytes = _HEAD.unpack_from(self._buffer, self._begin)
-            n_mac = MAC if self._is_sealed(tag) else 0
+            n_mac = MAC if self._seals else 0
             if nbytes > _LARGEST:
                 raise Changed
             if nbytes <= _SMALL:
@@ -399,13 +385,13 @@ class _Connection:
             payload[:n_here] = np.frombuffer(self._buffer, np.uint8, n_here, self._begin)
             self._rest = memoryview(payload)[n_here:]
             self._begin += n_here
-        n_mac = MAC if self._is_sealed(self._tag) else 0
+        n_mac = MAC if self._seals else 0
         return not len(self._rest) and self._end - self._begin >= n_mac
 
     def _take(self):
         tag, payload = self._tag, self._payload
         self._tag = self._payload = self._rest = None
-        if self._is_sealed(tag):
+        if self._seals:
             mac = bytes(self._buffer[self._begin : self._begin + MAC])
             self._begin += MAC
             if not self._seals[1].is_next(tag, payload, mac):

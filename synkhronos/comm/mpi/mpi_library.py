@@ -13,7 +13,7 @@ from typing import Any, Iterator
 import mpi4py
 
 from synkhronos.comm.mpi import folders
-from synkhronos.comm.mpi.settings import away, open_no_ports
+from synkhronos.comm.mpi.secret import open_no_ports
 
 open_no_ports()
 # Open MPI would print a page about a peer that has ended, in addition to its error.
@@ -23,7 +23,23 @@ mpi4py.rc.finalize = False
 # The warning is about the mpiexec of another MPI, which `synkhronos run` refuses with a sentence.
 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
 
-with away():
+
+@contextlib.contextmanager
+def _away():
+    """Change to another working folder while MPI is loaded or begun.
+
+    UCX, a library of Open MPI, reads ``./ucx.conf``, which may be another user's.
+    """
+    before = os.open(".", os.O_PATH)
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
+with _away():
     from mpi4py import MPI as MPI
 
 # Open MPI's library catches SIGHUP when it is loaded: then it would end no process any more.
@@ -37,7 +53,7 @@ def begun(level: int = MPI.THREAD_SINGLE) -> Iterator[Any]:
 
     The end waits for the other processes, but not after an exception: then this process must end.
     """
-    with folders.of_segment(), away():
+    with folders.of_segment(), _away():
         _call("MPI_Init_thread", None, None, level, ctypes.byref(ctypes.c_int()))
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     yield MPI.COMM_WORLD

@@ -56,7 +56,7 @@ class Reductions:
                 happened = True
                 self._end(id).answer(work.result)
             else:
-                n_open += work.has_started
+                n_open += work.go_on is not None
             if n_open == _OPEN_ROUNDS:
                 break
         return happened
@@ -134,7 +134,7 @@ class Reductions:
         for key in [key for key in self._buckets if key[:2] <= self._given_up]:
             self._buckets.pop(key).answer(self._carrier.post, "done", key, GIVEN_UP)
         for key, work in list(self._rounds.items()):
-            if not work.has_started and self._is_given_up(key):
+            if work.go_on is None and self._is_given_up(key):
                 self._end(key).answer(GIVEN_UP)
 
     def _is_given_up(self, key):
@@ -166,17 +166,13 @@ class ReductionRound:
     def __init__(self, carrier, id, ready, arrays, answer, ops, divisor, compress):
         self._carrier, self._id, self._ready, self.answer = carrier, id, ready, answer
         self._arrays, self._ops, self._divisor, self._compress = arrays, ops, divisor, compress
-        self._work = self.result = None
-
-    @property
-    def has_started(self):
-        """Whether arrays may be under way already."""
-        return self._work is not None
+        self.result = None
+        self.go_on = None  # while arrays are under way: does what can be done, as `progress`
 
     def progress(self):
         """Do what can be done now; return whether the round has ended."""
-        if self._work is not None:
-            return self._work.progress()
+        if self.go_on is not None:
+            return self.go_on()
         if len(self._ready) < self._carrier.n_machines:
             return False
         layouts, values = zip(*(each for _, each in sorted(self._ready.items())))
@@ -190,12 +186,13 @@ class ReductionRound:
             return True
         mpi = self._carrier.mpi
         if mpi is not None and mpi.take(self._arrays, self._ops, self._compress):
-            self._work = mpi.begin(self._arrays, *how)
+            self.go_on = mpi.begin(self._arrays, *how)
             return False
         session, sequence, number = self._id
         tag = _REDUCE + 2 * ((977 * session + 31 * sequence + number) % _TAGS)
-        self._work = NetworkAllReduce(self._carrier, self._arrays, *how, tag, self._compress)
-        return self._work.progress()
+        work = NetworkAllReduce(self._carrier, self._arrays, *how, tag, self._compress)
+        self.go_on = work.progress
+        return work.progress()
 
 
 class Bucket:

@@ -28,7 +28,6 @@ import numpy as np
 from synkhronos.comm.channel import is_own
 from synkhronos.comm.mpi import secret
 from synkhronos.comm.mpi.sealed import AESGCM
-from synkhronos.comm.mpi.settings import TRUST
 
 VARIABLE = "SYNKHRONOS_NETWORK"  # the networks of which a job uses its machines' addresses
 _OF_OPEN_MPI = "OMPI_MCA_btl_tcp_if_include"
@@ -74,7 +73,7 @@ class Start:
         self._called: queue.Queue = queue.Queue()  # (rank, connection)
         name = f"synkhronos-{secrets.token_hex(16)}"
         self.facts = {"host": socket.gethostname()[:64], "unix": name, "addresses": []}
-        self.facts.update(gmac=AESGCM is not None, trusts=bool(os.environ.get(TRUST)))
+        self.facts.update(gmac=AESGCM is not None, trusts=bool(os.environ.get(secret.TRUST)))
         self._listeners = [stack.enter_context(socket.socket(socket.AF_UNIX))]
         self._listeners[0].bind(f"\0{name}")
         self._listeners[0].listen(1024)

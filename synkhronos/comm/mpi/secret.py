@@ -15,9 +15,12 @@ import secrets
 import stat
 from typing import MutableMapping
 
+TRUST = "SYNKHRONOS_TRUST_NETWORK"  # not empty: MPI sums arrays between machines, unchecked
 VARIABLE = "SYNKHRONOS_SECRET"
 EXPORTED = ("-x", VARIABLE)  # for mpirun
 _BYTES = 32
+# At a port of btl/tcp, any program on a machine of the job passes for one of its processes.
+_ON_ONE_MACHINE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
 # Transports of Open MPI within one machine: with these alone no process has a port.
 _WITHOUT_PORTS = {"self", "sm", "vader"}
 
@@ -34,6 +37,22 @@ def new() -> str:
 def take(environment: MutableMapping[str, str] = os.environ) -> str | None:
     """Remove the secret from an environment, so that no other program inherits it; return it."""
     return environment.pop(VARIABLE, None)
+
+
+def open_no_ports(environment=os.environ) -> None:
+    """Let Open MPI use shared memory alone, if mpirun has all processes on this machine.
+
+    A setting of the user's has precedence.
+
+    >>> variables = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    >>> open_no_ports(variables)
+    >>> variables["OMPI_MCA_btl"]
+    'self,sm'
+    """
+    size = environment.get("OMPI_COMM_WORLD_SIZE")
+    if size is not None and size == environment.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
+        for name, value in _ON_ONE_MACHINE.items():
+            environment.setdefault(name, value)
 
 
 def has_ports(environment: MutableMapping[str, str] = os.environ) -> bool:

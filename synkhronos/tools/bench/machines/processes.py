@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from synkhronos.comm.mpi import folders
-from synkhronos.comm.mpi.settings import open_no_ports
+from synkhronos.comm.mpi.secret import open_no_ports
 from synkhronos.tools.bench.programs import answer
 
 _TAG = 1
