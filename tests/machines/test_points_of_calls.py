@@ -201,9 +201,10 @@ def test_how_long_a_process_has_been_stopped(monkeypatch):
                 now += pause
                 found.append(watch.seconds(process.pid))
             assert found == [0, 1, 2, 0, 1]
-            turns = processes._context_switches(process.pid)
+            known = psutil.Process(process.pid)
+            turns = known.num_ctx_switches()
             os.kill(process.pid, signal.SIGCONT)
-            wait_until(lambda: processes._context_switches(process.pid) != turns)
+            wait_until(lambda: known.num_ctx_switches() != turns)
             os.kill(process.pid, signal.SIGSTOP)
             while processes.life_of(process.pid) != "stopped":
                 pass
