@@ -86,7 +86,7 @@ def test_nothing_is_done_before_all_have_joined_or_where_they_disagree(worker, d
         devices.reduce_outputs(arrays, ["sum"]),
     ]
     assert not any(done)
-    devices.leave()
+    devices.join(None)
     worker.gate.agree.side_effect = AssertionError
     assert not devices.reduce((1,), "sum", None) and not devices.reduces("float32", 1, "sum")
     assert worker.variables[1].tolist() == [3, 5] and not worker.replaced
