@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +22,7 @@ from support.waiting import wait_until
 from synkhronos._machine import devices
 from synkhronos._machine.devices import module_command
 from synkhronos.comm.mpi import folders
-from synkhronos.launch import CannotLaunch, mpirun
+from synkhronos.launch import CannotLaunch, mpirun, through
 from synkhronos.launch.mpirun import Options
 from synkhronos.launch.where import Host
 
@@ -204,6 +205,24 @@ def test_a_ctrl_c_before_the_start_prints_nothing(empty, module, whom, status):
     (empty / f"{module}.py").write_text(f"import os, signal\nos.kill(os.{whom}(), signal.SIGINT)")
     found = run("--hosts", "a,b", "empty.py", folder=empty, PYTHONPATH=python_path(empty))
     assert found == (status, "", "")
+
+
+def test_a_page_that_mpirun_writes_with_pauses_is_taken_out(monkeypatch):
+    """mpirun writes it line by line, on a busy machine over seconds: then it was printed."""
+    script = through.Script([], [Host("a"), Host("b-2")], Options())
+    script.ranks[0].pid, script._mpirun = 77, SimpleNamespace(pid=os.getpid())
+    written = []
+    monkeypatch.setattr(script, "_write", lambda fd, data: written.append(data))
+    edge = b"-" * 74 + b"\n"
+    remote = b"  Remote daemon: [prterun-a-9@0,1] on node b-2\n"
+    for line in edge, b"PRTE has lost communication with a remote daemon.\n", remote, edge:
+        script._take(2, line)
+        script._tick(1.0)
+    assert b"".join(written) == b"" and script._losses == ["mpirun has lost b-2"]
+    script._take(2, edge)  # the script's own
+    script._tick(1.0)
+    script._tick(1.0)
+    assert b"".join(written) == edge
 
 
 @needs_mpirun
