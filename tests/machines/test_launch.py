@@ -91,6 +91,12 @@ def test_folders_of_mpirun_go_with_it_and_those_of_killed_launchers_with_the_nex
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     assert subprocess.run([*daemon, code], env=environment, timeout=300).returncode == 1
     assert list(tmp_path.iterdir()) == []
+    grouped = {"stdout": subprocess.PIPE, "env": environment, "start_new_session": True}
+    code = "import time; print(flush=True); time.sleep(600)"
+    with subprocess.Popen([*daemon, code], **grouped) as cancelled:
+        assert cancelled.stdout.readline() == b"\n" and list(tmp_path.iterdir())
+        os.killpg(cancelled.pid, signal.SIGTERM)  # as scancel does
+    assert list(tmp_path.iterdir()) == []
     with own({"PRTE_MCA_prte_tmpdir_base": "/own"}) as given:
         assert given == {"PRTE_MCA_prte_tmpdir_base": "/own"} and not list(tmp_path.iterdir())
 

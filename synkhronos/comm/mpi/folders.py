@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -119,6 +120,8 @@ def daemon_arguments(prted: Path, setting: str = "") -> list[str]:
 
 
 if __name__ == "__main__":
+    # Slurm sends a SIGTERM to the daemon, too: the folder goes after its end.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     with of_mpirun(os.environ, _BASES[2]) as environment:
         status = subprocess.call(sys.argv[1:], env=environment, close_fds=False)
     sys.exit(status)
