@@ -296,7 +296,8 @@ def _line_on(name, agent, command):
     if agent:
         return [*shlex.split(agent), name, command]
     if "SLURM_JOB_ID" in os.environ:
-        step = ["--mpi=none", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
+        # Without --quiet the last line of its errors is "Job step aborted".
+        step = ["--quiet", "--mpi=none", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
         return ["srun", *step, "-w", name, "sh", "-c", command]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}"]
     return ["ssh", *options, name, command]
