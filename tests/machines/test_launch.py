@@ -97,8 +97,9 @@ def test_folders_of_mpirun_go_with_it_and_those_of_killed_launchers_with_the_nex
         assert cancelled.stdout.readline() == b"\n" and list(tmp_path.iterdir())
         os.killpg(cancelled.pid, signal.SIGTERM)  # as scancel does
     assert list(tmp_path.iterdir()) == []
-    with own({"PRTE_MCA_prte_tmpdir_base": "/own"}) as given:
-        assert given == {"PRTE_MCA_prte_tmpdir_base": "/own"} and not list(tmp_path.iterdir())
+    given = {"PRTE_MCA_prte_tmpdir_base": "/own", "SLURM_OVERLAP": "0"}
+    with own(given) as used:
+        assert used == given and not list(tmp_path.iterdir())
 
 
 KILLED = """
@@ -248,7 +249,11 @@ def test_a_machine_without_the_daemon_is_named(tmp_path):
 
 def test_in_a_job_of_slurm_machines_are_asked_by_srun(tmp_path, monkeypatch):
     program = tmp_path / "srun"
-    program.write_text('#!/bin/sh\nwhile [ $1 != -w ]; do shift; done; shift 2; exec "$@"')
+    # An srun that does not share cores would wait for another step of the job.
+    program.write_text(
+        '#!/bin/sh\n[ "$SLURM_OVERLAP" = 1 ] || exec sleep 600\n'
+        'while [ $1 != -w ]; do shift; done; shift 2; exec "$@"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -35,8 +35,10 @@ def of_mpirun(environment: Mapping[str, str], variable: str = _BASES[1]) -> Iter
     By default mpirun names a folder after its process id. If it is killed, that folder keeps each
     later mpirun with the same id from starting ("The PMIx server's listener thread ...").
     """
+    # Else Slurm makes its daemons wait for steps of the job on their machines, also lost ones.
+    environment = {"SLURM_OVERLAP": "1", **environment}
     if any(name in environment for name in _BASES):
-        yield dict(environment)
+        yield environment
     else:
         with _new_folder(tempfile.gettempdir(), _OF_MPIRUN) as folder:
             yield {**environment, variable: folder}
