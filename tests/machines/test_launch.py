@@ -251,8 +251,9 @@ def test_in_a_job_of_slurm_machines_are_asked_by_srun(tmp_path, monkeypatch):
     program = tmp_path / "srun"
     # An srun that does not share cores would wait for another step of the job.
     program.write_text(
-        '#!/bin/sh\n[ "$SLURM_OVERLAP" = 1 ] || exec sleep 600\n'
-        'while [ $1 != -w ]; do shift; done; shift 2; exec "$@"\n'
+        '#!/bin/sh\n[ "$SLURM_OVERLAP" = 1 ] || exec sleep 600\nfirst=$1\n'
+        'while [ $1 != -w ]; do shift; done; shift 2; "$@" && exit; status=$?\n'
+        '[ $first = --quiet ] || echo "srun: Job step aborted" >&2; exit $status\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
