@@ -66,8 +66,9 @@ class PagesOfLosses:
         return before == self._rest
 
     def _note(self, page):
-        if page["lost"]:
-            self.lost.append(page["lost"].decode())
+        lost, guard, by = page.group("lost", "guard", "signal")
+        if lost:
+            self.lost.append(lost.decode())
         else:
-            self.guards.append((page["guard"].decode(), int(page["signal"])))
+            self.guards.append((guard.decode(), int(by)))
         return b""
