@@ -137,7 +137,8 @@ class _Guard:
     def wait_for_others(self):
         """Wait for mpirun's SIGTERM if another machine's was killed: the script may still save.
 
-        While the daemon is stopped, it has not passed on the status: the watcher kills it.
+        Before, wait while the daemon is stopped: it may not have passed on the status, and the
+        watcher, which ends with this process, is to kill it.
         """
         while life_of(self._daemon) == "stopped":
             time.sleep(1.0)

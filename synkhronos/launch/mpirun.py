@@ -147,14 +147,9 @@ def _kind(text) -> str:
 
 
 def ask(lines: Sequence[Sequence[str]], seconds: float) -> list[CompletedProcess]:
-    """Run command lines of mpirun at once; the status of one that does not end is `_TIMED_OUT`."""
-    with folders.of_mpirun(os.environ) as environment:
-        return _run_all(lines, seconds, environment)
-
-
-def _run_all(lines, seconds, environment=None):
+    """Run command lines at once, as mpirun runs; the status of one that is late is `_TIMED_OUT`."""
     end = time.monotonic() + seconds
-    with contextlib.ExitStack() as stack:
+    with folders.of_mpirun(os.environ) as environment, contextlib.ExitStack() as stack:
         children = [_begin(line, environment, stack) for line in lines]
         return [_result(child, end) for child in children]
 
@@ -246,7 +241,7 @@ def ask_all(hosts: Sequence[Host], options: Any, command: str) -> dict[str, str]
         for host in hosts
     ]
     late = f"no answer {within(options.wait_answer, '--wait-answer')}"
-    return _problems(hosts, _run_all(lines, options.wait_answer), late, why_failed)
+    return _problems(hosts, ask(lines, options.wait_answer), late, why_failed)
 
 
 def ask_daemons(
@@ -296,7 +291,8 @@ def _line_on(name, agent, command):
     if agent:
         return [*shlex.split(agent), name, command]
     if "SLURM_JOB_ID" in os.environ:
-        step = ["--mpi=none", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
+        # Without --quiet the last line of its errors is "Job step aborted".
+        step = ["--quiet", "--mpi=none", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
         return ["srun", *step, "-w", name, "sh", "-c", command]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}"]
     return ["ssh", *options, name, command]

@@ -50,7 +50,7 @@ class PagesOfLosses:
     def __init__(self) -> None:
         self.lost: list[str] = []  # hosts
         self.guards: list[tuple[str, int]] = []  # (host, signal)
-        self._rest = b""  # an incomplete page
+        self._rest = self._known = b""  # an incomplete page; the same at the last question
 
     def take(self, data: bytes, is_end: bool = False) -> bytes:
         """Return the output without pages; keep an incomplete one until its end comes."""
@@ -60,9 +60,15 @@ class PagesOfLosses:
         self._rest = data[at:]
         return data[:at]
 
+    def has_rested(self) -> bool:
+        """Return whether a page has not grown since the last call: mpirun writes line by line."""
+        before, self._known = self._known, self._rest
+        return before == self._rest
+
     def _note(self, page):
-        if page["lost"]:
-            self.lost.append(page["lost"].decode())
+        lost, guard, by = page.group("lost", "guard", "signal")
+        if lost:
+            self.lost.append(lost.decode())
         else:
-            self.guards.append((page["guard"].decode(), int(page["signal"])))
+            self.guards.append((guard.decode(), int(by)))
         return b""

@@ -186,8 +186,9 @@ class Script(Mpirun):
 
     def _tick(self, seconds):
         super()._tick(seconds)
-        for stream in self._pages:  # what looked like the beginning of a page is the script's own
-            self._pass(stream, b"", is_end=True)
+        for stream, pages in self._pages.items():
+            # What looked like the beginning of a page, and does not grow, is the script's own.
+            self._pass(stream, b"", is_end=pages.has_rested())
 
     def _interrupt(self, number):
         """Pass a signal on to the script; after a second Ctrl-C end it."""

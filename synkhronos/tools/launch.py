@@ -211,8 +211,6 @@ def run_attempts(
         if named < limits.least:
             hosts = _wording.count(named, "host")
             raise ValueError(f"--min-hosts {limits.least} is more than there are: {hosts}.")
-    # Else Slurm makes a step wait for one of an earlier attempt, whose machine does not answer.
-    os.environ.setdefault("SLURM_OVERLAP", "1")
     find = functools.partial(find_hosts, options)
     return attempts.Attempts(limits, find, begin, say, options).run()
 

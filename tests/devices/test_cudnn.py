@@ -295,6 +295,7 @@ def enable(library, **variables):
 
 
 @needs_theano
+@needs_pygpu
 @pytest.mark.slow("imports Theano in new interpreters")
 @BOTH
 def test_a_cudnn_is_enabled_and_its_flags_are_obeyed(major, tmp_path):

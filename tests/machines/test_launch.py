@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +22,7 @@ from support.waiting import wait_until
 from synkhronos._machine import devices
 from synkhronos._machine.devices import module_command
 from synkhronos.comm.mpi import folders
-from synkhronos.launch import CannotLaunch, mpirun
+from synkhronos.launch import CannotLaunch, mpirun, through
 from synkhronos.launch.mpirun import Options
 from synkhronos.launch.where import Host
 
@@ -90,8 +91,15 @@ def test_folders_of_mpirun_go_with_it_and_those_of_killed_launchers_with_the_nex
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     assert subprocess.run([*daemon, code], env=environment, timeout=300).returncode == 1
     assert list(tmp_path.iterdir()) == []
-    with own({"PRTE_MCA_prte_tmpdir_base": "/own"}) as given:
-        assert given == {"PRTE_MCA_prte_tmpdir_base": "/own"} and not list(tmp_path.iterdir())
+    grouped = {"stdout": subprocess.PIPE, "env": environment, "start_new_session": True}
+    code = "import time; print(flush=True); time.sleep(600)"
+    with subprocess.Popen([*daemon, code], **grouped) as cancelled:
+        assert cancelled.stdout.readline() == b"\n" and list(tmp_path.iterdir())
+        os.killpg(cancelled.pid, signal.SIGTERM)  # as scancel does
+    assert list(tmp_path.iterdir()) == []
+    given = {"PRTE_MCA_prte_tmpdir_base": "/own", "SLURM_OVERLAP": "0"}
+    with own(given) as used:
+        assert used == given and not list(tmp_path.iterdir())
 
 
 KILLED = """
@@ -206,6 +214,24 @@ def test_a_ctrl_c_before_the_start_prints_nothing(empty, module, whom, status):
     assert found == (status, "", "")
 
 
+def test_a_page_that_mpirun_writes_with_pauses_is_taken_out(monkeypatch):
+    """mpirun writes it line by line, on a busy machine over seconds: then it was printed."""
+    script = through.Script([], [Host("a"), Host("b-2")], Options())
+    script.ranks[0].pid, script._mpirun = 77, SimpleNamespace(pid=os.getpid())
+    written = []
+    monkeypatch.setattr(script, "_write", lambda fd, data: written.append(data))
+    edge = b"-" * 74 + b"\n"
+    remote = b"  Remote daemon: [prterun-a-9@0,1] on node b-2\n"
+    for line in edge, b"PRTE has lost communication with a remote daemon.\n", remote, edge:
+        script._take(2, line)
+        script._tick(1.0)
+    assert b"".join(written) == b"" and script._losses == ["mpirun has lost b-2"]
+    script._take(2, edge)  # the script's own
+    script._tick(1.0)
+    script._tick(1.0)
+    assert b"".join(written) == edge
+
+
 @needs_mpirun
 def test_a_machine_without_the_daemon_is_named(tmp_path):
     """All names are this machine here, but the agent finds no prted on one of them."""
@@ -223,7 +249,12 @@ def test_a_machine_without_the_daemon_is_named(tmp_path):
 
 def test_in_a_job_of_slurm_machines_are_asked_by_srun(tmp_path, monkeypatch):
     program = tmp_path / "srun"
-    program.write_text('#!/bin/sh\nwhile [ $1 != -w ]; do shift; done; shift 2; exec "$@"')
+    # An srun that does not share cores would wait for another step of the job.
+    program.write_text(
+        '#!/bin/sh\n[ "$SLURM_OVERLAP" = 1 ] || exec sleep 600\nfirst=$1\n'
+        'while [ $1 != -w ]; do shift; done; shift 2; "$@" && exit; status=$?\n'
+        '[ $first = --quiet ] || echo "srun: Job step aborted" >&2; exit $status\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,8 +35,10 @@ def of_mpirun(environment: Mapping[str, str], variable: str = _BASES[1]) -> Iter
     By default mpirun names a folder after its process id. If it is killed, that folder keeps each
     later mpirun with the same id from starting ("The PMIx server's listener thread ...").
     """
+    # Else Slurm makes its daemons wait for steps of the job on their machines, also lost ones.
+    environment = {"SLURM_OVERLAP": "1", **environment}
     if any(name in environment for name in _BASES):
-        yield dict(environment)
+        yield environment
     else:
         with _new_folder(tempfile.gettempdir(), _OF_MPIRUN) as folder:
             yield {**environment, variable: folder}
@@ -119,6 +122,8 @@ def daemon_arguments(prted: Path, setting: str = "") -> list[str]:
 
 
 if __name__ == "__main__":
+    # Slurm sends a SIGTERM to the daemon, too: the folder goes after its end.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     with of_mpirun(os.environ, _BASES[2]) as environment:
         status = subprocess.call(sys.argv[1:], env=environment, close_fds=False)
     sys.exit(status)

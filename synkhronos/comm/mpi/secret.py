@@ -127,5 +127,5 @@ def _decoded(text, source=VARIABLE):
 ADVICE = (
     f"All processes of a job need the same secret: `synkhronos launch` gives them one. With your "
     f"own mpirun write `export {VARIABLE}=$(openssl rand -hex {_BYTES})`, and then `mpirun -x "
-    f"{VARIABLE} ...`."
+    f"{VARIABLE} ...`, or `srun ...`."
 )

@@ -1,4 +1,4 @@
-"""What each machine sends."""
+"""The command that counts the messages of each machine, for ``bench machines --count``."""
 
 
 class CountTraffic:
