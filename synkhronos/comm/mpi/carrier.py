@@ -49,16 +49,13 @@ class Carrier(BaseCarrier):
         super().__init__(mesh, {_LEADER: leader})
         self._listener, self._n_peers = listener, 1
         listener.setblocking(False)  # a rank that connects may have ended before it is accepted
-        self._listeners.add(listener.fileno())
         self.mpi = mpi  # MpiReductions, if all machines trust the network
-        self._listeners.update([mpi.ends] if mpi else [])
+        self._listeners.update([listener.fileno(), *([mpi.ends] if mpi else [])])
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # see `_refuse`
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
             # To the leader of one machine, or, None, to all others.
-            tell=lambda peer, to, message: self._tell(
-                self.others if to is None else [to], ("told", message)
-            ),
+            tell=lambda _, to, it: self._tell(self.others if to is None else [to], ("told", it)),
             lose=lambda peer, machine, why: self._lose(machine, why),
             count=lambda peer, id: self.post(peer, "done", id, tuple(self.traffic)),
             watch=self.from_rank_watch,
@@ -259,11 +256,12 @@ def main(fd: int, bound: int) -> None:
         except (secret.NoSecret, Unreachable) as error:
             log.error("%s: %s", socket.gethostname(), error)
             os._exit(1)  # MPI_Finalize would wait for others
-        if not mesh.trusts:
+        mpi = MpiReductions(comm, stack) if mesh.trusts else None
+        if mpi is None:
             stack.close()
         mesh.give_to_leader(leader)
         listener.listen(1024)  # not in the leader: ranks ask the socket which process has called it
-        carrier = Carrier(mesh, leader, listener, MpiReductions(comm) if mesh.trusts else None)
+        carrier = Carrier(mesh, leader, listener, mpi)
         signal.signal(signal.SIGTERM, carrier.hear_sigterm)
         try:
             carrier.run()
@@ -272,8 +270,6 @@ def main(fd: int, bound: int) -> None:
             carrier.fail(f"The process that carries messages can't go on: {problem_here(error)}")
         if carrier.has_lost:
             os._exit(1)  # MPI_Finalize, and MPI's thread, would wait for all machines
-        if carrier.mpi is not None:
-            carrier.mpi.end()
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ class _Connection:
     """One end of a connection; `seals` are those of what goes out and of what comes in, or None."""
 
     def __init__(self, connection, seals):
-        self._socket, self._seals = connection, seals
+        self._socket, self._seals, self._n_mac = connection, seals, MAC if seals else 0
         self.queue = collections.deque()  # the Requests that the system has not taken whole
         self.is_writable, self.has_said_goodbye = True, False
         self._going = []  # what is left of the first
@@ -370,11 +370,10 @@ class _Connection:
             if n_here < _HEAD.size:
                 return False
             tag, nbytes = _HEAD.unpack_from(self._buffer, self._begin)
-            n_mac = MAC if self._seals else 0
             if nbytes > _LARGEST:
                 raise Changed
             if nbytes <= _SMALL:
-                if n_here < _HEAD.size + nbytes + n_mac:
+                if n_here < _HEAD.size + nbytes + self._n_mac:
                     return False
                 payload = np.empty(nbytes, np.uint8)
             else:
@@ -385,8 +384,7 @@ class _Connection:
             payload[:n_here] = np.frombuffer(self._buffer, np.uint8, n_here, self._begin)
             self._rest = memoryview(payload)[n_here:]
             self._begin += n_here
-        n_mac = MAC if self._seals else 0
-        return not len(self._rest) and self._end - self._begin >= n_mac
+        return not len(self._rest) and self._end - self._begin >= self._n_mac
 
     def _take(self):
         tag, payload = self._tag, self._payload

@@ -16,8 +16,9 @@ from synkhronos.comm.mpi import folders
 from synkhronos.comm.mpi.secret import open_no_ports
 
 open_no_ports()
-# Open MPI would print a page about a peer that has ended, in addition to its error.
+# Open MPI prints no page about a peer that has ended, and gives the core away while it waits.
 os.environ.setdefault("OMPI_MCA_btl_base_warn_peer_error", "0")
+os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 # The warning is about the mpiexec of another MPI, which `synkhronos run` refuses with a sentence.

@@ -21,12 +21,11 @@ _DTYPES = "bBhHiIlLqQfdFD"  # of the numbers that MPI knows, too
 
 
 class MpiReductions:
-    """A thread of the carrier; `ends` can be read when an all-reduce has ended."""
+    """A thread of the carrier, until `stack` ends; `ends` can be read after an all-reduce."""
 
-    def __init__(self, comm):
-        self._comm, self._thread = comm, ThreadPoolExecutor(1)
+    def __init__(self, comm, stack):
+        self._comm, self._thread = comm, stack.enter_context(ThreadPoolExecutor(1))
         self.ends, self._sink = os.pipe()
-        self.end = self._thread.shutdown  # waits for what has begun
 
     def take(self, arrays, ops, compress):
         """Return whether MPI can reduce these arrays; all machines have the same answer."""

@@ -1,7 +1,7 @@
 """The all-reduces of a carrier, from the requests of its ranks to the answers.
 
     ranks ── reduce, bucket ──▶ a round ── ready ──▶ all other carriers
-    all have said "ready"   ──▶ `NetworkAllReduce`, two at a time, in the order of their numbers
+    all have said "ready"   ──▶ `NetworkAllReduce`, or MPI, two at a time, in order of their numbers
                             ──▶ done, to all ranks that wait
 
 Each carrier sends "ready" to each other one: M (M - 1) messages, but a machine waits for one hop.
@@ -187,12 +187,12 @@ class ReductionRound:
         mpi = self._carrier.mpi
         if mpi is not None and mpi.take(self._arrays, self._ops, self._compress):
             self.go_on = mpi.begin(self._arrays, *how)
-            return False
-        session, sequence, number = self._id
-        tag = _REDUCE + 2 * ((977 * session + 31 * sequence + number) % _TAGS)
-        work = NetworkAllReduce(self._carrier, self._arrays, *how, tag, self._compress)
-        self.go_on = work.progress
-        return work.progress()
+        else:
+            session, sequence, number = self._id
+            tag = _REDUCE + 2 * ((977 * session + 31 * sequence + number) % _TAGS)
+            work = NetworkAllReduce(self._carrier, self._arrays, *how, tag, self._compress)
+            self.go_on = work.progress
+        return self.go_on()
 
 
 class Bucket:

@@ -291,7 +291,10 @@ def _elemwise(alone, node, before, given, value):
         shaped = given[0] if given[0].is_open else relation  # it has the shape of the first
         return shaped._replace(is_filled=value.kind == ROWS and is_filled)
     if alone.own_statistics and value.kind == ROWS:
-        given = [EQUAL if _is_statistic(*each) else each[1] for each in pairs]
+        given = [
+            EQUAL if each.kind in (ADDS, OWN) and not all(variable.type.broadcastable) else each
+            for variable, each in pairs  # a statistic of the rows has an item for each column
+        ]
     worst = worst_of(given)
     if worst is not None:
         is_kept = isinstance(op, (*_MOVES, scalar.Add, scalar.Sub, scalar.Mul))
@@ -360,11 +363,6 @@ def _of_merged(op, relation):
         return relation._replace(mode=_OPPOSITE[relation.mode])
     is_increasing = isinstance(op, (scalar.Exp, scalar.Tanh))  # and defined for all numbers
     return relation if is_increasing and relation.mode in _OPPOSITE else Relation(OWN)
-
-
-def _is_statistic(variable, relation):
-    """Return whether a value beside rows is a statistic of them: an item for each column."""
-    return relation.kind in (ADDS, OWN) and not all(variable.type.broadcastable)
 
 
 _OPPOSITE = {"max": "min", "min": "max"}
