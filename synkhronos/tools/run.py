@@ -73,7 +73,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         try:
             link.begin()  # waits for the network processes of all machines of the job
         except synk.WorkerDied:
-            return _refused(f"MPI has not begun on {socket.gethostname()}.")
+            return _refused(f"MPI has not begun on {socket.gethostname()}: do all hosts reach it?")
         tell("begun", "")
         name_host(socket.gethostname())
         if link.n_machines == 1:
