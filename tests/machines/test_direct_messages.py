@@ -24,7 +24,7 @@ class Leader:
         self.link.machine, self.link.n_machines = rank, 2
         self.link._set_channel(ours)
         self.link._leaders = Connections(rank, 2, of_leaders=True)
-        self.link._leaders.add(1 - rank, connection, b"key", True, False)
+        self.link._leaders.add(1 - rank, connection, b"key", True)
         self.link.poll.register(connection, _link.select.EPOLLIN)
         self.link._leaders.before_close = self.link.poll.unregister
 

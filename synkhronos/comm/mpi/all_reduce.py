@@ -211,9 +211,7 @@ def reduce_all(sources, ops, divisor, compress, out):
         values = [each[position] for each in sources]
         if compress and target.dtype.kind == "f":
             values = [each.astype(np.float16) for each in values]
-            result = np.empty(target.shape, np.float16)
-        else:
-            result = np.empty(target.shape, target.dtype)
+        result = np.empty(target.shape, values[0].dtype)
         reduce_block(ops[position], values, result, divisor)
         target[...] = with_one_nan(result)
 

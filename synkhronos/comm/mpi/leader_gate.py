@@ -1,13 +1,13 @@
 """The gate of another machine's leader: it takes the master's commands, for the ranks there."""
 
 import pickle
-from dataclasses import dataclass
+
+import numpy as np
 
 from synkhronos.comm import reports
 from synkhronos.comm.mpi.gate import GateOfMachines
 
 
-@dataclass(frozen=True)
 class Nothing:
     """A command that does nothing, in place of one that a leader could not read."""
 
@@ -47,7 +47,6 @@ class LeaderGate(GateOfMachines):
         if self.has_ended:
             raise SessionOver
         (slot, payload, small), self._next = self._next, None
-        self.given = dict(small)
         self._left = {}
         self.link.answers.clear()  # of a call that was left early
         self.answers.clear()
@@ -58,6 +57,8 @@ class LeaderGate(GateOfMachines):
             self.local.start(Nothing())
             raise
         command = self._commands[slot]
+        refs = zip(getattr(command, "inputs", ()), small)
+        self.given = {ref: np.ndarray(ref.shape, ref.dtype, bytearray(data)) for ref, data in refs}
         self.local.start(command)
         if self._aborted == self.sequence:
             self.local.abort()  # "abort" came before the call was started here

@@ -47,7 +47,7 @@ class MasterGate(GateOfMachines):
             self._done.clear()
             self._left = {}
             self.link.answers.clear()  # of a call that was left early
-            small = [(ref, self.read(ref)) for ref in self._small[slot]]
+            small = [self.read(ref).tobytes() for ref in self._small[slot]]
             message = "command", self.session, self.sequence + 1, slot, payload, small
             if payload is None:  # leaders know it, and wait for no other message before it
                 self.link.tell_directly(range(1, len(self.layout.counts)), message)

@@ -345,6 +345,8 @@ class _Connection:
                 left -= self._read()
                 while self._has_next(exchange, source):
                     yield self._take()
+                if self._rest is None and self._begin == self._end:
+                    break  # if more has come meanwhile, poll tells
 
     def _read(self):
         """Read into the payload that is coming, and on into the buffer."""
