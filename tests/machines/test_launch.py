@@ -457,8 +457,9 @@ def test_an_mpirun_that_a_signal_keeps_from_starting_is_started_again(
 
     def find():  # after the commands that ask hosts
         with contextlib.suppress(psutil.Error):
-            children = psutil.Process(launched.process.pid).children()
-            found.extend(each for each in children if "script.py" in each.cmdline())
+            for each in psutil.Process(launched.process.pid).children():
+                line = each.cmdline()  # before its exec a child has that of the launcher
+                found.extend([each] if "script.py" in line and "launch" not in line else [])
         return found
 
     wait_until(find)
