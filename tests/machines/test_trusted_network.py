@@ -2,6 +2,7 @@
 
 import subprocess
 
+import numpy as np
 import pytest
 from support import hosts
 from support.running import IN_PYTHON
@@ -62,3 +63,11 @@ def test_sums_of_arrays_are_those_of_mpi_and_the_same_on_all_ranks(three_hosts, 
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "6 ranks\n", "")
     assert three_hosts.is_empty()
+
+
+def test_what_mpi_can_not_count_and_would_end_the_script_for_goes_through_the_carriers():
+    from synkhronos.comm.mpi.mpi_reductions import MpiReductions
+
+    for size, can in (((1 << 31) - 1, True), (1 << 31, False)):
+        arrays = [np.ones(1, np.float32), np.broadcast_to(np.int8(1), size)]
+        assert MpiReductions.take(None, arrays, ["sum", "avg"], False) is can

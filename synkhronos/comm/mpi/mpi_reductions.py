@@ -28,9 +28,9 @@ class MpiReductions:
         self.ends, self._sink = os.pipe()
 
     def take(self, arrays, ops, compress):
-        """Return whether MPI can reduce these arrays; all machines have the same answer."""
-        kinds = zip(ops, [array.dtype.char for array in arrays])
-        return not compress and all(op in _OPS and char in _DTYPES for op, char in kinds)
+        """Return whether MPI, which counts in an int, can reduce these; all machines agree."""
+        known = [array.dtype.char in _DTYPES and array.size < 1 << 31 for array in arrays]
+        return not compress and all(known) and all(op in _OPS for op in ops)
 
     def begin(self, arrays, ops, divisor):
         """Begin to reduce contiguous arrays in place; return a function: whether that has ended."""
