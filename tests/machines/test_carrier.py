@@ -79,7 +79,7 @@ carrier.move()
 print(heard())
 # What the other machine sent before it heard of that:
 reductions.from_machine_ready(1, (1, 1, 1), large, None)
-fetches.from_machine_failed(1, 1, "no room")
+fetches.from_machines["failed"](1, 1, "no room")
 fetches.from_machine_coming(1, 2, [large], None, PART)
 come()
 print(reductions._rounds, reductions._ready)

@@ -204,7 +204,7 @@ def test_copies_of_a_session_that_has_ended_are_refused(carrier, fetches):
     fetches.from_machine_want(1, 1, (0, 1), [place], None, 0, 0, PART)
     (_, name, number, problem) = carrier.told[-1]
     assert (name, number) == ("failed", 1) and "the session is over" in problem
-    fetches.from_machine_failed(1, 1, problem)
+    fetches.from_machines["failed"](1, 1, problem)
     assert carrier.posted == [("leader", "failed", 3, problem)]
     assert not fetches.are_copying((2, 1))
 

@@ -48,21 +48,51 @@ synk.close()
 print(n, "ranks")
 """
 
+ENDING = """
+import os, signal, threading, numpy as np, theano, synkhronos as synk
+from synkhronos._session.current import Current
 
-@pytest.mark.slow("starts a session on three hosts")
-def test_sums_of_arrays_are_those_of_mpi_and_the_same_on_all_ranks(three_hosts, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+synk.fork(2)
+s = theano.shared(np.ones(1 << 23, "float32"))
+synk.broadcast(s)
+[rank] = Current.session.worker_pids
+threading.Timer(1, os.kill, [rank, signal.SIGKILL]).start()
+try:
+    while True:
+        synk.all_reduce(s)
+except synk.WorkerDied:
+    print("saved")
+"""
+
+
+def launched(these, folder, script):
+    (folder / "script.py").write_text(script)
     done = subprocess.run(
-        three_hosts.launch("--trust-network", "script.py"),
-        cwd=tmp_path,
-        env=three_hosts.environment(**IN_PYTHON),
+        these.launch("--trust-network", "script.py"),
+        cwd=folder,
+        env=these.environment(**IN_PYTHON),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "6 ranks\n", "")
-    assert three_hosts.is_empty()
+    assert these.is_empty()
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow("starts a session on three hosts")
+def test_sums_of_arrays_are_those_of_mpi_and_the_same_on_all_ranks(three_hosts, tmp_path):
+    assert launched(three_hosts, tmp_path, SCRIPT) == (0, "6 ranks\n", "")
+
+
+@pytest.mark.slow("sends for some seconds")
+def test_a_script_ends_well_while_mpi_still_sums(two_hosts, tmp_path):
+    """Its carrier was killed after 5 seconds, and MPI then ended the job with an error."""
+    two_hosts.slow(2, "40mbit")
+    try:
+        assert launched(two_hosts, tmp_path, ENDING) == (0, "saved\n", "")
+    finally:
+        two_hosts.slow(2, "10gbit")
 
 
 def test_what_mpi_can_not_count_and_would_end_the_script_for_goes_through_the_carriers():
@@ -70,4 +100,4 @@ def test_what_mpi_can_not_count_and_would_end_the_script_for_goes_through_the_ca
 
     for size, can in (((1 << 31) - 1, True), (1 << 31, False)):
         arrays = [np.ones(1, np.float32), np.broadcast_to(np.int8(1), size)]
-        assert MpiReductions.take(None, arrays, ["sum", "avg"], False) is can
+        assert MpiReductions.can_reduce(None, arrays, ["sum", "avg"], False) is can

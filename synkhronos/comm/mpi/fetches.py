@@ -111,7 +111,7 @@ class Fetches:
         )
         self.from_machines = Handlers(
             want=self.from_machine_want,
-            failed=self.from_machine_failed,
+            failed=lambda machine, number, problem: self._answer(number, "failed", problem),
             coming=self.from_machine_coming,
         )
 
@@ -213,10 +213,6 @@ class Fetches:
             self._refuse(machine, number)
         else:
             self._asked[call, places].append((machine, number))
-
-    def from_machine_failed(self, machine, number, problem):
-        """Tell the ranks that their arrays can't come."""
-        self._answer(number, "failed", problem)
 
     def from_machine_coming(self, machine, number, kinds, arrays, part):
         """Receive arrays, also if no rank waits for them any more."""

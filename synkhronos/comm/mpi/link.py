@@ -283,6 +283,10 @@ class CarrierLink:
             os.dup(self.channel.fileno())  # stays open longer than `channel` at Python's exit
             return
         with contextlib.suppress(WorkerDied):  # the job may be over already
+            if reason is None and os.environ.get(secret.TRUST):
+                id = self.ask("settle", float("inf"), 0)  # MPI could not end while it reduces
+                while id not in self.answers and self._loss is None:
+                    self.receive()
             self.send("end", reason)
         self.join(_END_SECONDS if reason is None else float("inf"))
 

@@ -16,8 +16,8 @@ from synkhronos._arithmetic.operations import OPERATIONS, divide
 from synkhronos._machine.heartbeats import lost_seconds
 from synkhronos.comm.mpi.mpi_library import MPI
 
-_OPS = {"sum": MPI.SUM, "avg": MPI.SUM}  # MPI's largest number is not NumPy's where there are NaNs
-_DTYPES = "bBhHiIlLqQfdFD"  # of the numbers that MPI knows, too
+_OPS = {"sum": MPI.SUM, "avg": MPI.SUM}  # no maximum: MPI's is not NumPy's where there are NaNs
+_DTYPES = "bBhHiIlLqQfdFD"  # characters of the dtypes that MPI can sum
 
 
 class MpiReductions:
@@ -27,13 +27,13 @@ class MpiReductions:
         self._comm, self._thread = comm, stack.enter_context(ThreadPoolExecutor(1))
         self.ends, self._sink = os.pipe()
 
-    def take(self, arrays, ops, compress):
+    def can_reduce(self, arrays, ops, compress):
         """Return whether MPI, which counts in an int, can reduce these; all machines agree."""
         known = [array.dtype.char in _DTYPES and array.size < 1 << 31 for array in arrays]
         return not compress and all(known) and all(op in _OPS for op in ops)
 
     def begin(self, arrays, ops, divisor):
-        """Begin to reduce contiguous arrays in place; return a function: whether that has ended."""
+        """Begin to reduce contiguous arrays in place; return what tells whether it has ended."""
         begun = self._thread.submit(self._reduce, arrays, ops, divisor)
         begun.add_done_callback(lambda _: os.write(self._sink, b"\0"))
         return lambda: begun.done() and begun.result() is None  # or it raises
@@ -48,5 +48,5 @@ class MpiReductions:
                 if same is not array:
                     array[...] = same
         except MPI.Exception:
-            time.sleep(lost_seconds() + 2)  # the carrier may end before: it knows of lost machines
+            time.sleep(lost_seconds() + 2)  # meanwhile the carrier learns who is lost, and ends
             raise

@@ -44,8 +44,8 @@ class Reductions:
         self.from_machines = Handlers(over=self.from_machine_over, ready=self.from_machine_ready)
 
     def have(self, call):
-        """Return whether a call, of a session and number, has rounds that have not ended."""
-        return any(key[:2] == call for key in self._rounds)
+        """Return whether a call, or one before it, has rounds that have not ended."""
+        return any(key[:2] <= call for key in self._rounds)
 
     def progress(self):
         """Do what can be done now; return whether a round has ended."""
@@ -185,7 +185,7 @@ class ReductionRound:
             reduce_all(values, *how, self._compress, self._arrays)
             return True
         mpi = self._carrier.mpi
-        if mpi is not None and mpi.take(self._arrays, self._ops, self._compress):
+        if mpi is not None and mpi.can_reduce(self._arrays, self._ops, self._compress):
             self.go_on = mpi.begin(self._arrays, *how)
         else:
             session, sequence, number = self._id
