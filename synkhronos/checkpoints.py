@@ -237,8 +237,8 @@ def _equal_everywhere(session, keys):
     if all(session.gate.host_of(rank) is None for rank in range(session.n_ranks)):
         return set()
     arrays = [v for v in keys if _host.is_array_variable(v) and not _host.is_random_state(v)]
-    hashes = session.ask(commands.Hashes(tuple(keys[each] for each in arrays)))
-    return {each for each, *of_ranks in zip(arrays, *hashes) if len({*of_ranks}) == 1}
+    hashes = session.ask_of_each(commands.Hashes, arrays)
+    return {each for each, of_ranks in zip(arrays, hashes) if len({*of_ranks}) == 1}
 
 
 def _written(arrays, position, variable, values):

@@ -22,8 +22,6 @@ __all__ = ["get_lengths", "get_shapes", "get_value", "set_value"]
 Value = Union[np.ndarray, RandomState]
 Shapes = List[Tuple[int, ...]]
 
-_ASKED_AT_ONCE = 500  # shapes, of up to 32 dimensions each: they fit into one answer of a worker
-
 
 def set_value(
     rank: int, shared_vars: SharedVariables, values: Values, batch: Rows | None = None
@@ -145,7 +143,7 @@ def get_lengths(shared_vars: SharedVariables) -> list[int] | tuple[list[int], ..
     with call("get_lengths()") as session:
         variables = collective.check_variables("get_lengths", shared_vars)
         collective.check_axis("get_lengths", variables)
-        shapes = _ask_shapes(session, variables)
+        shapes = session.ask_of_each(commands.Shapes, variables)
         lengths = tuple([shape[0] for shape in each] for each in shapes)
         return lengths if isinstance(shared_vars, (list, tuple)) else lengths[0]
 
@@ -180,14 +178,6 @@ def get_shapes(shared_vars: SharedVariables) -> Shapes | tuple[Shapes, ...]:
     >>> synk.close()
     """
     with call("get_shapes()") as session:
-        shapes = _ask_shapes(session, collective.check_variables("get_shapes", shared_vars))
-        return shapes if isinstance(shared_vars, (list, tuple)) else shapes[0]
-
-
-def _ask_shapes(session, variables):
-    shapes: list[list[tuple[int, ...]]] = []
-    keys = session.registry.keys_of(variables)
-    for begin in range(0, len(keys), _ASKED_AT_ONCE):
-        answers = session.ask(commands.Shapes(keys[begin : begin + _ASKED_AT_ONCE]))
-        shapes.extend(map(list, zip(*answers)))
-    return tuple(shapes)
+        variables = collective.check_variables("get_shapes", shared_vars)
+        shapes = session.ask_of_each(commands.Shapes, variables)
+        return tuple(shapes) if isinstance(shared_vars, (list, tuple)) else shapes[0]

@@ -112,8 +112,8 @@ class Serial:
 
     def are_equal_on_ranks(self, variables=None):
         """Return whether all ranks have the same values of variables, or of all."""
-        keys = self._session.registry.keys_of(variables or self._variables)
-        return len({*self._session.ask(commands.Digests(keys))}) == 1
+        hashes = self._session.ask_of_each(commands.Hashes, variables or self._variables)
+        return all(len({*of_ranks}) == 1 for of_ranks in hashes)
 
     def rows(self):
         """Return the number of rows of the call; None if nothing is scattered."""

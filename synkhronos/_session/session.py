@@ -25,6 +25,7 @@ from synkhronos._session.staging import StagedArrays
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 
+_ASKED_AT_ONCE = 500  # shapes of 32 dimensions each: they fit into one answer of a worker
 QUIT_SECONDS = 5.0  # an idle worker that has not ended by itself after this time is killed
 
 
@@ -257,6 +258,14 @@ class Session:
         self._answers = {}
         self._answers[self.master_rank] = self.run(command)
         return [self._answers.get(rank) for rank in range(self.n_ranks)]
+
+    def ask_of_each(self, command, variables) -> list:
+        """Ask `command` of shared variables; return the answers of all ranks for each variable."""
+        found, keys = [], self.registry.keys_of(variables)
+        for begin in range(0, len(keys), _ASKED_AT_ONCE):
+            answers = self.ask(command(keys[begin : begin + _ASKED_AT_ONCE]))
+            found.extend(map(list, zip(*answers)))
+        return found
 
     def _hear(self, rank, answer):
         if not self.comm.outputs.hear(rank, answer):

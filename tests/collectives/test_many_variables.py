@@ -8,6 +8,7 @@ import theano
 
 import synkhronos as synk
 from synkhronos import session as _session
+from synkhronos._session import commands
 
 MANY = 70
 
@@ -99,4 +100,15 @@ def test_held_values_stay_as_they_are_where_many_are_replaced(no_session):
         np.testing.assert_array_equal(view, each[1:])
     for each, value in zip(all_shared, others(20)):
         np.testing.assert_array_equal(each.get_value(), value)
+    synk.close()
+
+
+def test_hashes_of_thousands_of_variables_fit_into_the_answers_of_workers(no_session):
+    """They were one answer, of more than 64 KiB, so `synk.save` failed on several machines."""
+    synk.fork(2)
+    all_shared = [theano.shared(np.zeros(1)) for _ in range(4000)]
+    synk.broadcast(all_shared)
+    synk.set_value(1, all_shared[-1], [1.0])
+    hashes = _session._Current.session.ask_of_each(commands.Hashes, all_shared)
+    assert [len({*each}) for each in hashes] == [1] * 3999 + [2]
     synk.close()

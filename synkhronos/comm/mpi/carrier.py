@@ -54,8 +54,7 @@ class Carrier(BaseCarrier):
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # see `_refuse`
         self._fetches, self._reductions = Fetches(self), Reductions(self)
         self.from_ranks.update(
-            # To the leader of one machine, or, None, to all others.
-            tell=lambda _, to, it: self._tell(self.others if to is None else [to], ("told", it)),
+            tell=self.from_rank_tell,
             lose=lambda peer, machine, why: self._lose(machine, why),
             count=lambda peer, id: self.post(peer, "done", id, tuple(self.traffic)),
             watch=self.from_rank_watch,
@@ -179,6 +178,10 @@ class Carrier(BaseCarrier):
             self.post(_LEADER, "lost", machine, host, f"It {why}")
         if self.machine:
             self.from_machine_end(machine, reason)
+
+    def from_rank_tell(self, peer, to, message):
+        """Pass a pickled message on to the leader of one machine, or to those of all others."""
+        self._tell(self.others if to is None else [to], ("told", message))
 
     def from_rank_watch(self, peer, session, workers):
         """Watch the workers of this machine: rank -> process id."""
