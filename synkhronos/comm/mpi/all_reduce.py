@@ -22,16 +22,16 @@ import numpy as np
 from synkhronos._arithmetic.blocks import cut, reduce_block, with_one_nan
 from synkhronos._arithmetic.operations import OPERATIONS
 
-CHUNK = 1 << 18  # bytes, at most
+CHUNK = 1 << 20  # bytes, at most
 _SMALLEST, _ALIGN = 1 << 12, 64
-_WINDOW = 16  # messages to or from one machine that are under way in each step
+_WINDOW = 4  # messages to or from one machine that are under way in each step
 
 
 def chunk_bytes(nbytes: float, n_machines: int) -> int:
     """Return the bytes of a chunk: all machines own equally many, unless chunks get too small.
 
     >>> CHUNK, chunk_bytes(1 << 20, 4), chunk_bytes(1 << 20, 12), chunk_bytes(1 << 10, 12)
-    (262144, 262144, 87424, 4096)
+    (1048576, 262144, 87424, 4096)
     """
     n_own = max(1, math.ceil(nbytes / (CHUNK * n_machines)))
     units = math.ceil(nbytes / (n_own * n_machines * _ALIGN))
