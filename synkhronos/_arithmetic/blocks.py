@@ -33,9 +33,9 @@ def parse_op(op):
 
 
 def reduce_block(op, sources, out, divisor):
-    """Reduce arrays of one shape, at least one, into `out`, which may be the first but no other.
+    """Reduce arrays of one shape, at least one, into `out`; averages are divided by the `divisor`.
 
-    Averages are divided by the `divisor`.
+    It may be the first array, or the second, but no other.
     """
     combine, divides = OPERATIONS[op].combine, OPERATIONS[op].divides
     if out.dtype.char == HALF:

@@ -138,13 +138,16 @@ class NetworkAllReduce:
         return self._wire.send(machine, result, tag + 1), result
 
     def _receive_result(self, chunk, machine, tag):
-        pieces = self._chunk_list[chunk]
+        buffer = self._room(self._chunk_list[chunk])
+        return self._wire.receive(machine, buffer, tag + 1), buffer
+
+    def _room(self, pieces):
+        """Return the place of a result in the arrays, or new memory if it can't come there."""
         position, begin, end = pieces[0]
         place = self._flat[position][begin:end]
-        buffer = place
         if len(pieces) > 1 or self._dtype(pieces, self._compress_results) != place.dtype:
-            buffer = self._empty(pieces, self._compress_results)
-        return self._wire.receive(machine, buffer, tag + 1), buffer
+            return self._empty(pieces, self._compress_results)
+        return place
 
     def _take(self, chunk, machine, values):
         """Take a machine's values of an own chunk; reduce it when all have come."""
@@ -154,7 +157,9 @@ class NetworkAllReduce:
         if len(sources) < self._n_machines:
             return
         del self._sources[chunk]
-        result = self._results[chunk] = self._empty(pieces, self._compress_results)
+        is_first = self._machine < 2  # then `reduce_block` may write to this machine's values
+        room = self._room(pieces) if is_first else self._empty(pieces, self._compress_results)
+        result = self._results[chunk] = room
         ordered = [
             sources[machine].astype(result.dtype, copy=False) for machine in range(self._n_machines)
         ]
