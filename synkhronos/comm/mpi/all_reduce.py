@@ -157,9 +157,10 @@ class NetworkAllReduce:
         if len(sources) < self._n_machines:
             return
         del self._sources[chunk]
-        is_first = self._machine < 2  # then `reduce_block` may write to this machine's values
-        room = self._room(pieces) if is_first else self._empty(pieces, self._compress_results)
-        result = self._results[chunk] = room
+        result = self._room(pieces)
+        if self._machine > 1:  # `reduce_block` may write to the first two machines' values only
+            result = self._empty(pieces, self._compress_results)
+        self._results[chunk] = result
         ordered = [
             sources[machine].astype(result.dtype, copy=False) for machine in range(self._n_machines)
         ]

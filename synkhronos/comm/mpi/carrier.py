@@ -130,7 +130,7 @@ class Carrier(BaseCarrier):
 
     def progress(self):
         """Go on with reductions; answer the leader when an aborted call is settled."""
-        happened = not self.has_lost and self._reductions.progress()
+        happened = not self.has_lost and self._reductions.progress()  # MPI raises after a loss
         if self._settling is not None:
             peer, id, call = self._settling
             if not self._reductions.have(call) and not self._fetches.are_copying(call):
