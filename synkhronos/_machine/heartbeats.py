@@ -70,7 +70,7 @@ class Heartbeats:
         """Send heartbeats if the last are a second old; return whether they were."""
         now = time.monotonic()
         pause = now - self._last_beat
-        if pause < BEAT_SECONDS:
+        if self._last_beat + BEAT_SECONDS > now:  # as `seconds_left` adds them up
             return False
         # After such a pause it was this process that was stopped: it counts silence from now on.
         if pause > max(lost_seconds() / 2, 1.5 * BEAT_SECONDS):
