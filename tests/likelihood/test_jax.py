@@ -55,7 +55,7 @@ def test_value_and_gradients_are_one_evaluation(monkeypatch):
     with parallel.likelihood(model, ranks=2) as ours:
         kinds, evaluate = [], type(ours._evaluator).evaluate
 
-        def watched(self, kind, values):
+        def watched(self, kind, values, sources=None):
             kinds.append(kind)
             return evaluate(self, kind, values)
 

@@ -39,8 +39,6 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
-from pytensor.graph.traversal import graph_inputs
-from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import interrupts_held, raised_here
@@ -55,16 +53,17 @@ from synkhronos.comm.reports import raised_by_rank
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
 from synkhronos.extensions.pymc.parts import Parts, open_axes, rows_before
+from synkhronos.extensions.pymc.row_sources import RowSources
 from synkhronos.extensions.pymc.runs import along, along_direction, compiled
-from synkhronos.extensions.pymc.terms import Term, first_line, values_of
+from synkhronos.extensions.pymc.terms import Term, first_line
 
 _evaluators: weakref.WeakValueDictionary[int, Evaluator] = weakref.WeakValueDictionary()
 _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has failed
 
 
-def evaluate(number: int, kind: str, values: np.ndarray) -> np.ndarray:
+def evaluate(number: int, kind: str, values: np.ndarray, sources: tuple) -> np.ndarray:
     """Evaluate by the evaluator of this number: see `Evaluator.evaluate`."""
-    return _evaluators[number].evaluate(kind, values)
+    return _evaluators[number].evaluate(kind, values, sources)
 
 
 def all_evaluators() -> list[Evaluator]:
@@ -178,10 +177,11 @@ class Evaluator:
         self.unheard: BaseException | None = None  # an error that no code in Python could catch
         self.parameters = [each for term in self.terms for each in term.parameters]
         self.unknown = open_axes(self.terms)
+        self.sources = RowSources(self.terms)
         self._functions: dict[str, list] = {}
         self._products: list | None = None  # derivatives of terms along directions, and these
         self._received: list | None = None  # the data, on other machines than the script's
-        self._sent: list | None = None  # `_sources` whose data other machines have
+        self._sent = 0  # the version of the values that other machines have rows of
         self.given = np.empty(0)  # the values of an evaluation on several machines
         self._make_locks()
         self._forget()
@@ -196,7 +196,6 @@ class Evaluator:
         self._commands: dict[str, Evaluate] = {}
         self._runs: dict[str, list] = {}  # kind -> for each rank a list of `Evaluation`
         self._prepared = None  # those of this process's rank whose functions have arguments
-        self._sources: list = []  # the cells of shared variables, and the data that were in them
         self._memory: Parts | None = None
         self._lengths = b""
 
@@ -224,7 +223,9 @@ class Evaluator:
         lengths = [values[i].shape[axis] for i, axis in self.unknown]
         return np.concatenate([lengths, *(np.ravel(each) for each in values)]).astype("float64")
 
-    def evaluate(self, kind: str, values: np.ndarray) -> np.ndarray:
+    def evaluate(
+        self, kind: str, values: np.ndarray, sources: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
         """Return the result of all ranks for an evaluation of a kind, in one vector.
 
         Parameters
@@ -234,6 +235,8 @@ class Evaluator:
         values : numpy.ndarray
             Float64, flat: the lengths that `unknown` lists, the values of all parameters, and for
             products a direction: a number for each number of those parameters that are floats.
+        sources : sequence of numpy.ndarray, optional
+            The values of `RowSources.variables`, by default those that they have now.
         """
         with self._lock:
             if self._inside.locked():
@@ -249,6 +252,7 @@ class Evaluator:
                 )
             try:
                 with self._inside:
+                    self._take_sources(sources)
                     if self._of_machines is None:
                         total = self.evaluate_here(kind, values)
                     else:
@@ -269,6 +273,13 @@ class Evaluator:
         if kind == "value":
             return first
         return np.concatenate([first, np.delete(total, self._begins)])
+
+    def _take_sources(self, values):
+        """Let the next evaluation give ranks new rows, if these values are others than theirs."""
+        values = self.sources.present() if values is None else values
+        if not self.sources.are_held(values):
+            self._commands.clear()
+            self.sources.hold(values)
 
     def _evaluate_on_machines(self, kind, values):
         self._check_machines(Current.link)
@@ -296,10 +307,10 @@ class Evaluator:
 
     def _send(self, session):
         """Send each machine the data of its rows, unless it has them."""
-        if self._sent is not None and all(cell[0] is data for cell, data in self._sent):
+        version = self.sources.version
+        if self._sent == version:
             return
-        self._commands.clear()  # before `_sources` changes, by which `_is_current` knows old data
-        self._sent = None  # some machines may have other data after an error
+        self._sent = 0  # some machines may have other data after an error
         found, layout = self._read_data(), self.layout
         terms = self._without_data()  # a machine gets its own rows only
         for machine in range(1, len(layout.counts)):
@@ -311,7 +322,7 @@ class Evaluator:
             content = terms, replace(layout, machine=machine), self.check_bounds
             _block, reference = session.comm.memory.wrap(pickled((content, data)))
             session.run(Receive(self.number, machine, reference, pm.__version__))
-        self._sent = self._sources
+        self._sent = version
 
     def _without_data(self):
         """Return the terms without the model and all data."""
@@ -348,9 +359,6 @@ class Evaluator:
         self._commands.clear()
 
     def _is_current(self, values):
-        for cell, data in self._sources:
-            if cell[0] is not data:
-                return False
         return not self.unknown or values[: len(self.unknown)].tobytes() == self._lengths
 
     def compute(self, rank: int, kind: str) -> None:
@@ -383,7 +391,8 @@ class Evaluator:
         self._functions.clear()
         # PyTensor keeps the graphs that numba has compiled, and these hold this evaluator.
         self.terms, self._products, self._received = (), None, None
-        self._of_machines = self._sent = None
+        self._of_machines = None
+        self.sources = RowSources(())
 
     def leave_in_child(self) -> None:
         """Leave the workers to the process that has forked this one."""
@@ -447,13 +456,8 @@ class Evaluator:
         """Return the number of rows of each term, on all machines, and its arrays."""
         if self._received is not None:
             return self._received
-        variables = [rows.data for term in self.terms for rows in term.rows]
-        leaves = graph_inputs(variables)
-        shared = [each for each in leaves if isinstance(each, TensorSharedVariable)]
-        cells = [each.container.storage for each in shared]
-        self._sources = [(cell, cell[0]) for cell in cells]
         try:
-            values = iter(values_of(variables))
+            values = iter(self.sources.rows())
         except raised_here(Exception) as error:
             raise ValueError(
                 f"The data of the likelihood do not fit one another: {first_line(error)}. Give all "
@@ -461,7 +465,7 @@ class Evaluator:
             ) from error
         found = []
         for term in self.terms:
-            arrays = [np.asarray(next(values)) for _ in term.rows]
+            arrays = [next(values) for _ in term.rows]
             lengths = {array.shape[rows.axis] for rows, array in zip(term.rows, arrays)}
             if len(lengths) > 1:
                 raise ValueError(

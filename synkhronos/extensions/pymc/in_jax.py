@@ -5,20 +5,31 @@
 JAX derives by itself. It learns that the derivative of the log-likelihood along a direction is the
 gradient times the direction, and that of the gradient the Hessian times the direction. So value and
 gradient come of one callback, as they do in PyTensor.
+
+PyMC makes constants of shared variables: ranks get rows of those. Where they are arguments, as in
+functions of PyTensor and nutpie, JAX computes their checksums in each call. A callback that knows
+no such values asks for a second one, which gets them.
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from synkhronos.extensions.pymc.row_sources import are_equal, checksums
 from synkhronos.extensions.pymc.terms import is_float
 
 
-def likelihood(evaluator, kind, values):
+called = functools.partial(jax.pure_callback, vmap_method="broadcast_all")
+
+
+def likelihood(evaluator, kind, sources, values):
     """Return the result of an evaluation of a kind: one vector, or a scalar for "value".
 
+    `sources` are the values of the shared variables that rows are computed from.
     Chains that JAX samples at once, on devices or in batches, take turns on the ranks.
     """
     lengths = [values[i].shape[axis] for i, axis in evaluator.unknown]
@@ -27,13 +38,14 @@ def likelihood(evaluator, kind, values):
     ]
     [moving] = np.nonzero(np.concatenate(kinds))  # the places of floats
     own = jnp.result_type(float)  # 32 bits, unless JAX has been told to compute with 64
+    known, sums = _known(evaluator.sources, sources)
 
     def evaluated(kind, flat):
-        def evaluate(flat):
+        def evaluate(flat, own_sources):
             points = np.asarray(flat, "float64")
             try:
                 found = [
-                    evaluator.evaluate(kind, np.concatenate([lengths, point]))
+                    evaluator.evaluate(kind, np.concatenate([lengths, point]), own_sources)
                     for point in points.reshape(-1, points.shape[-1])
                 ]
             except BaseException as error:
@@ -43,8 +55,24 @@ def likelihood(evaluator, kind, values):
             evaluator.unheard = None  # a caller that goes on has handled the error
             return np.reshape(found, (*points.shape[:-1], 1 + len(moving))).astype(own)
 
+        def evaluate_known(flat, sums):
+            sums = np.asarray(sums)
+            own_sources = known(sums.reshape(-1, sums.shape[-1])[0])
+            if own_sources is None:
+                nothing = np.zeros((*flat.shape[:-1], *out.shape), own)
+                return nothing, np.zeros(flat.shape[:-1], bool)
+            return evaluate(flat, own_sources), np.ones(flat.shape[:-1], bool)
+
+        def evaluate_given(flat, *values):
+            return evaluate(flat, tuple(map(np.array, values)))
+
         out = jax.ShapeDtypeStruct((1 + len(moving),), own)
-        return jax.pure_callback(evaluate, out, flat, vmap_method="broadcast_all")
+        if sums is None:
+            return called(lambda flat: evaluate(flat, known), out, flat)
+        is_known = jax.ShapeDtypeStruct((), bool)
+        vector, is_known = called(evaluate_known, (out, is_known), flat, sums)
+        of_given = functools.partial(called, evaluate_given, out)
+        return jax.lax.cond(is_known, lambda *_: vector, of_given, flat, *sources)
 
     @jax.custom_jvp
     def gradients(flat):
@@ -70,3 +98,18 @@ def likelihood(evaluator, kind, values):
     if kind == "products":
         return evaluated(kind, flat)
     return value(flat) if kind == "value" else gradients(flat)
+
+
+def _known(sources, values):
+    """Return values in NumPy's arrays, and None.
+
+    For values that JAX gets as arguments, return a function that returns them, or None, for
+    checksums; and these.
+    """
+    present = sources.present()
+    if not any(isinstance(each, jax.core.Tracer) for each in values):
+        own = tuple(map(np.array, values))
+        return present if are_equal(own, present) else own, None
+    dtypes = [str(each.dtype) for each in values]
+    sums = jnp.concatenate([checksums(each, jnp) for each in values])
+    return lambda sums: sources.matching(sums, dtypes, present), sums

@@ -162,7 +162,7 @@ class DeviceEvaluator(Evaluator):
         return self._commands.setdefault(kind, ComputeOnDevices(self.number, kind))
 
     def _load(self, values):
-        self._commands.clear()  # before `_sources` changes, by which `_is_current` knows old data
+        self._commands.clear()
         memory = self._session.comm.memory
         blocks, data = [], []
         for length, arrays in self._read_data():

@@ -1,7 +1,8 @@
 """The operation that stands in a model's graph for likelihoods that ranks compute.
 
-    inputs   the number of an evaluator, and the frontiers of all terms: the variables at which the
-             model's graph ends, and the terms that ranks compute begin (see `terms`)
+    inputs   the number of an evaluator; the shared variables that rows are computed from (see
+             `row_sources`); and the frontiers of all terms: the variables at which the model's
+             graph ends, and the terms that ranks compute begin (see `terms`)
     outputs  of the kind "value": the log-likelihood, a scalar
              "gradients": this, and its gradients for all inputs in one flat vector
              "products": the derivative along a direction, which is one more input, and the Hessian
@@ -40,37 +41,44 @@ class Likelihood(JAXOp):  # in JAX PyTensor calls `perform_jax`; the class impor
 
     def __init__(self, evaluator: Evaluator, kind: str = "gradients"):
         self.evaluator, self.kind = evaluator, kind
+        self.n_given = 1 + len(evaluator.sources.variables)  # inputs before the frontiers
 
     def __call__(self, *frontier, **kwargs):
         """Return the variables of the outputs; the last input of products is the direction."""
-        return super().__call__(self.evaluator.number_in_graphs, *frontier, **kwargs)
+        evaluator = self.evaluator
+        given = evaluator.number_in_graphs, *evaluator.sources.variables
+        return super().__call__(*given, *frontier, **kwargs)
 
-    def make_node(self, number, *frontier):
+    def make_node(self, number, *others):
         """Return a node of the graph."""
         number = pt.as_tensor_variable(number, dtype="int64")
         outputs = [pt.scalar("likelihood", dtype="float64")]
         if self.kind != "value":
             outputs.append(pt.vector("gradients", dtype="float64"))
-        return Apply(self, [number, *map(pt.as_tensor_variable, frontier)], outputs)
+        return Apply(self, [number, *map(pt.as_tensor_variable, others)], outputs)
 
     def perform(self, node, inputs, outputs):
         """Evaluate the likelihood, in modes that run Python."""
-        number, *values = inputs
-        vector = evaluate(int(number), self.kind, self.evaluator.flat(values))
+        (number, *sources), values = inputs[: self.n_given], inputs[self.n_given :]
+        vector = evaluate(int(number), self.kind, self.evaluator.flat(values), sources)
         outputs[0][0] = np.asarray(vector[0])
         if self.kind != "value":
             outputs[1][0] = vector[1:]
 
-    def perform_jax(self, number, *values):
+    def perform_jax(self, *inputs):
         """Evaluate the likelihood in a function of JAX."""
         from synkhronos.extensions.pymc.in_jax import likelihood
 
-        vector = likelihood(self.evaluator, self.kind, values)
+        given = inputs[1 : self.n_given], inputs[self.n_given :]
+        vector = likelihood(self.evaluator, self.kind, *given)
         return vector if self.kind == "value" else (vector[0], vector[1:])
 
     def connection_pattern(self, node):
-        """Say that all outputs depend on the inputs that are floats."""
-        return [[is_float(each)] * len(node.outputs) for each in node.inputs]
+        """Say that all outputs depend on those frontiers that are floats."""
+        return [
+            [i >= self.n_given and is_float(each)] * len(node.outputs)
+            for i, each in enumerate(node.inputs)
+        ]
 
     def pullback(self, inputs, outputs, output_gradients):
         """Return the gradients for all inputs, which were computed with the value.
@@ -88,9 +96,9 @@ class Likelihood(JAXOp):  # in JAX PyTensor calls `perform_jax`; the class impor
             flat += outputs[1] * first
         if not isinstance(second.type, DisconnectedType):
             self.evaluator.check_second_derivatives()
-            flat += Likelihood(self.evaluator, "products")(*inputs[1:], second)[1]
-        found, begin = [], 0
-        for each in inputs:
+            flat += Likelihood(self.evaluator, "products").make_node(*inputs, second).outputs[1]
+        found, begin = [DisconnectedType()() for _ in range(self.n_given)], 0
+        for each in inputs[self.n_given :]:
             if not is_float(each):
                 found.append(DisconnectedType()())
                 continue
@@ -109,8 +117,7 @@ def leave_out_gradients(fgraph, node):
     """Compute no gradients where nothing uses them."""
     if node.op.kind != "gradients" or fgraph.clients[node.outputs[1]]:
         return False
-    number, *frontier = node.inputs
-    value = Likelihood(node.op.evaluator, "value").make_node(number, *frontier)
+    value = Likelihood(node.op.evaluator, "value").make_node(*node.inputs)
     return {node.outputs[0]: value.out}
 
 
@@ -127,8 +134,8 @@ optdb.register(
 @register_funcify_and_cache_key(Likelihood)
 def _likelihood_in_numba(op, node, **kwargs):
     # Python gets one array and returns one: each array that is passed takes a microsecond. For a
-    # scalar, and a vector whose length is not known:
-    #   def likelihood(number, value_0, value_1):
+    # scalar, and a vector whose length is not known, and rows of one shared variable:
+    #   def likelihood(number, source_0, value_0, value_1):
     #       flat = np.empty(1 + value_0.size + value_1.size)
     #       flat[0] = value_1.shape[0]
     #       place = 1
@@ -139,27 +146,30 @@ def _likelihood_in_numba(op, node, **kwargs):
     #           place += 1
     #       which = number.item()
     #       with objmode(vector='float64[::1]'):
-    #           vector = evaluate(which, 'gradients', flat)
+    #           vector = evaluate(which, 'gradients', flat, (source_0,))
     #       return np.asarray(vector[0]), vector[1:]
-    unknown, count = op.evaluator.unknown, len(node.inputs) - 1
-    names = [f"value_{i}" for i in range(count)]
+    unknown = op.evaluator.unknown
+    sources = [f"source_{i}" for i in range(op.n_given - 1)]
+    names = [f"value_{i}" for i in range(len(node.inputs) - op.n_given)]
     sizes = " + ".join([str(len(unknown)), *(f"{name}.size" for name in names)])
-    lines = [f"def likelihood({', '.join(['number', *names])}):", f"    flat = np.empty({sizes})"]
+    arguments = ", ".join(["number", *sources, *names])
+    lines = [f"def likelihood({arguments}):", f"    flat = np.empty({sizes})"]
     lines += [
         f"    flat[{place}] = value_{i}.shape[{axis}]" for place, (i, axis) in enumerate(unknown)
     ]
     lines.append(f"    place = {len(unknown)}")
-    for name, value in zip(names, node.inputs[1:], strict=True):
+    for name, value in zip(names, node.inputs[op.n_given :], strict=True):
         if value.ndim == 0:
             lines += [f"    flat[place] = {name}.item()", "    place += 1"]
         else:
             lines += [f"    for each in {name}.flat:", "        flat[place] = each"]
             lines += ["        place += 1"]
+    arrays = "".join(f"{each}, " for each in sources)
     returned = "np.asarray(vector[0])" + ("" if op.kind == "value" else ", vector[1:]")
     lines += [
         "    which = number.item()",
         "    with objmode(vector='float64[::1]'):",
-        f"        vector = evaluate(which, {op.kind!r}, flat)",
+        f"        vector = evaluate(which, {op.kind!r}, flat, ({arrays}))",
         f"    return {returned}",
     ]
     return calling_python("\n".join(lines), evaluate)
