@@ -40,19 +40,44 @@ def check(name, given, found, right, allowed):
 
 @np.errstate(all="ignore")
 def test_are_as_precise_as_numpy():
-    function = compiled(pt.exp, pt.log, pt.log1p, pt.sigmoid, pt.softplus)
-    random = np.random.default_rng(0)
-    scales = [1e-300, 1e-17, 1e-8, 0.1, 1.0, 10.0, 300.0, 1e10, 1e300]
-    given = np.concatenate([_SPECIAL, _EDGES, *(s * random.standard_normal(5000) for s in scales)])
+    function, softplus = compiled(pt.exp, pt.log, pt.log1p, pt.sigmoid), compiled(pt.softplus)
+    given = numbers()
     e = np.exp(-np.abs(given))
     expected = [
         np.exp(given), np.log(given), np.log1p(given),
         1 / (1 + np.exp(-given)), np.maximum(given, 0) + np.log1p(e),
     ]  # fmt: skip
     for name, found, right in zip(
-        ["exp", "log", "log1p", "sigmoid", "softplus"], function(given), expected
+        ["exp", "log", "log1p", "sigmoid", "softplus"],
+        [*function(given), *softplus(given)],
+        expected,
     ):
         check(name, given, found, right, 2 * np.spacing(np.abs(right)))
+
+
+@np.errstate(all="ignore")
+def test_one_exponential_gives_what_several_give():
+    mode = pytensor.compile.mode.get_default_mode()
+    if including(mode) is mode:
+        pytest.skip("needs numba, which make test-numba runs, and a processor with AVX2")
+    x, y = pt.vectors("x", "y")
+    outputs = [f(each) for f in (pt.sigmoid, pt.softplus) for each in (x - y, y - x, -x, x)]
+    function = pytensor.function([x, y], outputs, mode=including(mode), on_unused_input="ignore")
+    nodes = function.maker.fgraph.toposort()
+    assert sum("ectorized" in str(node.op) for node in nodes) == 4  # exp and log1p, of x, of x - y
+    given = numbers()
+    for name, found, sign in zip("abcdefgh", function(given, 0 * given), [1, -1, -1, 1] * 2):
+        at = sign * (given - 0 * given if name in "abef" else given)
+        e = np.exp(-np.abs(at))
+        right = np.where(at >= 0, 1, e) / (1 + e)
+        right = right if name in "abcd" else np.maximum(at, 0) + np.log1p(e)
+        check(name, given, found, right, 4 * np.spacing(np.abs(right)))
+
+
+def numbers():
+    random = np.random.default_rng(0)
+    scales = [1e-300, 1e-17, 1e-8, 0.1, 1.0, 10.0, 300.0, 1e10, 1e300]
+    return np.concatenate([_SPECIAL, _EDGES, *(s * random.standard_normal(5000) for s in scales)])
 
 
 @np.errstate(all="ignore")

@@ -33,11 +33,12 @@ import math
 import llvmlite.binding
 import numba
 import numpy as np
+import pytensor.tensor as pt
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 from pytensor.compile.mode import Mode
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import dfs_rewriter, graph_rewriter, node_rewriter
 from pytensor.link.numba.dispatch.scalar import scalar_op_cache_key
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar import basic as scalar
@@ -301,8 +302,7 @@ _OPERATIONS = {
 def vectorize(fgraph, node):
     """Take the operations of here for float64."""
     op, given = node.op.scalar_op, node.inputs[0]
-    dtypes = {each.dtype for each in (*node.inputs, *node.outputs)}
-    if type(op) not in _OPERATIONS or all(given.type.broadcastable) or dtypes != {"float64"}:
+    if type(op) not in _OPERATIONS or not _takes(node):
         return False
     name = f"vectorized_{type(op).__name__.lower()}"
     vectorized = Elemwise(_OPERATIONS[type(op)](op.output_types_preference, name=name))
@@ -314,9 +314,57 @@ def vectorize(fgraph, node):
     return [vectorized(given.ravel()).reshape(shape)]
 
 
+@graph_rewriter
+def share_exponentials(fgraph):
+    """Compute sigmoid and softplus of x and -x from one exponential, where there are several.
+
+    Log-likelihoods of odds have all four. With e = exp(-|x|) and l = log(1 + e) these are 1 or e,
+    over 1 + e, and l or |x| + l.
+    """
+    groups = {}
+    for node in fgraph.toposort():
+        kind = type(getattr(node.op, "scalar_op", None))
+        if kind in (scalar_math.Sigmoid, scalar_math.Softplus) and _takes(node):
+            base, is_negative = _base_of(node.inputs[0], groups)
+            groups.setdefault(base, []).append((node, kind, is_negative))
+    for (x, _), members in groups.items():
+        if len(members) < 2:
+            continue
+        e = pt.exp(-pt.abs(x))
+        log_sum = pt.log1p(e)
+        for node, kind, is_negative in members:
+            is_above = x < 0 if is_negative else x >= 0  # the argument is not negative
+            if kind is scalar_math.Sigmoid:
+                new = pt.switch(is_above, 1.0, e) / (1.0 + e)
+            else:
+                new = pt.switch(is_above, pt.abs(x), 0.0) + log_sum
+            fgraph.replace_validate(node.outputs[0], new, reason=_NAME)
+
+
+def _base_of(variable, known):
+    """Return a key for a variable and its negative, which begins with one of them; and which."""
+    node = variable.owner
+    kind = type(getattr(node and node.op, "scalar_op", None))
+    if kind is scalar.Neg:
+        return (node.inputs[0], None), True
+    if kind is scalar.Sub:  # PyTensor makes b - a of the negative of a - b
+        for base, others in known:
+            if others == (*reversed(node.inputs),):
+                return (base, others), True
+        return (variable, (*node.inputs,)), False
+    return (variable, None), False
+
+
+def _takes(node):
+    """Return whether an operation is one of arrays of float64."""
+    dtypes = {each.dtype for each in (*node.inputs, *node.outputs)}
+    return dtypes == {"float64"} and not all(node.inputs[0].type.broadcastable)
+
+
 # After all rewrites that know these functions, such as those for log(1 + exp(x)), and after softmax
 # and its gradient have become operations like others; before operations are fused.
-fuse_seqopt.register(_NAME, dfs_rewriter(vectorize), position=0.7)
+fuse_seqopt.register(f"{_NAME}_shared", share_exponentials, _NAME, position=0.69)
+fuse_seqopt.register(f"{_NAME}_each", dfs_rewriter(vectorize), _NAME, position=0.7)
 
 
 def including(mode: Mode) -> Mode:
