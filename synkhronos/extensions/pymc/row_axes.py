@@ -15,6 +15,7 @@ from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Variable
 from pytensor.graph.op import Op
+from pytensor.graph.traversal import graph_inputs
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import basic as scalar
 from pytensor.tensor import math
@@ -40,6 +41,8 @@ from synkhronos.extensions.pymc.row_states import (
     rule,
     rule_of,
 )
+
+_MOST_NAMES = 3  # of parameters, in a message
 
 __all__ = ["Mixed", "check", "row_wise"]
 
@@ -80,9 +83,16 @@ def check(logp: Variable, rows: dict[Variable, int]) -> dict[Variable, int]:
     same of all variables.
     """
     states = {variable: Along(axis) for variable, axis in rows.items()}
-    _follow([logp], states)
+    try:
+        _follow([logp], states)
+    except Mixed as error:
+        inputs = graph_inputs([each for each in error.inputs if isinstance(each, Variable)])
+        named = [each for each in dict.fromkeys(inputs) if each.name]
+        parameters = [each.name for each in named if each not in rows]
+        error.sources = (parameters or [each.name for each in named])[:_MOST_NAMES]
+        raise
     if states.get(logp) is not TOTAL:
-        raise Mixed("its log-likelihood is no sum over rows")
+        raise Mixed("it is no sum over rows")
     along = {each: state for each, state in states.items() if isinstance(state, Along)}
     return {each: state.axis for each, state in along.items() if not state.is_number}
 
@@ -130,7 +140,7 @@ def _elemwise(op, node, states):
         return _total(node, scalar_op, states)
     axes = {state.axis for state in states if isinstance(state, Along)}
     if not only(states, *(Along(axis) for axis in axes)) or len(axes) != 1:
-        raise mixed(node)
+        raise mixed(node, states)
     [axis] = axes
     for each, state in zip(node.inputs, states, strict=True):
         if state is None:
@@ -155,8 +165,21 @@ def _total(node, scalar_op, states):
     if isinstance(scalar_op, scalar.TrueDiv) and states == [TOTAL, None]:
         return TOTAL
     if isinstance(scalar_op, scalar.Add | scalar.Sub):
-        raise Mixed("its log-likelihood has a summand that belongs to no row")
-    raise mixed(node, f"its log-likelihood computes {scalar_op} of a sum over rows")
+        raise Mixed(
+            "a summand of it belongs to no row",
+            "put it inside of the sum over rows, as (r**2 / s**2 + pt.log(s)).sum(), or into "
+            "a pm.Potential of its own",
+            None,
+            [each for each, state in zip(node.inputs, states) if state is None],
+        )
+    if isinstance(scalar_op, scalar.TrueDiv | scalar.Mul):
+        raise mixed(node, states)
+    raise Mixed(
+        f"it computes {scalar_op} of a sum over rows",
+        "only a sum of log-probabilities, one of each row, can be divided",
+        None,
+        node.inputs,
+    )
 
 
 @rule(DimShuffle)
@@ -299,4 +322,4 @@ def _from_graph(op, node, states):
 
 @rule(RandomVariable)
 def _random(op, node, states):
-    raise Mixed("its log-likelihood draws random numbers")
+    raise Mixed("its log-likelihood draws random numbers", "", None, node.inputs)

@@ -17,21 +17,30 @@ from typing import Any
 import numpy as np
 from pytensor.compile.ops import FromFunctionOp, ViewOp
 from pytensor.graph.basic import Constant
+from pytensor.scan.op import Scan
 from pytensor.tensor import basic, subtensor
-from pytensor.tensor.elemwise import CAReduce, DimShuffle
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.type_other import NoneTypeT
 
 
 class Mixed(ValueError):
-    """An operation computes something from several rows.
+    """Something is computed from several rows: `what`, and what to write `instead`.
 
+    `inputs` are those of the operation, and `sources` names of parameters that they come from.
     `variable`, if it is known, has no rows, but would need them.
     """
 
-    def __init__(self, message: str, variable=None):
-        super().__init__(message)
-        self.variable = variable
+    def __init__(self, what: str, instead: str = "", variable=None, inputs=()):
+        super().__init__(what, instead)
+        self.what, self.instead, self.variable = what, instead, variable
+        self.inputs, self.sources = inputs, ()
+
+    def __str__(self):
+        of = f", computed from {' and '.join(map(repr, self.sources))}" if self.sources else ""
+        return ": ".join([f"{self.what}{of}", *filter(None, [self.instead])])
 
 
 class Kind(enum.Enum):
@@ -60,23 +69,34 @@ class RowLengths:
     flags: tuple[bool, ...]
 
 
-_MOST_ASKED = 100  # variables that are searched for a name
-
 Rule = Callable[[Any, Any, list], Any]
 RULES: dict[Any, Rule] = {}  # by kinds of operations, and by operations
 
 
-def mixed(node, why=None, variable=None) -> Mixed:
-    """Return the exception for an operation without a rule."""
-    if why is None:
-        name, named = str(node.op).partition("{")[0], _named(node.inputs)
-        of = f" of {named!r}" if named else ""
-        why = f"{name}{of} in its log-likelihood may compute something from several rows"
-        advice = [text for kinds, text in _ADVICE.items() if isinstance(node.op, kinds)]
-        if not advice and rule_of(node.op) is None and _is_own(node.op):
-            advice = ["say that it computes each row by itself, if it does, with row_wise"]
-        why = ": ".join([why, *advice])
-    return Mixed(why, variable)
+def mixed(node, states=(), variable=None) -> Mixed:
+    """Return the exception for an operation that no rule allows, with inputs of these states."""
+    what, instead = _coupling(node, states)
+    return Mixed(what, instead, variable, node.inputs)
+
+
+def _coupling(node, states):
+    """Say in a sentence what couples the rows, and what to write instead."""
+    op, kinds = node.op, {type(state) for state in states if isinstance(state, Along | RowLengths)}
+    if isinstance(op, Elemwise) and TOTAL in states and {COUNTED, *kinds} & {*states, *kinds}:
+        return "a sum or a mean over its rows goes into it", _MEANS
+    if isinstance(op, Elemwise) and (COUNTED in states or RowLengths in kinds):
+        return "the number of its rows goes into it", _NUMBER
+    if isinstance(op, Elemwise) and len({*states} - {None}) > 1:
+        return "its rows are compared with one another, as in a covariance", _PROCESSES
+    for kinds, text in _TEXTS.items():
+        if isinstance(op, kinds):
+            return text
+    name = str(op).partition("{")[0]
+    if rule_of(op) is None and _is_own(op):
+        return f"{name} may compute something from several rows", (
+            "if it computes each row by itself, say so with row_wise"
+        )
+    return f"{name} may compute something from several of its rows", ""
 
 
 def _is_own(op):
@@ -85,20 +105,42 @@ def _is_own(op):
     return module not in ("pytensor", "pymc") or isinstance(op, FromFunctionOp)
 
 
-def _named(variables):
-    """Return the name of the nearest named variable that these are computed from."""
-    variables = list(variables)
-    for each in variables:  # the list grows in the loop
-        if each.name:
-            return each.name
-        variables += each.owner.inputs if each.owner and len(variables) < _MOST_ASKED else []
-    return None
-
-
-_ADVICE = {
-    (subtensor.Subtensor, subtensor.AdvancedSubtensor): "select rows of data, as x[rows] @ b",
-    Reshape: "keep the rows first, and write -1 for their number, as x.reshape((-1, 3))",
-    CAReduce: "compute it from data alone, as (x - x.mean(axis=0)) @ b",
+_MEANS = (
+    "write it with data alone, as (x - x.mean(axis=0)) @ b, and a mean of log-probabilities as "
+    "their sum, divided by a number"
+)
+_NUMBER = "where it does not change, write it as a number, such as n = len(y)"
+_NUMBERED = "the numbers of its rows, 0, 1, 2 and so on, go into it"
+_PROCESSES = "a Gaussian process of many rows can be divided as pm.gp.HSGP"
+_GROUPS = (
+    "for groups of one size, give the data a row for each group, as x of (groups, alternatives, "
+    "columns), and write pm.math.softmax((x * b).sum(axis=-1), axis=1)"
+)
+LOOP = (
+    "a loop (scan) runs over its rows",
+    "what each row takes from the one before should be data, as y[:-1] for y[1:]",
+)
+_TEXTS: dict[Any, tuple[str, str]] = {
+    subtensor.Subtensor | subtensor.AdvancedSubtensor: (
+        "some of its rows are selected from what parameters go into",
+        f"select rows of data, as x[rows] @ b; {_GROUPS}",
+    ),
+    subtensor.IncSubtensor | subtensor.AdvancedIncSubtensor: (
+        "its rows are put together, or added up in groups",
+        _GROUPS,
+    ),
+    Reshape: (
+        "its rows get another shape",
+        "keep the rows first, and write -1 for their number, as x.reshape((-1, 3)); a product "
+        "with x of three axes is (x * b).sum(axis=-1)",
+    ),
+    CumOp: ("a cumulative sum runs over its rows", "write it with data alone, as x.cumsum() * b"),
+    CAReduce: ("a sum, a mean or an extreme over its rows goes into it", _MEANS),
+    Blockwise: (
+        "a system of equations, as of a covariance, couples its rows",
+        f"give independent vectors a row each; {_PROCESSES}",
+    ),
+    Scan | basic.AllocEmpty: LOOP,
 }
 
 
@@ -120,9 +162,8 @@ def rule_of(op) -> Rule | None:
 def refuse_length(variable, axis):
     """Raise Mixed for an array that is no data, unless its length along the axis of rows is 1."""
     if axis >= 0 and not variable.type.broadcastable[axis]:
-        name = _named([variable])
-        what = f"{name!r}, which is no data," if name else "an array that is no data"
-        raise Mixed(f"{what} has as many elements as there are rows", variable)
+        what = "an array that is no data has as many elements as there are rows"
+        raise Mixed(what, "", variable, [variable])
 
 
 def only(states, *allowed) -> bool:
@@ -209,7 +250,7 @@ def _rows_of_shape(node, sizes):
     """Return the axis whose length is the number of rows, by the states of all lengths."""
     found = [axis for axis, state in enumerate(sizes) if state is not None]
     if len(found) > 1 or any(sizes[axis] != RowLengths((True,)) for axis in found):
-        raise mixed(node, "its log-likelihood computes with the number of rows")
+        raise Mixed("the number of its rows goes into it", _NUMBER, None, node.inputs)
     return found[0] if found else None
 
 
@@ -238,7 +279,7 @@ def _arange(op, node, states):
     is_count = states[:1] + states[2:] == [None, None] and states[1] == RowLengths((True,))
     if is_count and constant(begin) == 0 and constant(step) == 1:
         return Along(0, is_number=True)
-    raise mixed(node, "its log-likelihood computes with the numbers of rows")
+    raise Mixed(_NUMBERED, "", None, node.inputs)
 
 
 @rule(Reshape)
@@ -364,7 +405,7 @@ def _advanced_subtensor(op, node, states):
         raise mixed(node)
     if state is None:
         if numbered:
-            raise mixed(node, "its log-likelihood computes with the numbers of rows", value)
+            raise Mixed(_NUMBERED, "", value, node.inputs)
         return Along(first + places.pop())
     if not isinstance(state, Along) or state.is_number:
         raise mixed(node)

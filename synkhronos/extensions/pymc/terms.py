@@ -42,6 +42,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import graph_inputs
 from pytensor.scalar import basic as scalar
+from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
@@ -56,6 +57,7 @@ from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._wording import count
 from synkhronos.extensions.pymc import row_axes
+from synkhronos.extensions.pymc.row_states import LOOP
 from synkhronos.extensions.pymc.selections import Selections
 
 SMALL = 32  # elements
@@ -63,8 +65,9 @@ _MANY = 32  # rows of data from which on a potential is divided
 _MOST_AXES = 4  # that are tried
 _MOST_TRIES = 12  # to give parameters rows; each derives the log-likelihood anew
 _FREE = scalar.Neg, scalar.Identity, scalar.Second  # as fast to compute as to read
+_SERIES = RandomWalkRV, AutoRegressiveRV, EulerMaruyamaRV, GARCH11RV
 _INSTEAD = {
-    (RandomWalkRV, AutoRegressiveRV, EulerMaruyamaRV, GARCH11RV): (
+    _SERIES: (
         "each of its rows depends on the one before, which should be data: "
         "pm.Normal('y', rho * y[:-1], sigma, observed=y[1:])"
     ),
@@ -144,13 +147,18 @@ def cut(model, observed) -> Term:
     drawn = _with_moved_selections(_with_plain_constants(drawn), set(stand_ins.values()))
     cutting = _Cutting(model, observed.name, drawn, data, stand_ins)
     if is_potential:
-        found = _data_in([drawn], set(stand_ins.values()))
+        found, _ = _data_in([drawn], set(stand_ins.values()))
         lengths = {n for each in values_of(found) for n in np.shape(each) if n >= _MANY}
         if not lengths:
             raise NoRows("it has no data of many rows")
         axes = [(None, length) for length in lengths]
     else:
         axes = list(enumerate(values_of(data)[0].shape))
+        op = observed.owner.op
+        if isinstance(op, _SERIES):  # PyMC prints a message where it derives parts of one
+            axes = axes[: -op.ndim_supp]
+            if not axes:
+                raise NotByRows(_INSTEAD[_SERIES])
     axes = sorted(axes, key=lambda each: each[1], reverse=True)[:_MOST_AXES]
     if axes[0][1] < 2:
         raise NotByRows(f"it has {count(axes[0][1], 'row')}")
@@ -203,8 +211,9 @@ class _Cutting:
         sliced = {each: _of_unknown_length(each, at) for each, at in with_rows.items()}
         drawn, *data = replaced([self._drawn, *self._data], sliced)
         parameters = {*self._stand_ins, *sliced.values()}
-        rows = _find_rows(drawn, data, parameters, axis, length)
-        drawn, *data = replaced([drawn, *data], {each.data: each.variable for each in rows})
+        rows, others = _find_rows(drawn, data, parameters, axis, length)
+        new = {**{each: each for each in others}, **{each.data: each.variable for each in rows}}
+        drawn, *data = replaced([drawn, *data], new)
         try:
             with _quiet():
                 logp = (pm.logp(drawn, *data, warn_rvs=False) if data else drawn).sum()
@@ -213,7 +222,9 @@ class _Cutting:
                 f"PyMC derives no log-likelihood of parts of its rows: {first_line(error)}"
             ) from error
         if rvs_in_graph([logp]):
-            raise NotByRows("its log-likelihood draws random numbers")
+            loops = [each for each in _inputs_first([drawn]) if _is_by(each, Scan)]
+            what = ": ".join(LOOP) if loops else "its log-likelihood draws random numbers"
+            raise NotByRows(what)
         frontier, behind = _frontier(
             logp, parameters, {*sliced.values(), *(r.variable for r in rows)}, length
         )
@@ -438,22 +449,29 @@ def _depending(is_source):
     return depends
 
 
-def _find_rows(drawn, data, parameters, axis, length) -> list[RowData]:
-    """Return the largest parts of the graphs that are data with `length` rows."""
+def _find_rows(drawn, data, parameters, axis, length) -> tuple[list[RowData], list[Variable]]:
+    """Return the largest parts of the graphs that are data with `length` rows; and other floats.
+
+    These are computed from data alone, too, such as the sum of all rows.
+    """
     found = []
-    for variable in _data_in([drawn, *data], parameters, length):
+    with_rows, others = _data_in([drawn, *data], parameters, length)
+    for variable in with_rows:
         [value] = values_of([variable])
         shape = np.shape(value)
         is_alike = axis is not None and len(shape) == data[0].ndim and shape[axis] == length
         own = axis if is_alike else shape.index(length)
         found.append(RowData(variable, _of_unknown_length(variable, own), own))
-    return found
+    return found, others
 
 
-def _data_in(graphs, parameters, length=None) -> list[Variable]:
-    """Return the largest parts of graphs that are data, of this length along any axis."""
+def _data_in(graphs, parameters, length=None) -> tuple[list[Variable], list[Variable]]:
+    """Return the largest parts of graphs that are data, of this length along any axis; and others.
+
+    The others are those parts that are floats.
+    """
     not_data = _computed_from(graphs, lambda each: each in parameters or not _is_data(each))
-    found, seen, stack = [], set(), list(graphs)
+    found, others, seen, stack = [], [], set(), list(graphs)
     while stack:
         variable = stack.pop()
         if variable in seen:
@@ -466,9 +484,11 @@ def _data_in(graphs, parameters, length=None) -> list[Variable]:
             stack.extend(() if is_set else inputs)
         elif length is None or length in np.shape(values_of([variable])[0]):
             found.append(variable)
-        elif not is_float(variable):  # a mean of all rows stays whole, a number of rows does not
+        elif is_float(variable):  # a mean of all rows stays whole
+            others.append(variable)
+        else:  # a number of rows does not
             stack.extend(inputs)
-    return found
+    return found, others
 
 
 def _frontier(logp, parameters, sources, length):
@@ -487,6 +507,10 @@ def _frontier(logp, parameters, sources, length):
             if each in moving and each not in behind:
                 frontier[each] = None
     return _smaller(frontier, moving, length), behind
+
+
+def _is_by(variable, kinds):
+    return variable.owner is not None and isinstance(variable.owner.op, kinds)
 
 
 def _is_array(variable):
