@@ -50,11 +50,11 @@ from synkhronos.extensions.pymc.advice import (
     ModelAdvice,
     compiled,
     predict,
+    seconds_in_turns,
     seconds_of,
-    seconds_on,
 )
 from synkhronos.extensions.pymc.checks import REWRITTEN, checked, plain_call
-from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine
+from synkhronos.extensions.pymc.evaluator import Evaluator, have_ended, on_this_machine
 from synkhronos.extensions.pymc.on_devices import DeviceEvaluator, LayoutOfDevices, NotOnDevice
 from synkhronos.extensions.pymc.operation import Likelihood
 from synkhronos.extensions.pymc.row_axes import row_wise
@@ -68,9 +68,10 @@ _MOST_RANKS = 4096
 # Seconds of an evaluation:
 _PAYS = 2e-5  # below, two ranks gain little, or are slower
 _PAYS_ON_MACHINES = 1e-3  # below, so are two machines
-_SURE = 1e-3  # from there on ranks of one machine pay
-_CALL = 4e-6  # seconds from PyTensor's code into an evaluator, and back
+_LARGE = 1e-4  # from there on ranks may pay later, if others use the cores now
+_CALL = 6e-6  # seconds from PyTensor's code into an evaluator, and back
 _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as times vary
+_NEVER_SLOWER = 0.97  # than plain PyMC, where this process computes alone
 _SLOW = 2.0  # seconds until the log says what takes so long
 _FURTHER = 10  # times the tolerance of parts: devices round otherwise
 _told: list[bool] = []  # whether the log has said that there are GPUs
@@ -94,6 +95,7 @@ class ParallelLikelihood:
 
     def __init__(self, model, evaluator, left):
         self._model, self._evaluator = model, evaluator
+        self._variables = _names(model)  # when it was divided
         self._of_observed = None  # the evaluator of observed variables without potentials
         self.ranks = evaluator.layout.n_ranks if evaluator else 1
         cores = ["cpu"] * self.ranks
@@ -144,6 +146,12 @@ class ParallelLikelihood:
     def logp(self, vars=None, jacobian=True, sum=True):
         """Return the graph of the model's log-probability, as ``pymc.Model.logp`` does."""
         model = self._model
+        if _names(model) != self._variables:
+            new = ", ".join(sorted({*_names(model)} ^ {*self._variables}))
+            raise ValueError(
+                f"The model has changed in its likelihood() block: {new}. Add variables before the "
+                "block. A pm.Model() in a `with model:` is a part of that model: make it before."
+            )
         plain = functools.partial(type(model).logp, model, jacobian=jacobian, sum=sum)
         if vars is None:
             vars = [*model.free_RVs, *model.observed_RVs, *model.potentials]
@@ -162,6 +170,10 @@ class ParallelLikelihood:
         total = total.astype(pytensor.config.floatX)
         total.name = "__logp" if jacobian else "__logp_nojac"
         return total
+
+
+def _names(model):
+    return [each.name for each in (*model.basic_RVs, *model.potentials)]
 
 
 class _Logp:
@@ -316,9 +328,42 @@ def _root(model):
     return getattr(model, "root", model)  # the outermost of nested models, as in pm.sample
 
 
+class _Contexts(list):
+    """PyMC's list of the models whose with blocks are open.
+
+    In it the last one at first, which a likelihood() block has entered, is no parent: a
+    ``pm.Model()`` that is made in the block is no part of that model.
+    """
+
+    def __init__(self, contexts):
+        super().__init__(contexts)
+        self.n_at_first = len(self)
+
+    def __getitem__(self, index):
+        is_parent = index == -2 and len(self) == self.n_at_first + 1
+        return None if is_parent else super().__getitem__(index)
+
+
+@contextlib.contextmanager
+def _entered(model):
+    """Enter a model, which does not become the parent of models that are made meanwhile."""
+    manager = pm.model.core.MODEL_MANAGER
+    if model in manager.active_contexts:
+        with model:
+            yield
+        return
+    with model:
+        before = manager.active_contexts
+        manager.active_contexts = _Contexts(before)
+        try:
+            yield
+        finally:
+            manager.active_contexts = before
+
+
 @contextlib.contextmanager
 def _divided(model, layout, is_given=True):
-    with model:
+    with _entered(model):
         evaluator, left = _divide(model, layout, is_given)
         for name, reason in left.items():
             log.warning("the likelihood of %r stays in the master: %s", name, reason)
@@ -341,6 +386,12 @@ def _divided(model, layout, is_given=True):
         for each in parallel.evaluators:
             if each.unheard is not None:
                 raise each.unheard
+        if not all(have_ended(each.callers) for each in parallel.evaluators):
+            raise SessionError(
+                "A sampler was still running at the end of its likelihood() block, which has ended "
+                "the ranks: its draws from now on are worthless. Wait for it in the block, as by "
+                "the wait() of what nutpie.sample(blocking=False) returns."
+            )
         if not any(each.is_used for each in parallel.evaluators):
             log.warning(
                 "ranks have computed nothing in the likelihood() block. Frozen copies of the model "
@@ -511,7 +562,7 @@ def _divide(model, layout, is_given):
         )
     functions = [each.function for each in found]
     seconds = sum(each.seconds for each in found)
-    if not is_given and seconds < _SURE:
+    if not is_given:
         n_ranks = _fastest(model, terms, found, layout.n_ranks)
         if not n_ranks:
             return None, left
@@ -581,23 +632,28 @@ def _told_of(name):
 def _fastest(model, terms, found, most):
     """Return the fastest number of ranks, 1 or `most`; 0 if plain PyMC is faster."""
     with _told_of(terms[0].name):
-        call = plain_call(model, [model[term.name] for term in terms], found[0].point)
-    before = seconds_of(call)
+        plain = plain_call(model, [model[term.name] for term in terms], found[0].point)
     functions = [each.function for each in found]
     values = [value for each in found for value in each.values]
-    given = terms, model.check_bounds, functions, values
-    times = {n: seconds_on(n, *given) + _CALL for n in {1, most}}
-    fastest = min(times, key=times.get)
-    plain = min(before, seconds_of(call))  # other processes may have slowed down one of the two
-    pays = times[fastest] < _LEAST * plain
-    if not pays or fastest < most:
-        told = [f"{1e3 * times[n]:.3f} with {count(n, 'rank')}" for n in sorted(times)]
+    of_all = Evaluator(terms, on_this_machine(most), model.check_bounds, functions)
+    with contextlib.closing(of_all):
+        of_all.evaluate("gradients", of_all.flat(values))
+        ranks, alone = (lambda way=way: way("gradients") for way in of_all.ways)
+        times = seconds_in_turns({"plain": plain, "alone": alone, "ranks": ranks})
+    plain, alone, ranks = times["plain"], times["alone"] + _CALL, times["ranks"] + _CALL
+    # Beside other programs this process may have to compute alone, see `pace`.
+    pays = min(alone, ranks) < _LEAST * plain and alone < plain / _NEVER_SLOWER
+    is_small = alone < ranks and alone < _LARGE
+    if not pays or is_small:
         log.warning(
-            "the likelihood and its gradients take %.3f milliseconds in plain PyMC, %s: %s. With "
-            "ranks=%d they are computed on ranks nevertheless",
+            "the likelihood and its gradients take %.3f milliseconds in plain PyMC, %.3f in this "
+            "process alone, %.3f with %s: %s. With ranks=%d they are computed on ranks "
+            "nevertheless",
             1e3 * plain,
-            ", ".join(told),
+            1e3 * alone,
+            1e3 * ranks,
+            count(most, "rank"),
             "this process computes them alone" if pays else "plain PyMC computes them",
             most,
         )
-    return fastest if pays else 0
+    return (1 if is_small else most) if pays else 0

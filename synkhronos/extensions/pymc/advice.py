@@ -11,20 +11,18 @@ data: all cores share the machine's memory.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass
-from typing import Callable, Sequence
+from typing import Callable
 
 import numpy as np
 from pymc.blocking import DictToArrayBijection
 
 from synkhronos._wording import count
-from synkhronos.extensions.pymc.evaluator import Evaluator, on_this_machine
-from synkhronos.extensions.pymc.terms import Term
 
 QUANTILE = 20  # percent of the measurements are faster than the time that is taken
+_TURNS, _TURN_SECONDS, _MOST_SECONDS = 3, 0.07, 2.0  # of each call, and of all
 _WORTH = 1.1  # times as fast as plain PyMC: a smaller gain may be an error of the prediction
 
 
@@ -141,21 +139,22 @@ def compiled(model):
     return lambda: function([point])
 
 
-def seconds_of(call: Callable[[], object], seconds: float = 0.2) -> float:
+def seconds_of(call: Callable[[], object], seconds: float = 0.2, fewest: int = 5) -> float:
     """Return the time of a call that little has disturbed: a fifth of many calls are faster."""
     times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
+    while len(times) < fewest or time.perf_counter() < end:
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
     return float(np.percentile(times, QUANTILE))
 
 
-def seconds_on(
-    n_ranks: int, terms: Sequence[Term], check_bounds: bool, functions: list, values: list
-) -> float:
-    """Return the time of an evaluation with gradients on `n_ranks` of this machine."""
-    on_them = Evaluator(terms, on_this_machine(n_ranks), check_bounds, functions)
-    with contextlib.closing(on_them):
-        flat = on_them.flat(values)
-        return seconds_of(lambda: on_them.evaluate("gradients", flat))
+def seconds_in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the time of each call: the least of a few turns, which other programs may disturb."""
+    times, end = dict.fromkeys(calls, math.inf), time.perf_counter() + _MOST_SECONDS
+    for _ in range(_TURNS):
+        for name, call in calls.items():
+            times[name] = min(times[name], seconds_of(call, _TURN_SECONDS, 1))
+        if time.perf_counter() > end:
+            break
+    return times

@@ -33,7 +33,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, replace
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import cloudpickle
 import numpy as np
@@ -42,6 +42,7 @@ import pytensor
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import interrupts_held, raised_here
+from synkhronos._machine.log import name_rank
 from synkhronos._machine.processes import take_standard_streams
 from synkhronos._machine.shared_memory import Segments, check_sharing
 from synkhronos._session.commands import Forget
@@ -52,6 +53,7 @@ from synkhronos.comm.mpi.job import MachineLayout
 from synkhronos.comm.reports import raised_by_rank
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied, WorkerError
+from synkhronos.extensions.pymc.pace import Pace
 from synkhronos.extensions.pymc.parts import Parts, open_axes, rows_before
 from synkhronos.extensions.pymc.row_sources import RowSources
 from synkhronos.extensions.pymc.runs import along, along_direction, compiled
@@ -62,8 +64,10 @@ _failed_threads: set[int] = set()  # of nutpie, in which an evaluation has faile
 
 
 def evaluate(number: int, kind: str, values: np.ndarray, sources: tuple) -> np.ndarray:
-    """Evaluate by the evaluator of this number: see `Evaluator.evaluate`."""
-    return _evaluators[number].evaluate(kind, values, sources)
+    """Evaluate by the evaluator of this number, for compiled code: see `Evaluator.evaluate`."""
+    evaluator = _evaluators[number]
+    evaluator.callers.add(threading.get_native_id())
+    return evaluator.evaluate(kind, values, sources)
 
 
 def all_evaluators() -> list[Evaluator]:
@@ -175,6 +179,7 @@ class Evaluator:
         self.is_closed = False
         self.is_used = False  # whether this process has evaluated it, or another one may have
         self.unheard: BaseException | None = None  # an error that no code in Python could catch
+        self.callers: set[int] = set()  # threads, by the numbers that the system has for them
         self.parameters = [each for term in self.terms for each in term.parameters]
         self.unknown = open_axes(self.terms)
         self.sources = RowSources(self.terms)
@@ -196,6 +201,7 @@ class Evaluator:
         self._commands: dict[str, Evaluate] = {}
         self._runs: dict[str, list] = {}  # kind -> for each rank a list of `Evaluation`
         self._prepared = None  # those of this process's rank whose functions have arguments
+        self._paces: dict[str, Pace] = {}
         self._memory: Parts | None = None
         self._lengths = b""
 
@@ -296,8 +302,40 @@ class Evaluator:
         """Return the sum of the parts of this machine's ranks."""
         command = self._command_for(kind, values)
         self._memory.values[: values.size] = values
-        self._session.run(command)
+        pace = self._paces.get(kind)
+        if pace is None:  # of one rank, or of devices
+            self._session.run(command)
+            return self._memory.total()
+        begin = time.perf_counter()
+        if not (pace.is_alone and self._are_alive() and self._compute_alone(kind)):
+            self._session.run(command)
+        pace.note(time.perf_counter() - begin)
         return self._memory.total()
+
+    @property
+    def ways(self) -> tuple[Callable[[str], object], Callable[[str], object]]:
+        """Functions that compute a kind again: by all ranks, and by this process alone."""
+        return lambda kind: self._session.run(self._commands[kind]), self._compute_alone
+
+    def _are_alive(self):
+        """Return whether no worker has ended; a command for those that are left raises then."""
+        try:
+            self._session.require_open()
+            self._session.gate.check_alive()
+        except WorkerDied:
+            return False
+        return True
+
+    def _compute_alone(self, kind):
+        """Compute the parts of all ranks; return False after an error, which ranks will report."""
+        self._prepared = None
+        try:
+            for run in itertools.chain(*self._runs[kind]):
+                run.prepare()
+                run.run()
+        except raised_here(Exception):
+            return False
+        return True
 
     def _command_for(self, kind, values):
         command = self._commands.get(kind)
@@ -448,6 +486,10 @@ class Evaluator:
             for run in self._runs[each][0]:
                 run.prepare()  # numba compiles before the workers are forked, which inherit code
                 run.run()
+            if len(self._runs[each]) > 1:
+                begin = time.thread_time()
+                self._compute_alone(each)
+                self._paces[each] = Pace(time.thread_time() - begin)
         self._start_session()
         self._commands = {each: Evaluate(self.number, each) for each in kinds}
         return self._commands[kind]
@@ -485,6 +527,8 @@ class Evaluator:
         with interrupts_held():
             host = self.layout.hosts[self.layout.machine]
             self._session = forked(len(self.layout.ranks()), self.layout.first(), host)
+            if len(self.layout.counts) == 1:
+                name_rank(None)  # to the user this process is that of the script, or of a chain
         try:
             self._session.begin()
         except BaseException:
@@ -562,12 +606,21 @@ def _mark_as_used():
 def _close_all():
     for each in all_evaluators():
         each.close()
-    # nutpie's threads end some milliseconds after their sampler, and crash if Python ends before.
+    have_ended(_failed_threads)  # nutpie's threads crash if Python ends before
+
+
+def have_ended(threads: set[int]) -> bool:
+    """Wait for threads without Python code; return whether they have ended within a second.
+
+    Those of nutpie end some milliseconds after their sampler.
+    """
+    ours = {each.native_id for each in threading.enumerate()}
     end = time.monotonic() + 1
-    while any(os.path.exists(f"/proc/self/task/{each}") for each in _failed_threads):
+    while any(os.path.exists(f"/proc/self/task/{each}") for each in threads - ours):
         if time.monotonic() > end:
-            break
+            return False
         time.sleep(0.01)
+    return True
 
 
 os.register_at_fork(after_in_child=_leave_in_child, after_in_parent=_mark_as_used)

@@ -22,7 +22,6 @@ import numpy as np
 from synkhronos.extensions.pymc.row_sources import are_equal, checksums
 from synkhronos.extensions.pymc.terms import is_float
 
-
 called = functools.partial(jax.pure_callback, vmap_method="broadcast_all")
 
 

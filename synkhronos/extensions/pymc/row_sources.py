@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytensor
+from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
@@ -128,11 +129,8 @@ def checksums(array: Any, numpy: Any) -> Any:
     [1, 0, 1]
     """
     unsigned = numpy.uint64 if array.dtype.itemsize == 8 else numpy.uint32
-    if array.dtype.itemsize < 4:
-        bits = array.astype(unsigned)
-    else:
-        bits = array.view(unsigned)
-    bits = bits.ravel()
+    bits = array if array.dtype == bool else array.view(f"uint{8 * array.dtype.itemsize}")
+    bits = bits.ravel().astype(unsigned)
     odd = 2 * numpy.arange(bits.size, dtype=unsigned) + 1  # no bit is lost in a product with these
     total, weighted = bits.sum(dtype=unsigned), (bits * odd).sum(dtype=unsigned)
     shape = numpy.array(array.shape, dtype="uint32")
@@ -142,7 +140,7 @@ def checksums(array: Any, numpy: Any) -> Any:
 def _value(variable, known, results):
     if variable.owner is not None:
         return next(results)
-    return known[variable] if variable in known else variable.data
+    return variable.data if isinstance(variable, Constant) else known[variable]
 
 
 def _may_be_freed(array):
@@ -157,8 +155,6 @@ def _place(array):
 def are_equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
     """Return whether arrays are equal to the bit."""
     return all(
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and one.tobytes() == other.tobytes()
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
         for one, other in zip(some, others, strict=True)
     )

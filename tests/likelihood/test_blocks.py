@@ -1,0 +1,168 @@
+"""What a likelihood() block says, and what it leaves alone."""
+
+import numpy as np
+import pytest
+
+pm = pytest.importorskip("pymc", minversion="6")
+pt = pytest.importorskip("pytensor.tensor")
+
+from support import pymc_models as models  # noqa: E402
+
+from synkhronos import SessionError  # noqa: E402
+from synkhronos.extensions import pymc as parallel  # noqa: E402
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("no_session")]
+
+X, Y = models.X, models.Y
+N = len(Y)
+
+
+def weights():
+    return pm.Normal("weights", shape=3)
+
+
+def centred():
+    mean = pt.dot(X, weights())
+    pm.Normal("y", mean - mean.mean(), 1.0, observed=Y)
+
+
+def mean_of_log_probabilities():
+    x, y = pm.Data("x", X), pm.Data("outcome", Y)
+    pm.Potential("y", pm.logp(pm.Normal.dist(x @ weights(), 1.0), y).mean())
+
+
+def process():
+    lengthscale = pm.HalfNormal("lengthscale")
+    process = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(3, lengthscale))
+    process.marginal_likelihood("y", X, Y, sigma=1.0)
+
+
+def summand_outside():
+    sigma = pm.HalfNormal("sigma")
+    rest = ((Y - pt.dot(X, weights())) ** 2).sum() / (2 * sigma**2)
+    pm.Potential("y", -N * pt.log(sigma) - rest)
+
+
+def softmax_of_groups():
+    group = np.repeat(np.arange(N // 3), 3)
+    odds = pt.exp(pt.dot(X, weights()))
+    sums = pt.inc_subtensor(pt.zeros(N // 3)[group], odds)
+    pm.Potential("y", (models.HITS * pt.log(odds / sums[group])).sum())
+
+
+def loop():
+    import pytensor
+
+    series = pytensor.scan(
+        lambda y, before, rho: rho * before + y,
+        sequences=[pt.as_tensor(Y)],
+        outputs_info=[pt.zeros(())],
+        non_sequences=[pm.Normal("rho")],
+        return_updates=False,
+    )
+    pm.Normal("y", series, 1.0, observed=Y)
+
+
+REASONS = {
+    centred: "a sum or a mean over its rows goes into it, computed from 'weights': .*data alone",
+    mean_of_log_probabilities: "a sum or a mean over .* as their sum, divided by a number",
+    process: "compared with one another.* 'lengthscale': .*HSGP",
+    summand_outside: "belongs to no row, computed from 'sigma': put it inside of the sum",
+    softmax_of_groups: r"added up in groups.* 'weights': .*softmax\(\(x \* b\)",
+    loop: "a loop .* runs over its rows",
+}
+
+
+@pytest.mark.parametrize("definition", REASONS, ids=lambda each: each.__name__)
+def test_reasons_in_words_of_models(definition):
+    model = models.make(definition)
+    refused = pytest.raises(ValueError, match=REASONS[definition])
+    with refused, parallel.likelihood(model, ranks=2):
+        pass
+
+
+def softmax_in_rows():
+    x = X[: N - N % 3].reshape((-1, 3, 3))
+    odds = (x * weights()).sum(axis=-1)
+    chosen = models.KINDS[: len(x)] % 3
+    pm.Categorical("y", pm.math.softmax(odds, axis=1), observed=chosen)
+
+
+def weighted_mean():
+    w = pm.Data("w", np.abs(X[:, 0]))
+    pm.Potential("y", (w * pm.logp(pm.Normal.dist(pt.dot(X, weights()), 1.0), Y)).sum() / w.sum())
+
+
+def scaled_by_the_number_of_rows():
+    x, y = pm.Data("x", X), pm.Data("outcome", Y)
+    sigma = pm.HalfNormal("sigma") * pt.sqrt(x.shape[0])
+    pm.Normal("y", x @ weights(), sigma, observed=y)
+
+
+@pytest.mark.parametrize(
+    "definition", [softmax_in_rows, weighted_mean, scaled_by_the_number_of_rows]
+)
+def test_what_to_write_is_divided(definition):
+    with models.equal_on_ranks(models.make(definition)) as ours:
+        assert not ours.left
+
+
+def test_weights_that_change():
+    plain, model = (models.make(weighted_mean) for _ in range(2))
+    new = np.linspace(1, 2, N)
+    for each in (plain, model):
+        pm.set_data({"w": new}, model=each)
+    [point] = models.points(model, 1)
+    expected = models.evaluate(plain, [point])
+    pm.set_data({"w": np.ones(N)}, model=model)
+    with parallel.likelihood(model, ranks=2):
+        pm.set_data({"w": new}, model=model)
+        models.assert_equal(models.evaluate(model, [point]), expected)
+
+
+def test_a_walk_is_refused_without_a_word_of_pytensor(capfd):
+    model = models.make(models.random_walk)
+    with pytest.raises(ValueError), parallel.likelihood(model, ranks=2):
+        pass
+    assert "BUG" not in capfd.readouterr().err
+
+
+def test_other_models_in_a_block():
+    model = models.make(models.logistic)
+    with parallel.likelihood(model, ranks=2):
+        with pm.Model() as other:
+            pm.Normal("z")
+            with pm.Model() as part:
+                pm.Normal("u")
+        assert pm.modelcontext(None) is model
+    assert (other.parent, part.parent) == (None, other)
+    assert "z" not in model.named_vars
+    with model, parallel.likelihood(ranks=2), pm.Model() as part:
+        pass
+    assert part.parent is model  # as without the block
+    with pytest.raises(TypeError):
+        pm.modelcontext(None)
+
+
+def test_variables_that_are_added():
+    model = models.make(models.logistic)
+    with parallel.likelihood(model, ranks=2):
+        pm.Normal("late")
+        with pytest.raises(ValueError, match=r"changed in its .* block: late"):
+            model.logp()
+
+
+def test_a_sampler_that_outlives_its_block():
+    nutpie = pytest.importorskip("nutpie")
+    model = models.make(models.logistic)
+    given = {"tune": 20, "chains": 1, "blocking": False, "progress_bar": False}
+    told = pytest.raises(SessionError, match=r"sampler was still running .* wait\(\)")
+    with told, parallel.likelihood(model, ranks=2):
+        compiled = nutpie.compile_pymc_model(model)
+        sampler = nutpie.sample(compiled, draws=10**7, **given)
+        while not parallel.evaluator.all_evaluators()[0].callers:
+            pass
+    sampler.abort()
+    with parallel.likelihood(model, ranks=2):
+        sampler = nutpie.sample(nutpie.compile_pymc_model(model), draws=20, **given)
+        assert sampler.wait() is not None
