@@ -203,6 +203,7 @@ class Evaluator:
         self._prepared = None  # those of this process's rank whose functions have arguments
         self._paces: dict[str, Pace] = {}
         self._memory: Parts | None = None
+        self._version = 0  # of the values of `sources` that ranks have rows of
         self._lengths = b""
 
     def __reduce__(self):
@@ -284,7 +285,6 @@ class Evaluator:
         """Let the next evaluation give ranks new rows, if these values are others than theirs."""
         values = self.sources.present() if values is None else values
         if not self.sources.are_held(values):
-            self._commands.clear()
             self.sources.hold(values)
 
     def _evaluate_on_machines(self, kind, values):
@@ -307,7 +307,7 @@ class Evaluator:
             self._session.run(command)
             return self._memory.total()
         begin = time.perf_counter()
-        if not (pace.is_alone and self._are_alive() and self._compute_alone(kind)):
+        if not (pace.is_alone and self._ranks_are_idle() and self._compute_alone(kind)):
             self._session.run(command)
         pace.note(time.perf_counter() - begin)
         return self._memory.total()
@@ -317,14 +317,18 @@ class Evaluator:
         """Functions that compute a kind again: by all ranks, and by this process alone."""
         return lambda kind: self._session.run(self._commands[kind]), self._compute_alone
 
-    def _are_alive(self):
-        """Return whether no worker has ended; a command for those that are left raises then."""
+    def _ranks_are_idle(self):
+        """Return whether all workers wait for a command.
+
+        If one has ended, a command raises. After a Ctrl-C they may still compute their parts.
+        """
+        gate = self._session.gate
         try:
             self._session.require_open()
-            self._session.gate.check_alive()
+            gate.check_alive()
         except WorkerDied:
             return False
-        return True
+        return not gate.is_in_call
 
     def _compute_alone(self, kind):
         """Compute the parts of all ranks; return False after an error, which ranks will report."""
@@ -397,6 +401,8 @@ class Evaluator:
         self._commands.clear()
 
     def _is_current(self, values):
+        if self._version != self.sources.version:
+            return False
         return not self.unknown or values[: len(self.unknown)].tobytes() == self._lengths
 
     def compute(self, rank: int, kind: str) -> None:
@@ -518,6 +524,7 @@ class Evaluator:
         return found
 
     def _make_memory(self, values, make):
+        self._version = self.sources.version
         self._lengths = values[: len(self.unknown)].tobytes()
         self._memory = Parts(self.terms, self.layout, values, make)
         self._begins = self._memory.begins
