@@ -71,7 +71,7 @@ _PAYS_ON_MACHINES = 1e-3  # below, so are two machines
 _LARGE = 1e-4  # from there on ranks may pay later, if others use the cores now
 _CALL = 6e-6  # seconds from PyTensor's code into an evaluator, and back
 _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as times vary
-_NEVER_SLOWER = 0.97  # than plain PyMC, where this process computes alone
+_AT_MOST = 1.03  # times plain PyMC may take, where this process computes alone
 _SLOW = 2.0  # seconds until the log says what takes so long
 _FURTHER = 10  # times the tolerance of parts: devices round otherwise
 _told: list[bool] = []  # whether the log has said that there are GPUs
@@ -331,8 +331,8 @@ def _root(model):
 class _Contexts(list):
     """PyMC's list of the models whose with blocks are open.
 
-    In it the last one at first, which a likelihood() block has entered, is no parent: a
-    ``pm.Model()`` that is made in the block is no part of that model.
+    The innermost model when the list is made, which a likelihood() block has entered, does not
+    become a parent: a ``pm.Model()`` that is made in the block is no part of it.
     """
 
     def __init__(self, contexts):
@@ -354,11 +354,13 @@ def _entered(model):
         return
     with model:
         before = manager.active_contexts
-        manager.active_contexts = _Contexts(before)
+        manager.active_contexts = ours = _Contexts(before)
         try:
             yield
         finally:
-            manager.active_contexts = before
+            if manager.active_contexts is ours:  # else blocks end in another order
+                before[:] = ours
+                manager.active_contexts = before
 
 
 @contextlib.contextmanager
@@ -386,7 +388,8 @@ def _divided(model, layout, is_given=True):
         for each in parallel.evaluators:
             if each.unheard is not None:
                 raise each.unheard
-        if not all(have_ended(each.callers) for each in parallel.evaluators):
+        ours = {each.native_id for each in threading.enumerate()}
+        if not all(have_ended(each.callers - ours) for each in parallel.evaluators):
             raise SessionError(
                 "A sampler was still running at the end of its likelihood() block, which has ended "
                 "the ranks: its draws from now on are worthless. Wait for it in the block, as by "
@@ -633,6 +636,7 @@ def _fastest(model, terms, found, most):
     """Return the fastest number of ranks, 1 or `most`; 0 if plain PyMC is faster."""
     with _told_of(terms[0].name):
         plain = plain_call(model, [model[term.name] for term in terms], found[0].point)
+        plain()  # compiles
     functions = [each.function for each in found]
     values = [value for each in found for value in each.values]
     of_all = Evaluator(terms, on_this_machine(most), model.check_bounds, functions)
@@ -642,7 +646,7 @@ def _fastest(model, terms, found, most):
         times = seconds_in_turns({"plain": plain, "alone": alone, "ranks": ranks})
     plain, alone, ranks = times["plain"], times["alone"] + _CALL, times["ranks"] + _CALL
     # Beside other programs this process may have to compute alone, see `pace`.
-    pays = min(alone, ranks) < _LEAST * plain and alone < plain / _NEVER_SLOWER
+    pays = min(alone, ranks) < _LEAST * plain and alone < _AT_MOST * plain
     is_small = alone < ranks and alone < _LARGE
     if not pays or is_small:
         log.warning(

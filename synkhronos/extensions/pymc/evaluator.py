@@ -179,7 +179,7 @@ class Evaluator:
         self.is_closed = False
         self.is_used = False  # whether this process has evaluated it, or another one may have
         self.unheard: BaseException | None = None  # an error that no code in Python could catch
-        self.callers: set[int] = set()  # threads, by the numbers that the system has for them
+        self.callers: set[int] = set()  # native ids of the threads that have evaluated
         self.parameters = [each for term in self.terms for each in term.parameters]
         self.unknown = open_axes(self.terms)
         self.sources = RowSources(self.terms)
@@ -314,7 +314,7 @@ class Evaluator:
 
     @property
     def ways(self) -> tuple[Callable[[str], object], Callable[[str], object]]:
-        """Functions that compute a kind again: by all ranks, and by this process alone."""
+        """Functions that repeat the last evaluation of a kind: by ranks, and by this process."""
         return lambda kind: self._session.run(self._commands[kind]), self._compute_alone
 
     def _ranks_are_idle(self):
@@ -617,13 +617,12 @@ def _close_all():
 
 
 def have_ended(threads: set[int]) -> bool:
-    """Wait for threads without Python code; return whether they have ended within a second.
+    """Wait for threads of other libraries; return whether they have ended within a second.
 
     Those of nutpie end some milliseconds after their sampler.
     """
-    ours = {each.native_id for each in threading.enumerate()}
     end = time.monotonic() + 1
-    while any(os.path.exists(f"/proc/self/task/{each}") for each in threads - ours):
+    while any(os.path.exists(f"/proc/self/task/{each}") for each in threads):
         if time.monotonic() > end:
             return False
         time.sleep(0.01)

@@ -7,8 +7,8 @@ gradient times the direction, and that of the gradient the Hessian times the dir
 gradient come of one callback, as they do in PyTensor.
 
 PyMC makes constants of shared variables: ranks get rows of those. Where they are arguments, as in
-functions of PyTensor and nutpie, JAX computes their checksums in each call. A callback that knows
-no such values asks for a second one, which gets them.
+functions of PyTensor and nutpie, JAX computes their checksums in each call. If no known values have
+these, a second callback gets the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from synkhronos.extensions.pymc.row_sources import are_equal, checksums
 from synkhronos.extensions.pymc.terms import is_float
 
-called = functools.partial(jax.pure_callback, vmap_method="broadcast_all")
+_called = functools.partial(jax.pure_callback, vmap_method="broadcast_all")
 
 
 def likelihood(evaluator, kind, sources, values):
@@ -55,23 +55,26 @@ def likelihood(evaluator, kind, sources, values):
             return np.reshape(found, (*points.shape[:-1], 1 + len(moving))).astype(own)
 
         def evaluate_known(flat, sums):
-            sums = np.asarray(sums)
-            own_sources = known(sums.reshape(-1, sums.shape[-1])[0])
+            own_sources = known(np.asarray(sums))
             if own_sources is None:
-                nothing = np.zeros((*flat.shape[:-1], *out.shape), own)
-                return nothing, np.zeros(flat.shape[:-1], bool)
-            return evaluate(flat, own_sources), np.ones(flat.shape[:-1], bool)
+                return np.zeros(out.shape, own), np.zeros((), bool)
+            return evaluate(flat, own_sources), np.ones((), bool)
 
         def evaluate_given(flat, *values):
             return evaluate(flat, tuple(map(np.array, values)))
 
         out = jax.ShapeDtypeStruct((1 + len(moving),), own)
         if sums is None:
-            return called(lambda flat: evaluate(flat, known), out, flat)
-        is_known = jax.ShapeDtypeStruct((), bool)
-        vector, is_known = called(evaluate_known, (out, is_known), flat, sums)
-        of_given = functools.partial(called, evaluate_given, out)
-        return jax.lax.cond(is_known, lambda *_: vector, of_given, flat, *sources)
+            return _called(lambda flat: evaluate(flat, known), out, flat)
+
+        @jax.custom_batching.sequential_vmap  # `cond` would compute both ways for a batch
+        def evaluate_one(flat, sums, *sources):
+            is_known = jax.ShapeDtypeStruct((), bool)
+            vector, is_known = _called(evaluate_known, (out, is_known), flat, sums)
+            of_given = functools.partial(_called, evaluate_given, out)
+            return jax.lax.cond(is_known, lambda *_: vector, of_given, flat, *sources)
+
+        return evaluate_one(flat, sums, *sources)
 
     @jax.custom_jvp
     def gradients(flat):

@@ -40,7 +40,7 @@ class Pace:
         self.is_alone = False
         self._alone, self._round = alone, 0.0  # means of the last evaluations of each way
         self._n = 0  # evaluations since the way has changed
-        self._is_trial, self._in_vain = False, 0  # trials, one after another
+        self._is_trial, self._n_failed = False, 0  # trials, one after another
         self._until_trial = 0.0  # seconds
 
     def note(self, seconds: float) -> None:
@@ -50,7 +50,7 @@ class Pace:
             self._alone += (seconds - self._alone) / min(self._n, _WEIGHT)
             self._until_trial -= seconds
             if self._n >= _FEWEST and self._alone > self._round:
-                self._in_vain = 0
+                self._n_failed = 0
                 self._change(is_alone=False)
             elif self._until_trial < 0:
                 self._change(is_alone=False)
@@ -59,25 +59,25 @@ class Pace:
         self._round += (seconds - self._round) / min(self._n, _WEIGHT)
         if self._is_trial:
             self._note_in_trial(seconds)
-        elif self._round > self._alone and self._is_enough(seconds, _FEWEST):
+        elif self._round > self._alone and self._can_judge(seconds, _FEWEST):
             self._tell()
             self._until_trial = _FIRST * self._alone
             self._change(is_alone=True)
 
     def _note_in_trial(self, seconds):
-        if not self._is_enough(seconds, _WEIGHT):
+        if not self._can_judge(seconds, _WEIGHT):
             return
         self._is_trial = False
         if self._round < _BETTER * self._alone:
-            self._in_vain = 0
+            self._n_failed = 0
             return
         cost = self._n * max(0.0, self._round - self._alone)
-        self._in_vain += 1
-        later = min(_FIRST * self._alone * 2**self._in_vain, _LONGEST)
+        self._n_failed += 1
+        later = min(_FIRST * self._alone * 2**self._n_failed, _LONGEST)
         self._until_trial = max(later, _SHARE * cost)
         self._change(is_alone=True)
 
-    def _is_enough(self, seconds, fewest):
+    def _can_judge(self, seconds, fewest):
         """Return whether rounds can be judged, the last of which has taken `seconds`."""
         return self._n >= fewest or seconds > _HOPELESS * self._alone
 

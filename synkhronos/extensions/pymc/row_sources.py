@@ -9,9 +9,9 @@ PyTensor's functions those of the last `pm.set_data`, samplers that copy data wh
 their copies. Rows are then as old as all else that the caller computes.
 
 To compare all data in each evaluation would take as long as to evaluate. An array that `RowSources`
-holds is known by its identity. Arrays that nutpie makes of a mere address are known by that address
-in threads that have compared them: a sampling keeps its data until its threads end. In functions of
-JAX data are either constants, or compared by checksums, which JAX computes.
+holds is known by its identity. nutpie makes arrays of mere addresses: a thread that has compared
+the array at an address does not compare it again, as a sampling keeps its data until its threads
+end. In functions of JAX data are either constants, or compared by checksums, which JAX computes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from synkhronos.extensions.pymc.terms import AT_ONCE, Term
 
 _MOST_PLACES = 64  # threads that are remembered; more of them compare again
+# Of checksums, by bytes: what indices are multiplied by; shifts and factors.
+_MIXING = {
+    4: (0x9E3779B9, (16, 0x85EBCA6B), (13, 0xC2B2AE35)),
+    8: (0x9E3779B97F4A7C15, (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)),
+}
 _MOST_SUMS = 4  # checksums that are kept
 
 
@@ -112,8 +117,8 @@ class RowSources:
         return None
 
     def _sums_of(self, values, dtypes):
-        for known, kinds, sums in self._sums:
-            if kinds == dtypes and all(map(operator.is_, known, values)):
+        for known, their_dtypes, sums in self._sums:
+            if their_dtypes == dtypes and all(map(operator.is_, known, values)):
                 return sums
         arrays = [each.astype(dtype, copy=False) for each, dtype in zip(values, dtypes)]
         sums = np.concatenate([checksums(each, np) for each in arrays])
@@ -122,19 +127,28 @@ class RowSources:
 
 
 def checksums(array: Any, numpy: Any) -> Any:
-    """Return two sums of the bits of an array, and its lengths, by NumPy or ``jax.numpy``.
+    """Return two checksums of an array, and its lengths, by NumPy or ``jax.numpy``.
 
-    >>> a, b = np.array([1.0, 2.0]), np.array([2.0, 1.0])
+    Each element is mixed with its index, so that sums differ where elements change places: see
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, and MurmurHash3
+    for 32 bits.
+
+    >>> a, b = np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0, 0.0])
     >>> [int(x == y) for x, y in zip(checksums(a, np), checksums(b, np))]
-    [1, 0, 1]
+    [0, 0, 1]
     """
     unsigned = numpy.uint64 if array.dtype.itemsize == 8 else numpy.uint32
+    step, *mixing = _MIXING[unsigned(0).dtype.itemsize]
     bits = array if array.dtype == bool else array.view(f"uint{8 * array.dtype.itemsize}")
     bits = bits.ravel().astype(unsigned)
-    odd = 2 * numpy.arange(bits.size, dtype=unsigned) + 1  # no bit is lost in a product with these
-    total, weighted = bits.sum(dtype=unsigned), (bits * odd).sum(dtype=unsigned)
+    numbers = numpy.arange(1, bits.size + 1, dtype=unsigned) * unsigned(step)
+    sums = []
+    for mixed in (bits ^ numbers, bits + numbers):
+        for shift, factor in mixing:
+            mixed = (mixed ^ (mixed >> unsigned(shift))) * unsigned(factor)
+        sums.append((mixed ^ (mixed >> unsigned(mixing[0][0]))).sum(dtype=unsigned))
     shape = numpy.array(array.shape, dtype="uint32")
-    return numpy.concatenate([numpy.stack([total, weighted]), shape])
+    return numpy.concatenate([numpy.stack(sums), shape])
 
 
 def _value(variable, known, results):
@@ -144,7 +158,7 @@ def _value(variable, known, results):
 
 
 def _may_be_freed(array):
-    """Return whether nothing in Python keeps the memory of an array."""
+    """Return whether an array is a view of an address, which no object of Python keeps."""
     return array.base is None and not array.flags.owndata
 
 

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from pytensor.compile.ops import FromFunctionOp, ViewOp
 from pytensor.graph.basic import Constant
+from pytensor.scalar import basic as scalar
 from pytensor.scan.op import Scan
-from pytensor.tensor import basic, subtensor
+from pytensor.tensor import basic, math, subtensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.type_other import NoneTypeT
 
 
@@ -81,13 +83,16 @@ def mixed(node, states=(), variable=None) -> Mixed:
 
 def _coupling(node, states):
     """Say in a sentence what couples the rows, and what to write instead."""
-    op, kinds = node.op, {type(state) for state in states if isinstance(state, Along | RowLengths)}
-    if isinstance(op, Elemwise) and TOTAL in states and {COUNTED, *kinds} & {*states, *kinds}:
-        return "a sum or a mean over its rows goes into it", _MEANS
-    if isinstance(op, Elemwise) and (COUNTED in states or RowLengths in kinds):
-        return "the number of its rows goes into it", _NUMBER
-    if isinstance(op, Elemwise) and len({*states} - {None}) > 1:
-        return "its rows are compared with one another, as in a covariance", _PROCESSES
+    op = node.op
+    if isinstance(op, Elemwise):
+        has_number = COUNTED in states or any(isinstance(each, RowLengths) for each in states)
+        is_mean = isinstance(op.scalar_op, scalar.TrueDiv) and states[0] is TOTAL
+        if has_number and not is_mean:
+            return "the number of its rows goes into it", _NUMBER
+        if TOTAL in states:
+            return "a sum or a mean over its rows goes into it", _MEANS
+        if len({*states} - {None}) > 1:
+            return "its rows are compared with one another, as in a covariance", _PROCESSES
     for kinds, text in _TEXTS.items():
         if isinstance(op, kinds):
             return text
@@ -120,11 +125,10 @@ LOOP = (
     "a loop (scan) runs over its rows",
     "what each row takes from the one before should be data, as y[:-1] for y[1:]",
 )
+_SELECTED = "some of its rows are selected from what parameters go into"
 _TEXTS: dict[Any, tuple[str, str]] = {
-    subtensor.Subtensor | subtensor.AdvancedSubtensor: (
-        "some of its rows are selected from what parameters go into",
-        f"select rows of data, as x[rows] @ b; {_GROUPS}",
-    ),
+    subtensor.Subtensor: (_SELECTED, "select rows of data, as x[rows] @ b"),
+    subtensor.AdvancedSubtensor: (_SELECTED, f"select rows of data, as x[rows] @ b; {_GROUPS}"),
     subtensor.IncSubtensor | subtensor.AdvancedIncSubtensor: (
         "its rows are put together, or added up in groups",
         _GROUPS,
@@ -135,7 +139,10 @@ _TEXTS: dict[Any, tuple[str, str]] = {
         "with x of three axes is (x * b).sum(axis=-1)",
     ),
     CumOp: ("a cumulative sum runs over its rows", "write it with data alone, as x.cumsum() * b"),
-    CAReduce: ("a sum, a mean or an extreme over its rows goes into it", _MEANS),
+    math.Prod: ("a product over its rows goes into it", "write the sum of the logarithms"),
+    math.Max | math.Min: ("an extreme over its rows goes into it", ""),
+    CAReduce: ("a sum or a mean over its rows goes into it", _MEANS),
+    SortOp | ArgSortOp: ("a sort orders its rows", ""),
     Blockwise: (
         "a system of equations, as of a covariance, couples its rows",
         f"give independent vectors a row each; {_PROCESSES}",

@@ -17,6 +17,7 @@ derives from constants of known length would be fixed to this length.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 from dataclasses import dataclass, replace
 from math import prod
@@ -166,9 +167,12 @@ def cut(model, observed) -> Term:
     try:
         return _first_that_works(lambda each: cutting.term(*each, {}), axes)
     except NotByRows as refusal:
-        for kinds, why in _INSTEAD.items():
-            if observed.owner and isinstance(observed.owner.op, kinds):
-                raise NotByRows(why) from refusal
+        if cutting.has_whole:
+            cutting.keeps_whole = True
+            with contextlib.suppress(NotByRows):
+                return _first_that_works(lambda each: cutting.term(*each, {}), axes)
+        if observed.owner and isinstance(observed.owner.op, PartialObservedRV):
+            raise NotByRows(_INSTEAD[PartialObservedRV]) from refusal
         raise
 
 
@@ -184,7 +188,13 @@ def _first_that_works(function, choices):
 
 
 class _Cutting:
-    """Cuts terms out of the graphs of an observed variable and its data, or of a potential."""
+    """Cuts terms out of the graphs of an observed variable and its data, or of a potential.
+
+    With `keeps_whole` what has no rows, but is computed from data alone, such as the sum of all
+    weights, is computed from all rows. `has_whole` says whether there is such a thing.
+    """
+
+    keeps_whole = has_whole = False
 
     def __init__(self, model, name, drawn, data, stand_ins):
         self._model, self._name, self._drawn, self._data = model, name, drawn, data
@@ -211,8 +221,11 @@ class _Cutting:
         sliced = {each: _of_unknown_length(each, at) for each, at in with_rows.items()}
         drawn, *data = replaced([self._drawn, *self._data], sliced)
         parameters = {*self._stand_ins, *sliced.values()}
-        rows, others = _find_rows(drawn, data, parameters, axis, length)
-        new = {**{each: each for each in others}, **{each.data: each.variable for each in rows}}
+        rows, whole = _find_rows(drawn, data, parameters, axis, length)
+        self.has_whole = self.has_whole or bool(whole)
+        # What is replaced by itself stays as it is, with all that it is computed from.
+        new = {each: each for each in whole} if self.keeps_whole else {}
+        new.update((each.data, each.variable) for each in rows)
         drawn, *data = replaced([drawn, *data], new)
         try:
             with _quiet():
@@ -402,12 +415,13 @@ def _takes_time(variable):
 
 @contextlib.contextmanager
 def _quiet():
-    """Keep PyTensor from printing the traceback of each rewrite that fails."""
+    """Keep PyTensor from printing a message or the traceback of each rewrite that fails."""
     logger = logging.getLogger("pytensor.graph")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(level)
 
@@ -450,28 +464,25 @@ def _depending(is_source):
 
 
 def _find_rows(drawn, data, parameters, axis, length) -> tuple[list[RowData], list[Variable]]:
-    """Return the largest parts of the graphs that are data with `length` rows; and other floats.
+    """Return the largest parts of the graphs that are data with `length` rows.
 
-    These are computed from data alone, too, such as the sum of all rows.
+    Also return the largest parts that are computed from data alone, and have no rows.
     """
     found = []
-    with_rows, others = _data_in([drawn, *data], parameters, length)
+    with_rows, whole = _data_in([drawn, *data], parameters, length)
     for variable in with_rows:
         [value] = values_of([variable])
         shape = np.shape(value)
         is_alike = axis is not None and len(shape) == data[0].ndim and shape[axis] == length
         own = axis if is_alike else shape.index(length)
         found.append(RowData(variable, _of_unknown_length(variable, own), own))
-    return found, others
+    return found, whole
 
 
 def _data_in(graphs, parameters, length=None) -> tuple[list[Variable], list[Variable]]:
-    """Return the largest parts of graphs that are data, of this length along any axis; and others.
-
-    The others are those parts that are floats.
-    """
+    """Return the largest parts of graphs that are data with this length; and those without."""
     not_data = _computed_from(graphs, lambda each: each in parameters or not _is_data(each))
-    found, others, seen, stack = [], [], set(), list(graphs)
+    found, whole, seen, stack = [], [], set(), list(graphs)
     while stack:
         variable = stack.pop()
         if variable in seen:
@@ -484,11 +495,12 @@ def _data_in(graphs, parameters, length=None) -> tuple[list[Variable], list[Vari
             stack.extend(() if is_set else inputs)
         elif length is None or length in np.shape(values_of([variable])[0]):
             found.append(variable)
-        elif is_float(variable):  # a mean of all rows stays whole
-            others.append(variable)
-        else:  # a number of rows does not
-            stack.extend(inputs)
-    return found, others
+        else:
+            if inputs:
+                whole.append(variable)
+            if not is_float(variable):  # a mean of all rows stays whole, a number of rows does not
+                stack.extend(inputs)
+    return found, whole
 
 
 def _frontier(logp, parameters, sources, length):

@@ -342,7 +342,7 @@ def share_exponentials(fgraph):
 
 
 def _base_of(variable, known):
-    """Return a key for a variable and its negative, which begins with one of them; and which."""
+    """Return a base with its operands, and whether the variable is the negative of the base."""
     node = variable.owner
     kind = type(getattr(node and node.op, "scalar_op", None))
     if kind is scalar.Neg:
