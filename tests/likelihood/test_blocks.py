@@ -107,17 +107,20 @@ def test_what_to_write_is_divided(definition):
         assert not ours.left
 
 
-def test_weights_that_change():
-    plain, model = (models.make(weighted_mean) for _ in range(2))
-    new = np.linspace(1, 2, N)
-    for each in (plain, model):
-        pm.set_data({"w": new}, model=each)
-    [point] = models.points(model, 1)
-    expected = models.evaluate(plain, [point])
-    pm.set_data({"w": np.ones(N)}, model=model)
+def test_what_is_computed_from_all_rows_changes_with_them():
+    def definition():
+        x, y, w = pm.Data("x", X), pm.Data("outcome", Y), pm.Data("w", np.abs(X[:, 0]))
+        logp = pm.logp(pm.Normal.dist(x @ weights() / x.shape[0], 1.0), y)
+        pm.Potential("y", (w * logp).sum() / w.sum())
+
+    plain, model = (models.make(definition) for _ in range(2))
+    points = models.points(model, 2)
     with parallel.likelihood(model, ranks=2):
-        pm.set_data({"w": new}, model=model)
-        models.assert_equal(models.evaluate(model, [point]), expected)
+        for x in (X, X[:31], np.vstack([X, X])):
+            for each in (plain, model):
+                pm.set_data({"x": x, "outcome": x[:, 1], "w": x[:, 2] ** 2}, model=each)
+            expected = models.evaluate(plain, points)
+            models.assert_equal(models.evaluate(model, points), expected)
 
 
 def test_a_walk_is_refused_without_a_word_of_pytensor(capfd):

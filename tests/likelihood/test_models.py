@@ -197,7 +197,6 @@ def test_reasons():
         models.autoregression: r"depends on the one before.*y\[:-1\]",
         models.random_walk: r"depends on the one before.*y\[:-1\]",
         models.missing_and_censored: r"missing values together.*observed=y\[seen\]",
-        models.row_number: "number of its rows .* 'weight'.* n = len",
         models.as_many_groups_as_rows: "selected from .* 'a': select rows of data",
         models.counts_in_bins: "computes sign of a sum over rows",
         models.with_the_number_of_rows: "another shape, computed from 'weights'.* write -1",

@@ -55,6 +55,12 @@ def student():
     pm.StudentT("y", nu=nu, mu=mu, sigma=sigma, observed=y, shape=x.shape[0])
 
 
+def row_number():
+    # The number of all rows is part of each row's likelihood.
+    x = pm.Data("x", X[:, 0])
+    pm.Normal("y", pm.Normal("weight") * x / x.shape[0], 1.0, observed=Y)
+
+
 def poisson():
     # Data that are standardized in the graph are computed from all rows, once.
     x = (X - X.mean(axis=0)) / X.std(axis=0)
@@ -231,6 +237,7 @@ DIVIDED = {
     each.__name__: each
     for each in (
         asymmetric_laplace,
+        row_number,
         logistic,
         hierarchical,
         not_centered,
@@ -277,12 +284,6 @@ def autoregression():
 
 def random_walk():
     pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("sigma"), init_dist=pm.Normal.dist(), observed=Y)
-
-
-def row_number():
-    # The number of rows is part of each row's likelihood.
-    x = pm.Data("x", X[:, 0])
-    pm.Normal("y", pm.Normal("weight") * x / x.shape[0], 1.0, observed=Y)
 
 
 def sum_of_rows():
@@ -342,7 +343,6 @@ REFUSED = {
         gaussian_process,
         autoregression,
         random_walk,
-        row_number,
         sum_of_rows,
         as_many_groups_as_rows,
         minibatch,
