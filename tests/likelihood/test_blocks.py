@@ -169,3 +169,28 @@ def test_a_sampler_that_outlives_its_block():
     with parallel.likelihood(model, ranks=2):
         sampler = nutpie.sample(nutpie.compile_pymc_model(model), draws=20, **given)
         assert sampler.wait() is not None
+
+
+FORKED = """
+import multiprocessing
+from support import pymc_models as models
+from synkhronos.extensions import pymc as parallel
+
+
+def block():
+    model, point = models.logistic_at_a_point()
+    with parallel.likelihood(model, ranks=2):
+        models.evaluate(model, [point])
+
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=block)
+    process.start()
+    process.join()
+    print("ended with", process.exitcode)
+"""
+
+
+def test_a_block_in_a_process_that_was_forked(script):
+    """There Python has the number of another main thread, which is no sampler."""
+    assert "ended with 0" in script(FORKED, timeout=300).stdout

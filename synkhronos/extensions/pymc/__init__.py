@@ -388,7 +388,8 @@ def _divided(model, layout, is_given=True):
         for each in parallel.evaluators:
             if each.unheard is not None:
                 raise each.unheard
-        ours = {each.native_id for each in threading.enumerate()}
+        # After a fork the main thread may have the id that it had before.
+        ours = {os.getpid(), *(each.native_id for each in threading.enumerate())}
         if not all(have_ended(each.callers - ours) for each in parallel.evaluators):
             raise SessionError(
                 "A sampler was still running at the end of its likelihood() block, which has ended "
