@@ -1,4 +1,4 @@
-"""Whether the ranks, or this process alone, compute the next evaluations of a likelihood.
+"""Choose the ranks, or this process alone, for the next evaluations of a likelihood.
 
     ranks ── a round takes longer than this process alone needs ──▶ alone
     alone ── now and then a few rounds; these take less time ─────▶ ranks
@@ -21,6 +21,7 @@ _HOPELESS = 16  # times the time of the other way, after which one evaluation is
 _BETTER = 0.9  # of the time alone, for rounds to be taken up again
 _SHARE = 50  # times as long as a trial has cost, until the next one
 _FIRST, _LONGEST = 16, 1.0  # evaluations, and seconds, until the next trial
+_CLEARLY = 2  # times as slow are rounds that the log speaks of
 _TOLD_FROM = 1e-4  # seconds of an evaluation from which on the log says that this process is alone
 _told: list[bool] = []  # whether the log has said that a process computes alone
 
@@ -60,7 +61,6 @@ class Pace:
         if self._is_trial:
             self._note_in_trial(seconds)
         elif self._round > self._alone and self._can_judge(seconds, _FEWEST):
-            self._tell()
             self._until_trial = _FIRST * self._alone
             self._change(is_alone=True)
 
@@ -71,6 +71,7 @@ class Pace:
         if self._round < _BETTER * self._alone:
             self._n_failed = 0
             return
+        self._tell()
         cost = self._n * max(0.0, self._round - self._alone)
         self._n_failed += 1
         later = min(_FIRST * self._alone * 2**self._n_failed, _LONGEST)
@@ -85,7 +86,7 @@ class Pace:
         self.is_alone, self._n = is_alone, 0
 
     def _tell(self):
-        if self._alone < _TOLD_FROM or _told:
+        if _told or self._alone < _TOLD_FROM or self._round < _CLEARLY * self._alone:
             return
         _told.append(True)
         log.warning(

@@ -67,16 +67,14 @@ _MOST_AXES = 4  # that are tried
 _MOST_TRIES = 12  # to give parameters rows; each derives the log-likelihood anew
 _FREE = scalar.Neg, scalar.Identity, scalar.Second  # as fast to compute as to read
 _SERIES = RandomWalkRV, AutoRegressiveRV, EulerMaruyamaRV, GARCH11RV
-_INSTEAD = {
-    _SERIES: (
-        "each of its rows depends on the one before, which should be data: "
-        "pm.Normal('y', rho * y[:-1], sigma, observed=y[1:])"
-    ),
-    PartialObservedRV: (
-        "PyMC imputes its missing values together with the others: leave them out, if nothing "
-        "needs them, as in pm.Censored('y', pm.Normal.dist(mu[seen]), 0, 1, observed=y[seen])"
-    ),
-}
+_WHY_NO_SERIES = (
+    "each of its rows depends on the one before, which should be data: "
+    "pm.Normal('y', rho * y[:-1], sigma, observed=y[1:])"
+)
+_WHY_NOT_IMPUTED = (
+    "PyMC imputes its missing values together with the others: leave them out, if nothing "
+    "needs them, as in pm.Censored('y', pm.Normal.dist(mu[seen]), 0, 1, observed=y[seen])"
+)
 AT_ONCE = Mode(linker="py", optimizer=None)  # evaluates without compiling anything
 
 
@@ -159,7 +157,7 @@ def cut(model, observed) -> Term:
         if isinstance(op, _SERIES):  # PyMC prints a message where it derives parts of one
             axes = axes[: -op.ndim_supp]
             if not axes:
-                raise NotByRows(_INSTEAD[_SERIES])
+                raise NotByRows(_WHY_NO_SERIES)
     axes = sorted(axes, key=lambda each: each[1], reverse=True)[:_MOST_AXES]
     if axes[0][1] < 2:
         raise NotByRows(f"it has {count(axes[0][1], 'row')}")
@@ -171,8 +169,8 @@ def cut(model, observed) -> Term:
             cutting.keeps_whole = True
             with contextlib.suppress(NotByRows):
                 return _first_that_works(lambda each: cutting.term(*each, {}), axes)
-        if observed.owner and isinstance(observed.owner.op, PartialObservedRV):
-            raise NotByRows(_INSTEAD[PartialObservedRV]) from refusal
+        if _is_by(observed, PartialObservedRV):
+            raise NotByRows(_WHY_NOT_IMPUTED) from refusal
         raise
 
 
