@@ -129,7 +129,7 @@ _SELECTED = "some of its rows are selected from what parameters go into"
 _TEXTS: dict[Any, tuple[str, str]] = {
     subtensor.Subtensor: (_SELECTED, "select rows of data, as x[rows] @ b"),
     subtensor.AdvancedSubtensor: (_SELECTED, f"select rows of data, as x[rows] @ b; {_GROUPS}"),
-    subtensor.IncSubtensor | subtensor.AdvancedIncSubtensor: (
+    (subtensor.IncSubtensor, subtensor.AdvancedIncSubtensor): (
         "its rows are put together, or added up in groups",
         _GROUPS,
     ),
@@ -140,14 +140,14 @@ _TEXTS: dict[Any, tuple[str, str]] = {
     ),
     CumOp: ("a cumulative sum runs over its rows", "write it with data alone, as x.cumsum() * b"),
     math.Prod: ("a product over its rows goes into it", "write the sum of the logarithms"),
-    math.Max | math.Min: ("an extreme over its rows goes into it", ""),
+    (math.Max, math.Min): ("an extreme over its rows goes into it", ""),
     CAReduce: ("a sum or a mean over its rows goes into it", _MEANS),
-    SortOp | ArgSortOp: ("a sort orders its rows", ""),
+    (SortOp, ArgSortOp): ("a sort orders its rows", ""),
     Blockwise: (
         "a system of equations, as of a covariance, couples its rows",
         f"give independent vectors a row each; {_PROCESSES}",
     ),
-    Scan | basic.AllocEmpty: LOOP,
+    (Scan, basic.AllocEmpty): LOOP,
 }
 
 
