@@ -297,7 +297,7 @@ RUNS = {
         f"{_ON_HOSTS} 12 bench machines --count --ranks 1 --sizes 1K,16K,33K,64K,256K,1M,16M",
         by_name=True,
     ),
-    "simulate": Run('make bench BENCH="simulate --machines 64,1000"', looks=False, by_name=True),
+    "simulate": Run('make bench BENCH="simulate --machines 64,256"', looks=False, by_name=True),
     "start": Run('make bench BENCH="start --hosts 2"'),
     "overlap": Run(
         f"{_ON_HOSTS} --rate 100mbit 2 benchmarks overlap --batch 4096", by_name=True
