@@ -99,8 +99,13 @@ def scaled_by_the_number_of_rows():
     pm.Normal("y", x @ weights(), sigma, observed=y)
 
 
+def sum_of_python():
+    sides = pt.dot(X, weights()), pt.dot(-X, pm.Normal("others", shape=X.shape[1]))
+    pm.Potential("y", sum(pm.logp(pm.Normal.dist(each, 1.0), Y).sum() for each in sides))
+
+
 @pytest.mark.parametrize(
-    "definition", [softmax_in_rows, weighted_mean, scaled_by_the_number_of_rows]
+    "definition", [softmax_in_rows, weighted_mean, scaled_by_the_number_of_rows, sum_of_python]
 )
 def test_what_to_write_is_divided(definition):
     with models.equal_on_ranks(models.make(definition)) as ours:

@@ -158,7 +158,9 @@ def _total(node, scalar_op, states):
         raise mixed(node)
     linear = scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast
     is_float = node.outputs[0].dtype.startswith("float")
-    if isinstance(scalar_op, linear) and n_totals == len(states) and is_float:
+    others = [each for each, state in zip(node.inputs, states) if state is None]
+    # The sum() of Python begins with a 0.
+    if isinstance(scalar_op, linear) and all(constant(each) == 0 for each in others) and is_float:
         return TOTAL
     if isinstance(scalar_op, scalar.Mul) and n_totals == 1:
         return TOTAL
@@ -170,7 +172,7 @@ def _total(node, scalar_op, states):
             "put it inside of the sum over rows, as (r**2 / s**2 + pt.log(s)).sum(), or into "
             "a pm.Potential of its own",
             None,
-            [each for each, state in zip(node.inputs, states) if state is None],
+            others,
         )
     if isinstance(scalar_op, scalar.TrueDiv | scalar.Mul):
         raise mixed(node, states)
