@@ -63,6 +63,23 @@ def loop():
     pm.Normal("y", series, 1.0, observed=Y)
 
 
+SERIES = np.random.default_rng(4).normal(size=(N, 3))  # in rows, along three times
+
+
+def level(y, before, rho):
+    return rho * before + y
+
+
+def loop_over_times():
+    import pytensor
+
+    y, rho = pm.Data("times", SERIES.T), pm.Normal("rho")
+    levels = pytensor.scan(
+        level, sequences=[y], outputs_info=[y[0]], non_sequences=[rho], return_updates=False
+    )
+    pm.Potential("y", -(levels**2).sum())
+
+
 REASONS = {
     centred: "a sum or a mean over its rows goes into it, computed from 'weights': .*data alone",
     mean_of_log_probabilities: "a sum or a mean over .* as their sum, divided by a number",
@@ -70,6 +87,7 @@ REASONS = {
     summand_outside: "belongs to no row, computed from 'sigma': put it inside of the sum",
     softmax_of_groups: r"added up in groups.* 'weights': .*softmax\(\(x \* b\)",
     loop: "a loop .* runs over its rows",
+    loop_over_times: "side by side in a loop .*, computed from 'rho': .* a for loop of Python",
 }
 
 
@@ -99,13 +117,15 @@ def scaled_by_the_number_of_rows():
     pm.Normal("y", x @ weights(), sigma, observed=y)
 
 
-def sum_of_python():
-    sides = pt.dot(X, weights()), pt.dot(-X, pm.Normal("others", shape=X.shape[1]))
-    pm.Potential("y", sum(pm.logp(pm.Normal.dist(each, 1.0), Y).sum() for each in sides))
+def loop_of_python():
+    rho, levels = pm.Normal("rho"), [pm.Normal("first") + SERIES[:, 0]]
+    for y in SERIES.T:
+        levels.append(level(y, levels[-1], rho))
+    pm.Potential("y", sum(-(each**2).sum() for each in levels))
 
 
 @pytest.mark.parametrize(
-    "definition", [softmax_in_rows, weighted_mean, scaled_by_the_number_of_rows, sum_of_python]
+    "definition", [softmax_in_rows, weighted_mean, scaled_by_the_number_of_rows, loop_of_python]
 )
 def test_what_to_write_is_divided(definition):
     with models.equal_on_ranks(models.make(definition)) as ours:

@@ -124,7 +124,7 @@ def _result(node, states):
     """Return the states of a node's outputs; raise Mixed where there is no rule."""
     function = rule_of(node.op)
     if function is None:
-        raise mixed(node)
+        raise mixed(node, states)
     found = function(node.op, node, states)
     return found if isinstance(found, list) else [found] * len(node.outputs)
 

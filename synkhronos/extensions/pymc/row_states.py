@@ -93,6 +93,11 @@ def _coupling(node, states):
             return "a sum or a mean over its rows goes into it", _MEANS
         if len({*states} - {None}) > 1:
             return "its rows are compared with one another, as in a covariance", _PROCESSES
+    if isinstance(op, Scan | basic.AllocEmpty) and _are_side_by_side(op, states):
+        return (
+            "its rows lie side by side in a loop (scan)",
+            "write one of few steps as a for loop of Python",
+        )
     for kinds, text in _TEXTS.items():
         if isinstance(op, kinds):
             return text
@@ -102,6 +107,13 @@ def _coupling(node, states):
             "if it computes each row by itself, say so with row_wise"
         )
     return f"{name} may compute something from several of its rows", ""
+
+
+def _are_side_by_side(op, states):
+    """Return whether no step of a loop is one of a row; its results are allocated before it."""
+    n_steps, *rest = states
+    sequences = rest[: op.info.n_seqs] if isinstance(op, Scan) else []
+    return n_steps is None and Along(0) not in sequences
 
 
 def _is_own(op):
