@@ -60,3 +60,10 @@ def test_fit():
         found = model.fit(**given).posterior["x"].values
         assert len(ours.worker_pids) == 1
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_a_model_of_bambi_has_one_of_pymc():
+    model = bambi.Model("hit ~ x", DATA, family="bernoulli")
+    refused = pytest.raises(TypeError, match=r"type bambi\.models\.Model. .* model\.backend\.model")
+    with refused, parallel.likelihood(model, ranks=2):
+        pass

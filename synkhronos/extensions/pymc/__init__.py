@@ -521,10 +521,14 @@ def _session_of_leaders():
 
 def _check_model(model):
     if not isinstance(model, pm.Model):
-        raise TypeError(
-            f"model must be a pymc.Model, got an object of type {type(model).__name__}. Give a "
-            "model before it is frozen: a frozen one keeps compiled functions beyond the block."
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        instead = (
+            "Build it, and give model.backend.model."
+            if kind.startswith("bambi.")
+            else "Give a model before it is frozen: a frozen one keeps compiled functions beyond "
+            "the block."
         )
+        raise TypeError(f"model must be a pymc.Model, got an object of type {kind}. {instead}")
     if isinstance(vars(model).get("logp"), _Logp):
         raise ValueError("The model is in a likelihood() block already.")
 
