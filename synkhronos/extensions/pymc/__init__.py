@@ -53,7 +53,16 @@ from synkhronos.extensions.pymc.advice import (
     seconds_in_turns,
     seconds_of,
 )
-from synkhronos.extensions.pymc.checks import REWRITTEN, checked, plain_call
+from synkhronos.extensions.pymc.checks import (
+    REWRITTEN,
+    checked,
+    plain_call,
+    plain_compiled_beside,
+)
+from synkhronos.extensions.pymc.draws import (
+    compute_log_likelihood,
+    sample_posterior_predictive,
+)
 from synkhronos.extensions.pymc.evaluator import Evaluator, have_ended, on_this_machine
 from synkhronos.extensions.pymc.on_devices import DeviceEvaluator, LayoutOfDevices, NotOnDevice
 from synkhronos.extensions.pymc.operation import Likelihood
@@ -61,7 +70,16 @@ from synkhronos.extensions.pymc.row_axes import row_wise
 from synkhronos.extensions.pymc.terms import NoRows, NotByRows, cut, first_line
 from synkhronos.session import begin, close
 
-__all__ = ["Advice", "ModelAdvice", "ParallelLikelihood", "advise", "likelihood", "row_wise"]
+__all__ = [
+    "Advice",
+    "ModelAdvice",
+    "ParallelLikelihood",
+    "advise",
+    "compute_log_likelihood",
+    "likelihood",
+    "row_wise",
+    "sample_posterior_predictive",
+]
 
 Advice = ModelAdvice  # the name that earlier scripts use
 _MOST_RANKS = 4096
@@ -539,20 +557,10 @@ def _divide(model, layout, is_given):
     If the number of ranks is not given, it is None where plain PyMC is faster.
     """
     devices = layout.devices if isinstance(layout, LayoutOfDevices) else ()
-    terms, found, left = [], [], {}
-    for observed in [*model.observed_RVs, *model.potentials]:
-        try:
-            with _told_of(observed.name):
-                term = cut(model, observed)
-                found.append(checked(model, observed, term, REWRITTEN if devices else None))
-            terms.append(term)
-        except NoRows:
-            log.debug("%r stays in the master", observed.name)
-        except NotByRows as error:
-            left[observed.name] = str(error)
-        except raised_here(Exception) as error:  # such as PyTensor's, for sparse data
-            log.debug("%r can't be divided", observed.name, exc_info=True)
-            left[observed.name] = first_line(error)
+    observed = [*model.observed_RVs, *model.potentials]
+    chooses = not is_given and layout.n_ranks > 1
+    with plain_compiled_beside(model, observed) if chooses else contextlib.nullcontext():
+        terms, found, left = _checked(model, observed, REWRITTEN if devices else None)
     if devices and terms:
         evaluator = _on_devices(model, terms, found, layout, left)
         if evaluator is not None:
@@ -584,6 +592,26 @@ def _divide(model, layout, is_given):
             1e3 * pays,
         )
     return Evaluator(terms, layout, model.check_bounds, functions), left
+
+
+def _checked(model, observed, mode):
+    """Return the terms that can be divided, what their tests found; and why others can't."""
+    terms, found, left = [], [], {}
+    for number, each in enumerate(observed, 1):
+        place = f" ({number} of {len(observed)})" if len(observed) > 1 else ""
+        try:
+            with _told_of(each.name, place):
+                term = cut(model, each)
+                found.append(checked(model, each, term, mode))
+            terms.append(term)
+        except NoRows:
+            log.debug("%r stays in the master", each.name)
+        except NotByRows as error:
+            left[each.name] = str(error)
+        except raised_here(Exception) as error:  # such as PyTensor's, for sparse data
+            log.debug("%r can't be divided", each.name, exc_info=True)
+            left[each.name] = first_line(error)
+    return terms, found, left
 
 
 def _on_devices(model, terms, found, layout, left):
@@ -625,10 +653,10 @@ def _compare(evaluator, pairs):
 
 
 @contextlib.contextmanager
-def _told_of(name):
+def _told_of(name, place=""):
     """Say in the log that a likelihood is being compiled, if that takes long."""
-    what = "compiling the likelihood of %r, which takes some seconds the first time"
-    timer = threading.Timer(_SLOW, log.warning, [what, name])
+    what = "compiling the likelihood of %r%s, which takes up to a minute the first time"
+    timer = threading.Timer(_SLOW, log.warning, [what, name, place])
     timer.start()
     try:
         yield

@@ -6,8 +6,10 @@ in random order, must add up to it, with all gradients.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import time
 from typing import Callable, NamedTuple
 
@@ -24,6 +26,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from synkhronos._machine.deep_recursion import recurses_deep
 from synkhronos._machine.interrupts import raised_here
+from synkhronos._machine.processes import ForkedProcess, kill_all
 from synkhronos.extensions.pymc.runs import along, compiled
 from synkhronos.extensions.pymc.terms import NotByRows, Term, first_line, is_float, values_of
 
@@ -31,6 +34,7 @@ _TOLERANCE, _OF_32_BITS = 1e-10, 1e-5  # of the largest part
 _STEPS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6)  # from the initial point, until all is finite
 _POINTS = 2
 _MOST_ROWS = 50_000  # of the parts that must add up
+_COLD = 5.0  # seconds: who compiles so long finds little on disk
 
 
 @node_rewriter([Elemwise])
@@ -113,6 +117,30 @@ def plain_call(model: pm.Model, observed, point: dict) -> Callable[[], list]:
     function = compile_function(model.value_vars, outputs, **given)
     values = [np.asarray(point[each.name]) for each in model.value_vars]
     return lambda: function(*values)
+
+
+@contextlib.contextmanager
+def plain_compiled_beside(model: pm.Model, observed):
+    """Compile the function of `plain_call` meanwhile in a process of its own, for PyTensor's cache.
+
+    If this process compiles long, too, the end waits for the other one, no longer than that.
+    """
+
+    def compile_it():
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for fd in (1, 2):
+            os.dup2(nowhere, fd)
+        plain_call(model, observed, model.initial_point())()
+
+    begin, process = time.monotonic(), ForkedProcess(compile_it)
+    try:
+        yield
+        seconds = time.monotonic() - begin
+        if seconds > _COLD:
+            process.join(seconds)
+    finally:
+        kill_all([process], 1.0)
+        process.close()
 
 
 def _find_point(model, plain, random):
