@@ -176,7 +176,7 @@ def test_only_the_likelihood_of_rows_is_divided(caplog):
     with parallel.likelihood(model, ranks=2) as ours:
         assert ours.divided == ["y"]
         assert list(ours.left) == ["alone"]
-    assert "the likelihood of 'alone' stays in the master" in caplog.text
+    assert "the likelihood of 'alone' stays in this process" in caplog.text
 
 
 @pytest.mark.every

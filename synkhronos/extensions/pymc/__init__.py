@@ -3,7 +3,7 @@
 with parallel.likelihood(model, ranks=4):
     idata = pm.sample(chains=4, cores=1)
 
-model.logp()  ──▶  priors, and what can't be divided                     in the master
+model.logp()  ──▶  priors, and what can't be divided                     in this process
               ──▶  likelihoods and potentials of data, their gradients   on all ranks, by rows
 """
 
@@ -108,7 +108,7 @@ class ParallelLikelihood:
         Names of the observed variables and potentials whose rows are divided over the ranks. Empty
         where plain PyMC is faster: the model is as before, then.
     left : dict of str
-        Names of those that the master computes although they have rows, each with the reason.
+        Names of those that this process computes although they have rows, each with the reason.
     """
 
     def __init__(self, model, evaluator, left):
@@ -175,7 +175,7 @@ class ParallelLikelihood:
             vars = [*model.free_RVs, *model.observed_RVs, *model.potentials]
         wanted = vars if isinstance(vars, list | tuple) else [vars]
         wanted = [model.values_to_rvs.get(each, each) for each in wanted]
-        # The terms of single rows, for comparisons of models, are computed in the master.
+        # The terms of single rows, for comparisons of models, are computed in this process.
         terms = self._terms_of({*wanted}) if sum else []
         if not terms:
             return plain(vars)
@@ -242,7 +242,7 @@ def likelihood(
     Yields
     ------
     ParallelLikelihood
-        Says what is divided, and what is left in the master.
+        Says what is divided, and what is left in this process.
 
     Raises
     ------
@@ -255,7 +255,7 @@ def likelihood(
     -----
     A likelihood is divided if it is a sum over rows. Its graph must show that, and numbers at two
     points must confirm it: the whole is what PyMC computes, and the parts add up to the whole, with
-    all gradients. Any other likelihood is left in the master, with a warning in the log.
+    all gradients. Any other likelihood is left in this process, with a warning in the log.
 
     Workers start with the first evaluation, from the process that evaluates: with
     ``pm.sample(cores=2)`` each chain's process has ranks of its own, so ``ranks * cores`` should be
@@ -386,7 +386,7 @@ def _divided(model, layout, is_given=True):
     with _entered(model):
         evaluator, left = _divide(model, layout, is_given)
         for name, reason in left.items():
-            log.warning("the likelihood of %r stays in the master: %s", name, reason)
+            log.warning("the likelihood of %r stays in this process: %s", name, reason)
         if evaluator is None:
             yield ParallelLikelihood(model, None, left)
             return
@@ -605,7 +605,7 @@ def _checked(model, observed, mode):
                 found.append(checked(model, each, term, mode))
             terms.append(term)
         except NoRows:
-            log.debug("%r stays in the master", each.name)
+            log.debug("%r stays in this process", each.name)
         except NotByRows as error:
             left[each.name] = str(error)
         except raised_here(Exception) as error:  # such as PyTensor's, for sparse data

@@ -6,7 +6,7 @@
 
 The frontier has the last variables of the graph that are equal on all ranks: for ``a[group]`` it is
 ``a``, and a rank takes its rows of ``group``. Parameters with rows are part of the frontier, too,
-and a rank takes its rows of them. All before the frontier stays in the master, with priors,
+and a rank takes its rows of them. All before the frontier stays in this process, with priors,
 transforms and potentials, and PyTensor derives it there. `row_axes` tests that no operation behind
 the frontier computes something from several rows, but for the sum at the end.
 
