@@ -46,6 +46,8 @@ from pytensor.scalar import math as scalar_math
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.rewriting.elemwise import fuse_seqopt
 
+from synkhronos.extensions.pymc.columns import take_apart
+
 try:
     from pytensor.link.numba.dispatch.scalar import register_scalar_funcify
 except ImportError:  # PyTensor 3.2 and older
@@ -363,6 +365,7 @@ def _takes(node):
 
 # After all rewrites that know these functions, such as those for log(1 + exp(x)), and after softmax
 # and its gradient have become operations like others; before operations are fused.
+fuse_seqopt.register(f"{_NAME}_columns", take_apart, _NAME, position=0.68)
 fuse_seqopt.register(f"{_NAME}_shared", share_exponentials, _NAME, position=0.69)
 fuse_seqopt.register(f"{_NAME}_each", dfs_rewriter(vectorize), _NAME, position=0.7)
 
