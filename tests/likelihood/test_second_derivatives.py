@@ -92,3 +92,17 @@ def test_pymc_extras(gradients):
         assert len(ours.worker_pids) == 1
     for one, right in zip(found, expected):
         np.testing.assert_allclose(one, right, rtol=0, atol=1e-8 * np.abs(right).max())
+
+
+def test_gradients_by_data_are_refused():
+    def definition():
+        x = pm.Data("x", models.X[:, 0])
+        slope = pm.Normal("slope")
+        pm.Potential("outside", -slope * x[0])  # its part of the gradient alone would be wrong
+        pm.Normal("y", slope * x, 1, observed=models.Y)
+
+    model = models.make(definition)
+    with parallel.likelihood(model, ranks=2) as ours:
+        assert ours.divided == ["y"]
+        with pytest.raises(pytensor.gradient.NullTypeGradError, match="no gradients by data"):
+            pytensor.grad(model.logp(), model["x"])

@@ -185,7 +185,8 @@ class ParallelLikelihood:
         rest = [each for each in wanted if each not in divided]
         if rest:
             total = plain(rest) + total
-        total = total.astype(pytensor.config.floatX)
+        is_narrow = pytensor.config.floatX == "float32"
+        total = total.astype(plain(vars).dtype if is_narrow else "float64")
         total.name = "__logp" if jacobian else "__logp_nojac"
         return total
 

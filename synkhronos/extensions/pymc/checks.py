@@ -158,7 +158,10 @@ def _find_point(model, plain, random):
             continue
         if np.isfinite(whole):
             return point, whole
-    raise NotByRows("its log-likelihood is not finite at any point near the initial one")
+    raise NotByRows(
+        "its log-likelihood is not finite at any point near the initial one, where PyMC begins, "
+        "too: give parameters an initval=, and see model.debug()"
+    )
 
 
 class _Parts:

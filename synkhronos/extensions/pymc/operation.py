@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
-from pytensor.gradient import DisconnectedType
+from pytensor.gradient import DisconnectedType, grad_not_implemented
 from pytensor.graph.basic import Apply
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.link.jax.ops import JAXOp
@@ -74,10 +74,11 @@ class Likelihood(JAXOp):  # in JAX PyTensor calls `perform_jax`; the class impor
         return vector if self.kind == "value" else (vector[0], vector[1:])
 
     def connection_pattern(self, node):
-        """Say that all outputs depend on those frontiers that are floats."""
+        """Say that all outputs depend on data, and on those frontiers that are floats."""
+        number, *others = node.inputs
         return [
-            [i >= self.n_given and is_float(each)] * len(node.outputs)
-            for i, each in enumerate(node.inputs)
+            [False] * len(node.outputs),
+            *([is_float(each)] * len(node.outputs) for each in others),
         ]
 
     def pullback(self, inputs, outputs, output_gradients):
@@ -97,7 +98,11 @@ class Likelihood(JAXOp):  # in JAX PyTensor calls `perform_jax`; the class impor
         if not isinstance(second.type, DisconnectedType):
             self.evaluator.check_second_derivatives()
             flat += Likelihood(self.evaluator, "products").make_node(*inputs, second).outputs[1]
-        found, begin = [DisconnectedType()() for _ in range(self.n_given)], 0
+        found, begin = [DisconnectedType()()], 0
+        for i, each in enumerate(inputs[1 : self.n_given], 1):
+            why = "Ranks compute no gradients by data. Derive outside of the likelihood() block."
+            no_gradient = grad_not_implemented(self, i, each, why)
+            found.append(no_gradient if is_float(each) else DisconnectedType()())
         for each in inputs[self.n_given :]:
             if not is_float(each):
                 found.append(DisconnectedType()())

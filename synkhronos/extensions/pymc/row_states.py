@@ -135,7 +135,9 @@ _GROUPS = (
 )
 LOOP = (
     "a loop (scan) runs over its rows",
-    "what each row takes from the one before should be data, as y[:-1] for y[1:]",
+    "what a row takes from those before can be data, as y[:-1] for y[1:], or columns of lags for a "
+    "carry-over, as lags @ decay ** n; what depends on parameters, as a moving average of errors "
+    "does, can't be divided",
 )
 _SELECTED = "some of its rows are selected from what parameters go into"
 _TEXTS: dict[Any, tuple[str, str]] = {
