@@ -87,9 +87,12 @@ _MOST_RANKS = 4096
 _PAYS = 2e-5  # below, two ranks gain little, or are slower
 _PAYS_ON_MACHINES = 1e-3  # below, so are two machines
 _LARGE = 1e-4  # from there on ranks may pay later, if others use the cores now
-_CALL = 24e-6  # seconds from compiled code into Python, to an evaluator, and back
+_CALL = 3  # times what `evaluate` adds to a round: the way from compiled code into it, and back
+_MOST_OF_CALL = 1e-4
+_PER_NUMBER = 1e-8  # of the parameters, and of their gradients, which are copied on this way
 _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as times vary
-_AT_MOST = 1.03  # times plain PyMC may take, where this process computes alone
+_AT_MOST = 1.0  # of the time of plain PyMC may this process need alone, if that is
+_LONG = 1e-3  # or more; below it must be clearly faster, too: what is around adds up to 30e-6
 _SLOW = 2.0  # seconds until the log says what takes so long
 _FURTHER = 10  # times the tolerance of parts: devices round otherwise
 _told: list[bool] = []  # whether the log has said that there are GPUs
@@ -675,12 +678,18 @@ def _fastest(model, terms, found, most):
     values = [value for each in found for value in each.values]
     of_all = Evaluator(terms, on_this_machine(most), model.check_bounds, functions)
     with contextlib.closing(of_all):
-        of_all.evaluate("gradients", of_all.flat(values))
-        ranks, alone = (lambda way=way: way("gradients") for way in of_all.ways)
-        times = seconds_in_turns({"plain": plain, "alone": alone, "ranks": ranks})
-    plain, alone, ranks = times["plain"], times["alone"] + _CALL, times["ranks"] + _CALL
+        flat = of_all.flat(values)
+        evaluate = functools.partial(of_all.evaluate, "gradients", flat)
+        evaluate()
+        ranks, alone = (functools.partial(way, "gradients") for way in of_all.ways)
+        calls = {"plain": plain, "alone": alone, "ranks": ranks, "evaluate": evaluate}
+        times = seconds_in_turns(calls)
+    call = min(_CALL * max(times["evaluate"] - times["ranks"], 0.0), _MOST_OF_CALL)
+    call += _PER_NUMBER * flat.size
+    plain, alone, ranks = times["plain"], times["alone"] + call, times["ranks"] + call
     # Beside other programs this process may have to compute alone, see `pace`.
-    pays = min(alone, ranks) < _LEAST * plain and alone < _AT_MOST * plain
+    pays = min(alone, ranks) < _LEAST * plain
+    pays = pays and alone < (_AT_MOST if plain > _LONG else _LEAST) * plain
     is_small = alone < ranks and alone < _LARGE
     if not pays or is_small:
         log.warning(
