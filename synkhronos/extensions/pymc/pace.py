@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from synkhronos._machine.log import log
 
-_WEIGHT = 8  # evaluations that a mean is of, and a trial
+_WEIGHT = 8  # evaluations of a trial, and at least those that a mean is of
+_HORIZON = 0.01  # seconds of evaluations that a mean is of: one late round tells nothing
 _FEWEST = 4  # evaluations before a way is judged
+_AT_FIRST = 16  # the first of these wake the workers
+_WORSE = 1.25  # times the time alone, for rounds to be given up
 _HOPELESS = 16  # times the time of the other way, after which one evaluation is enough
 _BETTER = 0.9  # of the time alone, for rounds to be taken up again
 _SHARE = 50  # times as long as a trial has cost, until the next one
@@ -40,6 +43,7 @@ class Pace:
     def __init__(self, alone: float):
         self.is_alone = False
         self._alone, self._round = alone, 0.0  # means of the last evaluations of each way
+        self._n_of_mean = max(_WEIGHT, int(_HORIZON / max(alone, 1e-6)))
         self._n = 0  # evaluations since the way has changed
         self._is_trial, self._n_failed = False, 0  # trials, one after another
         self._until_trial = 0.0  # seconds
@@ -48,7 +52,7 @@ class Pace:
         """Take the time of an evaluation."""
         self._n += 1
         if self.is_alone:
-            self._alone += (seconds - self._alone) / min(self._n, _WEIGHT)
+            self._alone += (seconds - self._alone) / min(self._n, self._n_of_mean)
             self._until_trial -= seconds
             if self._n >= _FEWEST and self._alone > self._round:
                 self._n_failed = 0
@@ -57,10 +61,10 @@ class Pace:
                 self._change(is_alone=False)
                 self._is_trial = True
             return
-        self._round += (seconds - self._round) / min(self._n, _WEIGHT)
+        self._round += (seconds - self._round) / min(self._n, self._n_of_mean)
         if self._is_trial:
             self._note_in_trial(seconds)
-        elif self._round > self._alone and self._can_judge(seconds, _FEWEST):
+        elif self._round > _WORSE * self._alone and self._can_judge(seconds, _AT_FIRST):
             self._until_trial = _FIRST * self._alone
             self._change(is_alone=True)
 
