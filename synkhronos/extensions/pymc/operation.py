@@ -75,7 +75,7 @@ class Likelihood(JAXOp):  # in JAX PyTensor calls `perform_jax`; the class impor
 
     def connection_pattern(self, node):
         """Say that all outputs depend on data, and on those frontiers that are floats."""
-        number, *others = node.inputs
+        _number, *others = node.inputs
         return [
             [False] * len(node.outputs),
             *([is_float(each)] * len(node.outputs) for each in others),
