@@ -31,7 +31,7 @@ from synkhronos.extensions.pymc.terms import values_of
 _MOST = 4096  # processes
 _LARGE = 10_000_000  # numbers: with fewer, processes that begin by compiling gain nothing
 _GROUPS = "constant_data", "observed_data"  # that PyMC looks at, beside the posterior
-_open: list[_Parts] = []  # those that processes compute now, which they inherit
+_open: list[_SharedDraws] = []  # those that processes compute now, which they inherit
 
 
 def compute_log_likelihood(
@@ -166,7 +166,7 @@ class ComputeDraws:
         _open[-1].compute(worker.rank)
 
 
-class _Parts:
+class _SharedDraws:
     """Draws that processes share, and the arrays of the results, in shared memory."""
 
     def __init__(self, compute: Callable, idata, first, n_ranks, shows):
@@ -228,7 +228,7 @@ def _by_draws(compute, model, idata, ranks, shows, options):
         return compute(idata, 0, shows)
     # PyMC keeps what it compiles on disk, for the others. And the last draw shows the shapes.
     first = compute(_with_draws(idata, slice(-1, None)), 0, False)
-    parts = _Parts(compute, idata, first, n_ranks, shows)
+    parts = _SharedDraws(compute, idata, first, n_ranks, shows)
     _open.append(parts)
     restore = limit_threads(1)
     try:
