@@ -50,6 +50,7 @@ autodoc_mock_imports = [
     "numba",
     "pymc",
     "pytensor",
+    "xarray",
 ]  # which the environment of Theano lacks
 autodoc_typehints = "none"  # the docstrings say the types
 napoleon_google_docstring = False
