@@ -92,6 +92,9 @@ variables = {
     "b": pt.vector("b", dtype="float32"),
     "y": pt.vector("y", dtype="int64"),
     "w": pt.vector("w", shape=(3,), dtype="float64"),
+    "one": pt.vector("one", shape=(1,), dtype="float64"),
+    "wide": pt.matrix("wide", dtype="float64"),
+    "scalar": pt.scalar("scalar", dtype="float64"),
 }
 random = np.random.default_rng(0)
 A, B, W = random.normal(size=7), random.normal(size=7).astype("float32"), random.normal(size=3)
@@ -117,6 +120,24 @@ def test_joins_splits_sets_and_dtypes():
     changed = pt.set_subtensor(x[:, 1:3], a[:, None])
     added = pt.inc_subtensor(x[:, ::2], x[:, :2])
     check([first, second.sum(axis=1), changed.sum(axis=1), added[:, -1], x[:, 1]], a=A, b=B)
+
+
+def test_what_is_as_wide_or_as_long_as_it_turns_out():
+    a, one, wide, scalar = (variables[name] for name in ("a", "one", "wide", "scalar"))
+    x = table()
+    n = a.shape[0]
+    zeros = pt.zeros((n,))
+    filled = pt.exp(pt.stack([zeros, a, zeros], axis=1) + variables["w"][None, :])
+    outputs = [
+        *(filled, pt.grad(filled.sum(), variables["w"]), (x + wide).sum(axis=1)),
+        pt.set_subtensor(x[:, 1], one).sum(axis=0),
+        pt.set_subtensor(pt.zeros((n, 3))[:, 1], one) + x,
+        pt.inc_subtensor(x[pt.arange(n), pt.zeros_like(a, dtype="int64")], scalar),
+        pt.inc_subtensor(pt.zeros((n, 3))[pt.arange(2), [0, 1]], [1.0, 2.0]) + x,
+        *(x[pt.arange(2), [0, 1]], x[:, 1:1].sum(axis=0)),
+    ]
+    given = {"one": np.ones(1), "wide": np.ones((len(A), 3)), "scalar": np.array(2.0)}
+    check(outputs, a=A, w=W, **given)
 
 
 def test_selections_of_rows_are_choices():

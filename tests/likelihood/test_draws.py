@@ -1,5 +1,6 @@
 """What PyMC computes of each draw, in several processes, compared with PyMC's own functions."""
 
+import contextlib
 import os
 import signal
 
@@ -70,6 +71,32 @@ def test_predictive_samples_follow_from_the_seed_and_have_pymcs_distribution():
     assert not np.array_equal(*halves)  # each process has random numbers of its own
     error = 5 * float(wanted[name].std()) * np.sqrt(2 / wanted[name].size)
     assert abs(float(found[name].mean() - wanted[name].mean())) < error
+
+
+def test_an_interrupt_leaves_no_draws_out(monkeypatch):
+    model = models.make(models.hierarchical)
+    idata = posterior_of(model)
+    sample, n_calls = pm.sample_posterior_predictive, []
+
+    def interrupted(*args, **kwargs):
+        n_calls.append(1)
+        with contextlib.suppress(KeyboardInterrupt):  # as PyMC does, which returns zeros then
+            if len(n_calls) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+        return sample(*args, **kwargs)
+
+    monkeypatch.setattr(pm, "sample_posterior_predictive", interrupted)
+    with model, pytest.raises(KeyboardInterrupt):
+        parallel.sample_posterior_predictive(idata, ranks=2, progressbar=False)
+    with model:
+        seeds = [np.random.default_rng(3) for _ in range(2)]
+        first, again = (
+            parallel.sample_posterior_predictive(
+                idata.isel(draw=slice(None, None, -1)), ranks=2, random_seed=seed, progressbar=False
+            )["posterior_predictive"].to_dataset()
+            for seed in seeds
+        )
+    xarray.testing.assert_equal(first, again)
 
 
 def test_errors_and_deaths_end_the_processes():

@@ -87,12 +87,13 @@ _MOST_RANKS = 4096
 _PAYS = 2e-5  # below, two ranks gain little, or are slower
 _PAYS_ON_MACHINES = 1e-3  # below, so are two machines
 _LARGE = 1e-4  # from there on ranks may pay later, if others use the cores now
-_CALL = 3  # times what `evaluate` adds to a round: the way from compiled code into it, and back
-_MOST_OF_CALL = 1e-4
-_PER_NUMBER = 1e-8  # of the parameters, and of their gradients, which are copied on this way
+# The way from compiled code to an evaluator and back takes about three times what `evaluate` adds
+# to a round, at most so many seconds, and so many for each parameter.
+_CALL, _MOST_OF_CALL, _PER_NUMBER = 3, 1e-4, 1e-8
 _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as times vary
-_AT_MOST = 1.0  # of the time of plain PyMC may this process need alone, if that is
-_LONG = 1e-3  # or more; below it must be clearly faster, too: what is around adds up to 30e-6
+# Where plain PyMC takes longer than this, this process alone must not be slower than it. Below,
+# it must be clearly faster, as ranks must.
+_LONG = 1e-3
 _SLOW = 2.0  # seconds until the log says what takes so long
 _FURTHER = 10  # times the tolerance of parts: devices round otherwise
 _told: list[bool] = []  # whether the log has said that there are GPUs
@@ -689,7 +690,7 @@ def _fastest(model, terms, found, most):
     plain, alone, ranks = times["plain"], times["alone"] + call, times["ranks"] + call
     # Beside other programs this process may have to compute alone, see `pace`.
     pays = min(alone, ranks) < _LEAST * plain
-    pays = pays and alone < (_AT_MOST if plain > _LONG else _LEAST) * plain
+    pays = pays and alone < (1.0 if plain > _LONG else _LEAST) * plain
     is_small = alone < ranks and alone < _LARGE
     if not pays or is_small:
         log.warning(

@@ -34,7 +34,7 @@ _TOLERANCE, _OF_32_BITS = 1e-10, 1e-5  # of the largest part
 _STEPS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6)  # from the initial point, until all is finite
 _POINTS = 2
 _MOST_ROWS = 50_000  # of the parts that must add up
-_COLD = 5.0  # seconds: who compiles so long finds little on disk
+_COLD = 5.0  # seconds of compiling, from which on PyTensor's cache was probably empty
 
 
 @node_rewriter([Elemwise])

@@ -23,6 +23,7 @@ from pytensor.graph.rewriting.basic import graph_rewriter
 from pytensor.raise_op import Assert
 from pytensor.tensor import basic, subtensor
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.type import integer_dtypes
 
 _MOST = 8  # columns
 _NAME = "synkhronos_columns"
@@ -44,8 +45,8 @@ def take_apart(fgraph):
 def _width(variable):
     """Return the number of columns of a matrix of rows, if they are few and known, or 0."""
     shape = getattr(variable.type, "shape", ())
-    is_one = len(shape) == 2 and shape[0] != 1 and shape[1] is not None and shape[1] <= _MOST
-    return shape[1] if is_one else 0
+    is_narrow = len(shape) == 2 and shape[0] != 1 and shape[1] is not None and shape[1] <= _MOST
+    return shape[1] if is_narrow else 0
 
 
 def _puts_together(node):
@@ -65,8 +66,8 @@ class _Columns:
     """The columns of narrow matrices, and all other variables of a graph, rebuilt."""
 
     def __init__(self):
-        self._columns: dict[Any, list] = {}
-        self._taken: dict[Any, list] = {}  # those of matrices that stay together
+        self._columns: dict[Any, list] = {}  # of matrices that are apart
+        self._selected: dict[Any, list] = {}  # of matrices that stay together
         self._rebuilt: dict[Any, Any] = {}
         self._in_range: dict[Any, Any] = {}  # checked numbers of columns, by number and width
         self._fills: dict[Any, Any] = {}  # a column of equal numbers: a vector of one of them
@@ -76,7 +77,7 @@ class _Columns:
         kind = next((each for each in type(node.op).__mro__ if each in _RULES), None)
         found = _RULES[kind](self, node) if kind else None
         if found is None and any(_width(each) for each in node.outputs):
-            found = self._put_together(node)
+            found = self._compute(node)
         if isinstance(found, list):
             for out, columns in zip(node.outputs, found):
                 self._columns[out] = columns
@@ -98,12 +99,12 @@ class _Columns:
 
     def _of(self, matrix, width):
         """Return that many columns of a matrix, one of one column over and over."""
-        found = self._columns.get(matrix) or self._taken.get(matrix)
+        found = self._columns.get(matrix) or self._selected.get(matrix)
         if found is None:
-            found = self._taken[matrix] = self._take(matrix)
+            found = self._selected[matrix] = self._select(matrix)
         return found * width if len(found) == 1 else found
 
-    def _take(self, matrix):
+    def _select(self, matrix):
         node = matrix.owner
         op = node and node.op
         if isinstance(matrix, Constant):
@@ -120,8 +121,8 @@ class _Columns:
             return [new.dimshuffle(0)]
         return [new[:, k] for k in range(matrix.type.shape[1])]
 
-    def _put_together(self, node):
-        """Return the columns of what a rule has none for, if they are computed apart: or None."""
+    def _compute(self, node):
+        """Return the columns of an elementwise operation of matrices that are apart, or None."""
         op, [out, *others] = node.op, node.outputs
         if not isinstance(op, Elemwise) or others or not _width(out):
             return None
@@ -129,11 +130,14 @@ class _Columns:
         are_known = any(each in self._columns for each in node.inputs)
         if width > 1 and not are_known and not _puts_together(node):
             return None
+        if any(each.type.shape[1] is None for each in node.inputs):
+            return None
         given = [self._of(each, width) for each in node.inputs]
         return [[self._apply(op, each) for each in zip(*given)]]
 
     def _apply(self, op, columns):
-        if not all(each in self._fills for each in columns):
+        others = [each for each in columns if each not in self._fills]
+        if not all(each.type.broadcastable[0] for each in others):  # else none has all rows
             columns = [self._fills.get(each, each) for each in columns]
         return Elemwise(op.scalar_op)(*columns)
 
@@ -160,7 +164,7 @@ class _Columns:
     def subtensor(self, node):
         """Return some columns, or a vector of one."""
         matrix = node.inputs[0]
-        numbers = self._selected(node, node.inputs[1:]) if self._is_apart(matrix) else None
+        numbers = self._numbers(node, node.inputs[1:]) if self._is_apart(matrix) else None
         if numbers is None:
             return None
         columns = self._of(matrix, 1)
@@ -168,8 +172,8 @@ class _Columns:
             return columns[numbers]
         return [[columns[k] for k in numbers]]
 
-    def _selected(self, node, indices):
-        """Return the number or numbers of the columns of all rows that are selected, or None."""
+    def _numbers(self, node, indices):
+        """Return the number of a column of all rows that is selected, or a range; or None."""
         found = subtensor.indices_from_subtensor(indices, node.op.idx_list)
         if len(found) != 2 or found[0] != slice(None):
             return None
@@ -178,19 +182,22 @@ class _Columns:
         except (basic.NotScalarConstantError, TypeError):
             return None
         width = node.inputs[0].type.shape[1]
-        return range(width)[constants[1]]
+        found = range(width)[constants[1]]
+        return None if found == range(0) else found
 
     def set_columns(self, node):
         """Return columns of which some are set, or added to."""
         matrix, new = node.inputs[:2]
-        numbers = self._selected(node, node.inputs[2:]) if _width(matrix) else None
+        numbers = self._numbers(node, node.inputs[2:]) if _width(matrix) else None
         if isinstance(numbers, int) and new.ndim == 1:
             numbers, added = [numbers], [self.rebuilt(new)]
         elif isinstance(numbers, range) and _width(new):
             added = self._of(new, len(numbers))
         else:
             return None
-        columns = list(self._of_zeros(matrix) or self._of(matrix, 1))
+        if any(each.type.broadcastable[0] for each in added):
+            return None
+        columns = self._blank(matrix) or list(self._of(matrix, 1))
         for k, each in zip(numbers, added):
             adds = not node.op.set_instead_of_inc and columns[k] is not None
             columns[k] = columns[k] + each if adds else each
@@ -211,11 +218,15 @@ class _Columns:
     def add_picked(self, node):
         """Return columns, to which each row adds a number in one place."""
         matrix, new = node.inputs[:2]
-        number = self._number_of_rows(node, 2) if _width(matrix) else None
+        is_of_rows = new.ndim < 2 or new.type.broadcastable[1]
+        number = self._number_of_rows(node, 2) if _width(matrix) and is_of_rows else None
         if number is None or node.op.set_instead_of_inc:
             return None
-        columns = list(self._of_zeros(matrix) or self._of(matrix, 1))
-        value = self.rebuilt(new) if new.ndim == 1 else self._of(new, 1)[0]
+        counted = node.inputs[2].owner
+        counted = counted.inputs[0].owner if isinstance(counted.op, DimShuffle) else counted
+        has_all_rows = matrix.owner and counted.inputs[1] in matrix.owner.inputs
+        columns = (has_all_rows and self._blank(matrix)) or list(self._of(matrix, 1))
+        value = self._of(new, 1)[0] if new.ndim == 2 else self.rebuilt(new)
         for k, before in enumerate(columns):
             added = pt.switch(pt.eq(number, k), value, 0)
             columns[k] = added if before is None else before + added
@@ -226,6 +237,8 @@ class _Columns:
         if tuple(node.op.idx_list) != (0, 1):
             return None
         rows, index = node.inputs[n_given:]
+        if index.dtype not in integer_dtypes:  # a mask
+            return None
         are_columns = _width(index) == 1 and _width(rows) == 1
         if not are_columns and (rows.ndim, index.ndim) != (1, 1):
             return None
@@ -234,8 +247,8 @@ class _Columns:
         counted = rows.owner
         if counted is None or not isinstance(counted.op, basic.ARange):
             return None
-        begin, _, step = (getattr(each, "data", None) for each in counted.inputs)
-        if (begin, step) != (0, 1):
+        begin, end, step = (getattr(each, "data", None) for each in counted.inputs)
+        if (begin, end, step) != (0, None, 1):  # a number as end may be that of some rows
             return None
         number = self._of(index, 1)[0] if are_columns else self.rebuilt(index)
         width = node.inputs[0].type.shape[1]
@@ -246,8 +259,8 @@ class _Columns:
             self._in_range[number, width] = found
         return self._in_range[number, width]
 
-    def _of_zeros(self, matrix):
-        """Return None for each column of a matrix of zeros."""
+    def _blank(self, matrix):
+        """Return a list with None for each column, if the matrix is one of zeros; or None."""
         node = matrix.owner
         is_zero = node is not None and isinstance(node.op, basic.Alloc)
         is_zero = is_zero and isinstance(node.inputs[0], Constant) and not node.inputs[0].data.any()
@@ -285,6 +298,8 @@ class _Columns:
         return variable in self._columns and _width(variable) > 0
 
 
+# A rule (columns, node) returns a variable in place of the only output, or a list that has for each
+# output a list of columns. None leaves the node as it is.
 _RULES = {
     basic.Join: _Columns.join,
     basic.Split: _Columns.split,

@@ -9,6 +9,7 @@ The processes are forked, so that nothing is sent. Each calls PyMC's function fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import warnings
@@ -29,8 +30,12 @@ from synkhronos.extensions.pymc.evaluator import forked, released
 from synkhronos.extensions.pymc.terms import values_of
 
 _MOST = 4096  # processes
+_REFUSED = {
+    "sample_dims": "processes share the draws of the dimension 'draw'",
+    "return_inferencedata": "the parts of all processes are put together as an xarray.DataTree",
+}
 _LARGE = 10_000_000  # numbers: with fewer, processes that begin by compiling gain nothing
-_GROUPS = "constant_data", "observed_data"  # that PyMC looks at, beside the posterior
+_OF_DATA = "constant_data", "observed_data"  # groups that PyMC looks at, beside the posterior
 _open: list[_SharedDraws] = []  # those that processes compute now, which they inherit
 
 
@@ -93,7 +98,7 @@ def sample_posterior_predictive(
     model: pm.Model | None = None,
     *,
     ranks: int | None = None,
-    random_seed: int | None = None,
+    random_seed: int | np.random.Generator | np.random.RandomState | None = None,
     predictions: bool = False,
     extend_inferencedata: bool = False,
     progressbar: bool = True,
@@ -114,7 +119,7 @@ def sample_posterior_predictive(
     ranks : int, optional
         As in :func:`compute_log_likelihood`. Give it where samples shall be the same on machines
         with other numbers of cores.
-    random_seed : int, optional
+    random_seed : int, numpy.random.Generator or RandomState, optional
         By default one from the operating system.
     predictions, extend_inferencedata, progressbar : bool
         As in PyMC's function.
@@ -134,6 +139,8 @@ def sample_posterior_predictive(
     """
     model = pm.modelcontext(model)
     group = "predictions" if predictions else "posterior_predictive"
+    if isinstance(random_seed, (np.random.Generator, np.random.RandomState)):
+        random_seed = int.from_bytes(random_seed.bytes(8), "little")
     seeds = np.random.SeedSequence(random_seed).generate_state(_MOST)
     others = {}
 
@@ -147,7 +154,7 @@ def sample_posterior_predictive(
             **options,
         )
         others.update({name: each for name, each in tree.children.items() if name != group})
-        return tree[group].to_dataset()
+        return tree[group].to_dataset() if group in tree.children else xarray.Dataset()
 
     found = _by_draws(compute, model, trace, ranks, progressbar, options)
     result = xarray.DataTree.from_dict({group: found, **others})
@@ -175,8 +182,8 @@ class _SharedDraws:
         n_draws = posterior.sizes["draw"]
         self._cuts = [slice(*share(n_draws, n_ranks, rank)) for rank in range(n_ranks)]
         draws = posterior.coords["draw"]
-        if not np.array_equal(first.coords["draw"], draws[-1:]):
-            draws = range(n_draws)  # PyMC numbers those of log-likelihoods anew
+        if first.coords["draw"].item() == 0:
+            draws = range(n_draws)  # PyMC has numbered them anew, as of log-likelihoods
         self._coordinates = {**first.coords, "draw": draws}
         self._arrays = {}
         memory = Segments()
@@ -188,7 +195,7 @@ class _SharedDraws:
     def compute(self, rank):
         """Compute the draws of a process."""
         part = _with_draws(self._idata, self._cuts[rank])
-        with _silent():
+        with _silent(), _interrupts_raised_again():
             found = self._compute(part, rank, self._shows and rank == 0)
         for name, array in self._arrays.items():
             place = [self._cuts[rank] if dim == "draw" else slice(None) for dim in found[name].dims]
@@ -204,11 +211,8 @@ class _SharedDraws:
 
 def _by_draws(compute, model, idata, ranks, shows, options):
     """Return the dataset that ``compute(idata, rank, shows)`` gives for all draws."""
-    if "sample_dims" in options:
-        raise ValueError(
-            "sample_dims can't be given: processes share the draws of the dimension 'draw'. "
-            "PyMC's own function takes it."
-        )
+    for name in _REFUSED.keys() & options.keys():
+        raise ValueError(f"{name} can't be given: {_REFUSED[name]}. PyMC's own function takes it.")
     if not isinstance(idata, xarray.DataTree) or "posterior" not in idata.children:
         raise TypeError(
             "The draws must be an xarray.DataTree with a group 'posterior', as pm.sample() returns "
@@ -226,8 +230,12 @@ def _by_draws(compute, model, idata, ranks, shows, options):
     n_ranks = min(ranks, n_draws)
     if n_ranks < 2:
         return compute(idata, 0, shows)
-    # PyMC keeps what it compiles on disk, for the others. And the last draw shows the shapes.
-    first = compute(_with_draws(idata, slice(-1, None)), 0, False)
+    # PyMC keeps what it compiles on disk, for the others. And a draw shows the shapes: one with
+    # another number than 0, which PyMC gives it if it numbers draws anew.
+    is_at_begin = np.array_equal(idata["posterior"].coords["draw"][-1:], [0])
+    first = compute(_with_draws(idata, slice(1) if is_at_begin else slice(-1, None)), 0, False)
+    if "draw" not in first.sizes:  # of no chain, or no variable
+        return compute(idata, 0, shows)
     parts = _SharedDraws(compute, idata, first, n_ranks, shows)
     _open.append(parts)
     restore = limit_threads(1)
@@ -253,6 +261,23 @@ def _run(n_ranks):
             released(session)
 
 
+class _interrupts_raised_again(interrupts_held):
+    """Raises what a signal handler has raised once more at the end: PyMC goes on after a Ctrl-C."""
+
+    __slots__ = ()
+
+    def _record(self, number, frame):
+        try:
+            self._previous[number](number, frame)
+        except BaseException as error:
+            self._held[number] = functools.partial(_raise, error)
+            raise
+
+
+def _raise(error):
+    raise error
+
+
 @contextlib.contextmanager
 def _silent():
     """Leave out PyMC's log and warnings, which the first draw has shown."""
@@ -269,6 +294,6 @@ def _silent():
 
 def _with_draws(idata, cut):
     """Return the posterior's draws of a slice, with the data."""
-    groups = {name: idata[name].dataset for name in _GROUPS if name in idata.children}
+    groups = {name: idata[name].dataset for name in _OF_DATA if name in idata.children}
     posterior = idata["posterior"].dataset.isel(draw=cut)
     return xarray.DataTree.from_dict({"posterior": posterior, **groups})
