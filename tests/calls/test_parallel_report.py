@@ -81,7 +81,7 @@ def test_the_table_has_all_functions_and_the_cpu_of_each_rank():
     assert now.n_ranks == 3 and len(now.cpu_seconds) == 3
     # What the ranks used stays known after their end; the workers' is what they had used then.
     assert synk.parallel_report().cpu_seconds[1] >= now.cpu_seconds[1] > 0
-    assert text.startswith("Synkhronos: 1 of 2 functions divided over 3 ranks; 100% of their ")
+    assert text.startswith("Synkhronos: 1 of 2 functions ran on all 3 ranks (100% of the ")
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[lines.index("Functions") + 2 :][:2]] == [
         "busy",

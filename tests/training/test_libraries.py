@@ -205,4 +205,4 @@ def test_a_script_prints_the_same_numbers_on_ranks(tmp_path, n):
     assert outputs[0].stdout == outputs[1].stdout != ""
     types, _, report = outputs[1].stderr.partition("\n\n")
     assert types.split() == ["ParallelFunction"] * 2
-    assert "2 of 2 functions divided over 3 ranks" in report
+    assert "2 of 2 functions ran on all 3 ranks" in report
