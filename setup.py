@@ -114,6 +114,11 @@ EXTRAS = {
     ],
     # `synkhronos top` and `synk.status(live=True)` in a terminal.
     "top": ["rich>=12"],
+    # Pictures of profiles and benchmarks; what models of Theano-MPI read; nodes of Ray. Messages
+    # name these extras, because the packages alone would bring a NumPy that Theano can't use.
+    "plot": ["matplotlib"],
+    "rules": ["scikit-learn", "h5py"],
+    "ray": ["ray"],
     "demos": [
         "scikit-learn",
         "tqdm",
@@ -153,7 +158,9 @@ EXTRAS = {
     ],
     "release": ["build", "twine>=6.1"],
 }
-NOT_OF_DEV = ("pytensor", "pymc", "jax", "jax-cuda", "test-pytensor", "test-samplers", "release")
+NOT_OF_DEV = (
+    *("pytensor", "pymc", "jax", "jax-cuda", "ray", "test-pytensor", "test-samplers", "release"),
+)
 EXTRAS["test-pytensor"] += EXTRAS["mpi"]
 EXTRAS["dev"] = sorted(
     {each for name in EXTRAS if name not in NOT_OF_DEV for each in EXTRAS[name]}

@@ -18,6 +18,8 @@ import subprocess
 import sys
 from typing import Any, Mapping, Sequence
 
+from synkhronos._host import pythons
+
 _FREE_SECONDS = 60.0  # until all CPUs and GPUs of a machine must be free
 _DAEMON = "prted"  # of mpirun
 _UNREACHED = 255  # the exit status of ssh, too
@@ -45,7 +47,7 @@ def _connected() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
-        sys.exit("Ray is not installed: pip install ray")
+        sys.exit(f"Ray is not installed: {pythons.install('ray')}")
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Iterable, NamedTuple, Sequence
 
+from synkhronos._host import pythons
 from synkhronos._machine.files import new_file
 from synkhronos._wording import one_line
 
@@ -83,7 +84,8 @@ class View:
             from matplotlib.figure import Figure
             from matplotlib.patches import Patch
         except ImportError as error:
-            raise ImportError("Profile.plot() needs Matplotlib: pip install matplotlib.") from error
+            needed = f"Profile.plot() needs Matplotlib: {pythons.install('plot')}"
+            raise ImportError(needed) from error
 
         figure = Figure(layout="constrained")
         if file is not None:

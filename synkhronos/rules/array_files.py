@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from synkhronos._host import pythons
+
 HICKLE = (".hkl", ".hickle", ".h5", ".hdf5")
 
 
@@ -86,5 +88,6 @@ def _h5py(path):
     try:
         import h5py
     except ImportError:
-        raise ImportError(f"{path} is a file of hickle: install h5py (pip install h5py).") from None
+        needed = f"{path} is a file of hickle, which needs h5py: {pythons.install('rules')}"
+        raise ImportError(needed) from None
     return h5py

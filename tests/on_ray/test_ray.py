@@ -22,7 +22,8 @@ RAY = f"{sys.executable} -m ray.scripts.scripts start --num-cpus 2 --disable-usa
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_it_says_what_to_install():
     done = run(*LINE)
-    assert (done.returncode, done.stderr) == (1, "Ray is not installed: pip install ray\n")
+    assert done.returncode == 1
+    assert done.stderr == "Ray is not installed: pip install 'synkhronos[ray]'\n"
 
 
 @pytest.mark.mpi

@@ -201,7 +201,7 @@ def test_a_wrong_file_is_refused_before_anything_is_drawn(make, tmp_path, monkey
 
 def test_without_matplotlib_it_says_what_to_install(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"needs Matplotlib: pip install matplotlib\."):
+    with pytest.raises(ImportError, match=r"needs Matplotlib: pip install 'synkhronos\[plot\]'"):
         make().plot()
 
 

@@ -23,6 +23,7 @@ import sys
 import time
 from pathlib import Path
 
+from synkhronos._host import pythons
 from synkhronos._machine import cores, load
 from synkhronos._wording import printable
 from synkhronos.errors import SessionError, SharedMemoryFull
@@ -117,7 +118,7 @@ def check_picture(option, file):
     """Raise Refused if a picture is asked for that can't be drawn."""
     if file:
         if importlib.util.find_spec("matplotlib") is None:
-            raise Refused(f"{option} needs matplotlib: pip install matplotlib")
+            raise Refused(f"{option} needs Matplotlib: {pythons.install('plot')}")
         _check_folder(option, file)
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from synkhronos._host import pythons
+
 MADE, DIGITS = "made", "digits"
 SPLIT_SEED = 23455  # of validation rows and made-up data, which are the same in all runs
 
@@ -84,9 +86,8 @@ def digits(shape: tuple[int, ...]):
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError(
-            "SYNKHRONOS_DATA=digits needs scikit-learn: pip install scikit-learn"
-        ) from error
+        needed = f"SYNKHRONOS_DATA=digits needs scikit-learn: {pythons.install('rules')}"
+        raise ImportError(needed) from error
     images, labels = load_digits(return_X_y=True)
     channels, height, width = shape
     pixels = (images / 16).astype("float32").reshape(-1, 8, 8)
