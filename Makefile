@@ -101,6 +101,10 @@ lint: venv ## check style, spelling, type hints, imports, budgets of lines, and 
 	$(py) -m mypy
 	.venv/bin/lint-imports --no-cache --no-logo
 	$(py) .ci/budgets.py
+	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	.venv/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[a-z]*_*.yml
+	.venv/bin/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	.venv/bin/vermin -t=3.8- --no-tips --violations --exclude-regex synkhronos/_host/pytensor/ --exclude-regex synkhronos/extensions/pymc/ synkhronos
 
 docs: venv ## build the documentation into docs/_build/html

@@ -61,8 +61,8 @@ class BuildWithImportSupport(build_py):
 def sources():
     """Return the files that a checkout has: a MANIFEST.in would be one more file to read."""
     generated = {"__pycache__", "_build", "gpu-results", ".hypothesis"}
-    found = [Path(name) for name in ("CONTRIBUTING.md", "Makefile", ".gitignore")]
-    for folder in (".ci", "demos", "docs", "synkhronos", "tests"):
+    found = [Path(name) for name in ("Makefile", ".gitignore", ".pre-commit-config.yaml")]
+    for folder in (".ci", ".github", "demos", "docs", "synkhronos", "tests"):
         found += [path.relative_to(HERE) for path in Path(HERE, folder).rglob("*")]
     return sorted(str(each) for each in found if not generated & {*each.parts} and each.is_file())
 
@@ -151,6 +151,7 @@ EXTRAS = {
     "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
     "lint": [
         "ruff",
+        "check-jsonschema",
         "codespell",
         "mypy",
         "vermin",

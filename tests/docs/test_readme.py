@@ -11,8 +11,8 @@ import synkhronos
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-
+PAGES = ("README.md", *(f".github/{name}.md" for name in ("CONTRIBUTING", "SECURITY")))
+ACTIONS = "../../actions/"  # of the repository's host, which the README's place leads to
 
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\nprints\n\n```text\n(.*?)```", README, re.S)
 
@@ -28,15 +28,28 @@ def test_the_first_page_has_the_same_example():
     assert textwrap.indent(EXAMPLES[0][0], "    ") in index
 
 
-@pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
-def test_links_and_commands_exist(text):
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_commands_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
     for link in re.findall(r"\]\((?!https:)(.*?)\)", text):
-        assert (ROOT / link).exists(), link
+        file = f".github/workflows/{link.split('/')[4]}" if link.startswith(ACTIONS) else None
+        assert (ROOT / (file or (ROOT / page).parent / link)).exists(), link
+    check_targets(re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", text, re.M), page)
+
+
+@pytest.mark.parametrize("workflow", ["ci", "pages", "release"])
+def test_workflows_run_what_is_there(workflow):
+    text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8")
+    found = re.findall(r"run: make ([\w-]+)|target: \"([\w-]+)\"", text)
+    check_targets(found, workflow)
+    assert "python-version" in text
+
+
+def check_targets(found, where):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", text, re.M)
-    assert targets
-    for target in targets:
-        assert f"\n{''.join(target)}: " in makefile
+    assert found or where == ".github/SECURITY.md"
+    for target in found:
+        assert f"\n{''.join(target)}: " in makefile, (where, target)
 
 
 def test_the_version_is_the_same_wherever_it_is_written():
