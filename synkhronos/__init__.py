@@ -43,7 +43,6 @@ _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in name
 __all__ = sorted([*_MODULE_OF, "ops"])
 
 # Type checkers and editors don't run __getattr__; if they see one, they accept any name.
-# ruff: noqa: F403
 if TYPE_CHECKING:
     from synkhronos import ops as ops
     from synkhronos._machine.devices import get_n_gpu as get_n_gpu
@@ -78,4 +77,4 @@ else:
 
 
 def __dir__() -> List[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__} - {"Any", "List", "TYPE_CHECKING", "importlib"})

@@ -56,7 +56,8 @@ THEANORC = """\
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit status."""
-    arguments = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = _parser().parse_args(argv or ["--help"])
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:  # outside of a script, whose own is printed with its traceback

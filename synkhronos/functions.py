@@ -536,6 +536,9 @@ class Function:
         modes = ", ".join(map(repr, self.output_modes))
         return f"<{self}({self._inputs}) -> [{modes}] on {count(self._session.n_ranks, 'rank')}>"
 
+    def _repr_mimebundle_(self, **kwargs):  # IPython would show __class__, which is Theano's
+        return {"text/plain": repr(self)}
+
 
 def function(
     inputs: Sequence[Input],

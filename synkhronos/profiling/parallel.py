@@ -17,6 +17,7 @@ from synkhronos.profiling.tables import Tables
 SLOW_SECONDS = 1.0  # of a call in the master alone, which is worth a warning
 FIRST_CALLS = 3  # of a function, which take longer: `check` compares these by default
 _WIDTH = 100  # characters of a line of advice
+_LEAST = 0.01  # of the time of all functions beyond two seconds: advice for less is left out
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class ParallelReport(Tables):
         advice = [
             (without_folder(each.name) if i == 0 else "", line)
             for each in self.functions
+            if each.seconds >= _LEAST * (sum(one.seconds for one in self.functions) - 2)
             for i, line in enumerate(textwrap.wrap(each.instead, _WIDTH))
         ]
         return [

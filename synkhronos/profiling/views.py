@@ -84,8 +84,7 @@ class View:
             from matplotlib.figure import Figure
             from matplotlib.patches import Patch
         except ImportError as error:
-            needed = f"Profile.plot() needs Matplotlib: {pythons.install('plot')}"
-            raise ImportError(needed) from error
+            raise ImportError(f"plot() needs Matplotlib: {pythons.install('plot')}") from error
 
         figure = Figure(layout="constrained")
         if file is not None:

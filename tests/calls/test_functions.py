@@ -200,6 +200,7 @@ def test_repr_and_str(ranks):
     f = function([x], [x.mean(), (x, "gather"), (x, None)], bcast_inputs=[], name="three")
     for part in ("three", "x", "'avg'", "'gather'", "None", f"on {count(ranks.n, 'rank')}>"):
         assert part in repr(f)
+    assert f._repr_mimebundle_() == {"text/plain": repr(f)}  # what IPython shows
     assert str(f) == "Function 'three'"
     assert __file__ in function([x], x.mean()).name or "helpers" in function([x], x.mean()).name
 

@@ -14,6 +14,7 @@ def test_the_names_are_listed_and_there():
         assert getattr(synk, name).__name__.rpartition(".")[2] == name
         assert getattr(synk, name).__doc__
         assert name in dir(synk)
+    assert not {"Any", "List", "TYPE_CHECKING", "importlib"} & {*dir(synk)}
     for module, names in synk._PUBLIC.items():
         for name in names:
             own = getattr(importlib.import_module(f"synkhronos.{module}"), name)

@@ -349,7 +349,7 @@ def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, mon
     assert child.stdout == flags["blas.ldflags"] + "\n", child.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["info", "--nonsense"]])
 def test_mistakes_show_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as exit_status:
         main(arguments)
@@ -357,7 +357,7 @@ def test_mistakes_show_the_usage(arguments, capsys):
     assert "usage: synkhronos" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", ["--help", "info --help", "launch --help", "--version"])
+@pytest.mark.parametrize("arguments", ["", "--help", "bench --help", "launch --help", "--version"])
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as exit_status:
         main(arguments.split())

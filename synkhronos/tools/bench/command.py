@@ -2,20 +2,18 @@
 
 import argparse
 
+from synkhronos.tools.bench import BENCHMARKS
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``synkhronos bench`` to its parser."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="which one")
-    parser.add_argument(
-        "rest",
-        metavar="...",
-        nargs=argparse.REMAINDER,
-        help="its arguments; NAME --help lists them",
-    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help=", ".join(BENCHMARKS))
+    what = "its arguments; NAME --help lists them"
+    parser.add_argument("rest", metavar="...", nargs=argparse.REMAINDER, help=what)
     parser.set_defaults(run=_run)
 
 
 def _run(arguments):
-    from synkhronos.tools.bench import BENCHMARKS, frame
+    from synkhronos.tools.bench import frame
 
     return frame.main("synkhronos bench", BENCHMARKS, arguments.name, arguments.rest)
