@@ -148,7 +148,10 @@ EXTRAS = {
         *("nutpie<0.17", "numpyro<0.23", "blackjax<1.8", "bambi<0.22", "pymc-extras<0.16"),
         *("nbclient", "ipykernel"),  # for the notebook
     ],
-    "docs": ["sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"],
+    "docs": [
+        *("sphinx>=7.1,<10", "furo>=2024.8", "sphinx-copybutton>=0.5.2,<0.6"),
+        "latex2mathml>=3.70,<4",  # formulas without a script from a network
+    ],
     "lint": [
         "ruff",
         "check-jsonschema",

@@ -23,7 +23,9 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "figures",
+    "formulas",
 ]
+html_math_renderer = "mathml"
 exclude_patterns = ["_build"]
 default_role = "code"
 
