@@ -589,7 +589,7 @@ def function(
         warn of each output mode, and each operation that reduces a gradient, which does not make
         the value of serial Theano for all inputs; and warn in the next call that computes with a
         variable which each rank has updated with its own rows. Outputs and updates without a rule
-        are compared with serial Theano, in some calls that take it at most 0.3 s: :doc:`porting`
+        are compared with serial Theano, in some calls that take it at most 0.3 s: :doc:`checks`
         has the conditions. A number: also compare so many first calls (true: 3) as a whole, and
         warn of each output and update that differs by more than rounding, with the likely cause.
         False or 0: neither. By default the `check` of :func:`~synkhronos.fork`.

@@ -44,7 +44,7 @@ ALLOWED = {
     "performance": "3 %; 4 %; 8 %; 29 %; 30 %; 41 %; three times as long; 2 to 250 milliseconds; "
     "2 milliseconds; 100 microseconds; 20 microseconds; 7.5 times as fast; speedup of 7.5; "
     "30 microseconds; 20 minutes",
-    "porting": "0.3 s",
+    "checks": "0.3 s",
     "pymc": "0.02 milliseconds",
     "rules": "8 seconds; 30 seconds; 1 hour",
     "rules_api": "30 s",
