@@ -2,12 +2,12 @@
 
 import argparse
 
-from synkhronos.tools.bench import BENCHMARKS
+from synkhronos.tools import bench
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``synkhronos bench`` to its parser."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help=", ".join(BENCHMARKS))
+    parser.add_argument("name", metavar="NAME", nargs="?", help=", ".join(bench.BENCHMARKS))
     what = "its arguments; NAME --help lists them"
     parser.add_argument("rest", metavar="...", nargs=argparse.REMAINDER, help=what)
     parser.set_defaults(run=_run)
@@ -16,4 +16,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments):
     from synkhronos.tools.bench import frame
 
-    return frame.main("synkhronos bench", BENCHMARKS, arguments.name, arguments.rest)
+    return frame.main("synkhronos bench", bench.BENCHMARKS, arguments.name, arguments.rest)
