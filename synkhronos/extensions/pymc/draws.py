@@ -1,4 +1,4 @@
-"""What PyMC computes of each draw of a posterior, by processes that share the draws.
+"""Compute log-likelihoods and predictive samples by processes that share the draws.
 
     posterior  ──▶ process 0: draws 0 to 499    ──┐
                    process 1: draws 500 to 999  ──┴──▶ an array for each variable, in shared memory
@@ -9,7 +9,6 @@ The processes are forked, so that nothing is sent. Each calls PyMC's function fo
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import warnings
@@ -22,7 +21,7 @@ import xarray
 
 from synkhronos._arithmetic.partition import share
 from synkhronos._machine.devices import limit_threads, usable_cores
-from synkhronos._machine.interrupts import interrupts_held
+from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
 from synkhronos._machine.log import name_rank
 from synkhronos._machine.shared_memory import Segments, check_sharing
 from synkhronos._wording import whole_number
@@ -261,21 +260,15 @@ def _run(n_ranks):
             released(session)
 
 
-class _interrupts_raised_again(interrupts_held):
-    """Raises what a signal handler has raised once more at the end: PyMC goes on after a Ctrl-C."""
+class _interrupts_raised_again(interrupts_raised_later):
+    """Raises what a signal handler has raised at once, too: PyMC goes on after a Ctrl-C."""
 
     __slots__ = ()
 
     def _record(self, number, frame):
-        try:
-            self._previous[number](number, frame)
-        except BaseException as error:
-            self._held[number] = functools.partial(_raise, error)
-            raise
-
-
-def _raise(error):
-    raise error
+        super()._record(number, frame)
+        if number in self._held:
+            self._held[number]()
 
 
 @contextlib.contextmanager
