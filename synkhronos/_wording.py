@@ -1,5 +1,6 @@
 """Parts of messages and warnings, and checks of arguments for several public functions."""
 
+import difflib
 import operator
 import re
 import sys
@@ -116,6 +117,17 @@ def one_line(name) -> str:
         return text
     # Cut in the middle: the name of a nameless function is a path, and ends with a line number.
     return f"{text[: MOST_CHARACTERS // 2 - 3]}...{text[-MOST_CHARACTERS // 2 :]}"
+
+
+def nearest(name, known) -> str:
+    """Return " Perhaps you meant X." for a name that is near a known one, or an empty string.
+
+    >>> nearest("alhpa", ["alpha", "tau"])
+    ' Perhaps you meant alpha.'
+    """
+    by_small = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(str(name).lower(), by_small, 1)
+    return f" Perhaps you meant {by_small[found[0]]}." if found else ""
 
 
 def without_folder(name) -> str:

@@ -3,6 +3,8 @@
 Wrong arguments raise the built-in ``TypeError`` and ``ValueError``, before any rank runs.
 """
 
+from synkhronos._tracebacks import rendered
+
 
 class SessionError(RuntimeError):
     """The session is not in a state that allows the call.
@@ -49,6 +51,8 @@ class WorkerError(RuntimeError):
         self.host = host
         self.remote_type = remote_type
         self.remote_traceback = remote_traceback
+
+    _render_traceback_ = rendered
 
 
 class WorkerDied(RuntimeError):

@@ -635,6 +635,7 @@ def checked(
 ):  # fmt: skip
     """Check the arguments of `function`, and return them as a `Source`."""
     session = current("function()")
+    parameters.check_keywords(kwargs, function)
     check = session.check if check is None else number_of_calls("check", check)
     downcast = kwargs.get("allow_input_downcast")
     input_list = parameters.check_inputs("inputs", inputs, downcast, scattered=True)

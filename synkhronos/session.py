@@ -25,6 +25,7 @@ from synkhronos._machine.shared_memory import check_sharing
 from synkhronos._session.current import Current as _Current
 from synkhronos._session.current import current
 from synkhronos._session.session import Session
+from synkhronos._tracebacks import show_short
 from synkhronos._wording import advise, count, shown, truth, whole_number
 from synkhronos.comm.mpi import job
 from synkhronos.comm.transports import make_gate_of_machines
@@ -129,6 +130,7 @@ def fork(
     2
     >>> synk.close()
     """
+    show_short()
     with _Current.lock:
         restart = truth("restart", restart)
         session = _Current.session

@@ -19,10 +19,11 @@ from synkhronos._calls.parameters import Input
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._session import commands
 from synkhronos._session.staging import GrowingArray
-from synkhronos._wording import count, sentence
+from synkhronos._wording import count, nearest, sentence
 from synkhronos.inputs import Data
 
 _MISSING = object()
+_OPTIONS = "output_subset", "batch", "batch_s", "num_slices"  # of a call
 
 
 class Inputs:
@@ -117,6 +118,13 @@ class Inputs:
     def _values_of(self, args, kwargs):
         """Return the value of each given input, _MISSING for those that were left out."""
         n_given, n_args = len(self.given), len(args) + len(kwargs)
+        positions = {each.name: i for i, each in enumerate(self.given) if each.name is not None}
+        for name in kwargs:
+            if name not in positions:
+                raise ValueError(
+                    f"{self._owner} has no input {name!r}. It takes: {self}."
+                    f"{nearest(name, [*positions, *_OPTIONS])}"
+                )
         if self._is_plain and n_args != n_given:
             raise TypeError(
                 f"{self._owner} takes {count(n_given, 'input')} ({self}), got {n_args}."
@@ -126,10 +134,7 @@ class Inputs:
                 f"{self._owner} takes at most {count(n_given, 'input')} ({self}), got {len(args)}."
             )
         values = [*args, *[_MISSING] * (n_given - len(args))]
-        positions = {each.name: i for i, each in enumerate(self.given) if each.name is not None}
         for name, value in kwargs.items():
-            if name not in positions:
-                raise ValueError(f"{self._owner} has no input {name!r}. It takes: {self}.")
             if values[positions[name]] is not _MISSING:
                 raise ValueError(f"{self._owner} got input {name!r} twice: by position and name.")
             values[positions[name]] = value

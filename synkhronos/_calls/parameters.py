@@ -3,12 +3,13 @@
 variable, In, tuple ──▶ read ──▶ required, with a default value, or kept on each rank
 """
 
+import inspect
 from typing import Any, NamedTuple, Optional
 
 from synkhronos import _host
 from synkhronos._host.choice import advice
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._wording import sentence, shown
+from synkhronos._wording import nearest, sentence, shown
 from synkhronos.inputs import Data
 
 
@@ -86,6 +87,17 @@ def check_tuples(lists, updates, givens, profile):
                     f"The input {shown(each)} is a tuple, beside which theano.function takes no "
                     "updates, givens or profile. Write it as In(variable, value=...)."
                 )
+
+
+def check_keywords(keywords, function):
+    """Raise TypeError for a keyword that neither `function` nor the host's function takes."""
+    takes = [inspect.signature(each).parameters for each in (function, _host.library.function)]
+    known = [name for parameters in takes for name in parameters]
+    for name in keywords:
+        if name not in known:
+            raise TypeError(
+                f"function() got an unexpected keyword argument {name!r}.{nearest(name, known)}"
+            )
 
 
 def check_kept(inputs, givens):

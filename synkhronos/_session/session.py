@@ -22,6 +22,7 @@ from synkhronos._session.changes import Changes
 from synkhronos._session.rank import Worker, start_workers
 from synkhronos._session.registry import Garbage, Registry
 from synkhronos._session.staging import StagedArrays
+from synkhronos._tracebacks import show_short
 from synkhronos.comm.transports import make_gate
 from synkhronos.errors import SessionError, WorkerDied
 
@@ -64,6 +65,7 @@ class Session:
         self.recording = None  # a Recording while a profile is on
         self.registry = Registry(self)
         self.changes = Changes(self, follow)
+        show_short()
         if self.n_ranks > 1:
             end_openmp_threads(threads)
         self.gate = make_gate(self.n_ranks, master_rank) if gate is None else gate

@@ -119,8 +119,8 @@ def worker_error(reports, n_ranks) -> WorkerError:
         f"rank {other} {reports[other]['type']}" for other in sorted(reports) if other != rank
     )
     error = WorkerError(
-        f"Rank {rank} of {n_ranks} on {report['host']} raised {report['type']}: "
-        f"{report['message']}{f' (and {others})' if others else ''}"
+        f"Rank {rank} of {n_ranks} on {report['host']} raised {report['type']}"
+        f"{f' (and {others})' if others else ''}: {report['message']}"
         f"{report['advice'] and chr(10)}{report['advice']}",
         rank,
         report["host"],

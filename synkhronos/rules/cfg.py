@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synkhronos import _wording
-from synkhronos.rules.options import TABLE, nearest
+from synkhronos.rules.options import TABLE
 
 # The keys of Theano-MPI, and this package's names for them.
 THEIRS = {
@@ -84,8 +84,8 @@ def parse(text: str, name: str = "the file") -> dict[str, Entry]:
             )
         if key not in KEYS:
             raise ValueError(
-                f"{name}, line {entry.line}: there is no key {key}.{nearest(key, KEYS)} The keys "
-                f"are {', '.join(KEYS)}."
+                f"{name}, line {entry.line}: there is no key {key}."
+                f"{_wording.nearest(key, KEYS)} The keys are {', '.join(KEYS)}."
             )
         if isinstance(entry.value, list) and key not in _LISTS:
             raise ValueError(f"{name}, line {entry.line}: {key} takes one value, not a list.")

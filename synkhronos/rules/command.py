@@ -45,7 +45,7 @@ class _CommandParser(argparse.ArgumentParser):
             name, rule = wrong.lstrip("-").replace("-", "_"), self.get_default("rule")
             if rule is not None and wrong == _options.flag(name) and name in _options.TABLE:
                 self.error(f"{wrong}: {_options.unknown(rule, name, _options.of_rule(rule))}")
-            meant = _options.nearest(wrong, flags) if wrong.startswith("-") else ""
+            meant = _wording.nearest(wrong, flags) if wrong.startswith("-") else ""
             if isinstance(resumed, str) and resumed.endswith(".py"):
                 meant = f" --resume took {resumed!r} for a snapshot: write --resume at the end."
             self.error(f"unexpected {extras[0]!r}.{meant}")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from synkhronos import _wording
 from synkhronos.rules.compatible import finder
-from synkhronos.rules.options import nearest
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -83,7 +82,7 @@ def _by_name(modelfile):
 def _meant(path):
     """Return a sentence that names a file of the folder with a similar name, or an empty string."""
     try:
-        return nearest(path.name, [each.name for each in path.parent.glob("*.py")])
+        return _wording.nearest(path.name, [each.name for each in path.parent.glob("*.py")])
     except OSError:
         return ""
 
@@ -99,7 +98,8 @@ def _check_class(path, modelfile, modelclass):
     classes = sorted(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     there = f"its classes are {', '.join(classes)}" if classes else "it has no class"
     raise ValueError(
-        f"{modelfile} ({path}) has no class {modelclass!r}; {there}.{nearest(modelclass, classes)}"
+        f"{modelfile} ({path}) has no class {modelclass!r}; {there}."
+        f"{_wording.nearest(modelclass, classes)}"
     )
 
 

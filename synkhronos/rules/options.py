@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import math
 import operator
 import os
@@ -86,7 +85,7 @@ class Option:
         elif self.kind is str and not self.choices:
             fits = bool(value.strip()) and "\0" not in value
         if not fits:
-            meant = nearest(value, self.choices) if self.choices else ""
+            meant = _wording.nearest(value, self.choices) if self.choices else ""
             raise ValueError(f"{name} must be {self.expected}, got {_wording.shown(given)}.{meant}")
         return value
 
@@ -197,7 +196,7 @@ def check_rule(rule: str) -> str:
     if rule not in RULES:
         raise ValueError(
             f"there is no rule {rule!r}: it must be one of {', '.join(RULES)}."
-            f"{nearest(rule, RULES)}"
+            f"{_wording.nearest(rule, RULES)}"
         )
     return rule
 
@@ -306,18 +305,7 @@ def unknown(rule: str, name: str, known: Collection[str]) -> str:
     if name in TABLE and name not in known:
         rules = dict.fromkeys(rule for row in _ROWS if row.name == name for rule in row.rules)
         return f"{rule} has no option {name!r}: it is one of {' and '.join(rules)}."
-    meant = nearest(name, known)
+    meant = _wording.nearest(name, known)
     if meant:
         return f"{rule} has no option {name!r}.{meant}"
     return f"{rule} has no option {name!r}; there are: {', '.join(sorted(known))}."
-
-
-def nearest(name: object, known: Collection[str]) -> str:
-    """Return " Perhaps you meant X." for a name that is near a known one, or an empty string.
-
-    >>> nearest("alhpa", ["alpha", "tau"])
-    ' Perhaps you meant alpha.'
-    """
-    by_small = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(str(name).lower(), by_small, 1)
-    return f" Perhaps you meant {by_small[found[0]]}." if found else ""

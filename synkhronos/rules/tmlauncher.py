@@ -159,7 +159,7 @@ def _take_word(answers, word):
     name, equals, value = word.lstrip("-").partition("=")
     key = name.replace("-", "_").lower() if word.startswith("-") else ""
     if key not in _NAMES:
-        meant = _options.nearest(name, [n for n in _NAMES if len(n) > 1])
+        meant = _wording.nearest(name, [n for n in _NAMES if len(n) > 1])
         raise ValueError(f"unknown option {word!r}.{meant} tmlauncher --help lists all.")
     if not equals and key not in _FLAGS:
         raise ValueError(f"{word!r} needs a value in the same word, such as -{name}=VALUE.")

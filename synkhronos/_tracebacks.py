@@ -1,0 +1,103 @@
+"""Show an uncaught error in a few lines: the script's lines, and what went wrong.
+
+Frames of libraries are left out, and what the host says of a node of the graph is cut to its name,
+the shapes of its inputs, and the script's line that made it. What is cut goes into a file. The
+exception stays as it is: programs, debuggers and other hooks get all of it.
+"""
+
+import os
+import re
+import sys
+import traceback
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARIES = (_PACKAGE, os.path.dirname(os.__file__) + os.sep, "<frozen ")
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_MOST_FRAMES, _MOST_LINES, _MOST_LETTERS = 4, 12, 1000
+# What the host says of a node beside its name and its inputs' shapes.
+_LEFT_OUT = re.compile(
+    r"^(Toposort index|Inputs types|Inputs strides|Inputs values|Outputs clients|HINT): .*\n?"
+    r"(?:  .*\n)*",
+    re.MULTILINE,
+)
+_MADE_AT = re.compile(
+    r"Backtrace when (?:the node|that variable) is created.*\n+((?:  File .*\n(?:    .*\n)*)+)"
+)
+_instead_of = None  # the hook that ours stands in for
+
+
+def show_short() -> None:
+    """Show uncaught errors of this package in a few lines, unless the script has its own hook."""
+    global _instead_of
+    hook = sys.excepthook
+    if (getattr(hook, "__module__", None) or "").startswith(("theano.", "pytensor.")):
+        hook = getattr(hook, "__globals__", {}).get("__excepthook", sys.__excepthook__)
+    if not _shows_whole() and hook is sys.__excepthook__:
+        _instead_of, sys.excepthook = sys.excepthook, _show
+
+
+def _show(kind, error, trace):
+    try:
+        lines = short_lines(error, trace)
+    except Exception:  # an error of the display must not hide the script's
+        lines = None
+    if lines:
+        sys.stderr.write("\n".join([*lines, ""]))
+    else:
+        _instead_of(kind, error, trace)
+
+
+def rendered(error):
+    """Return the lines that IPython shows for an exception."""
+    whole = traceback.format_exception(type(error), error, error.__traceback__)
+    return (None if _shows_whole() else short_lines(error)) or "".join(whole).splitlines()
+
+
+def _shows_whole():
+    return os.environ.get("SYNKHRONOS_TRACEBACK", "0") not in ("", "0")
+
+
+def short_lines(error, trace=None):
+    """Return the lines to show for an exception; None if the script raised it, not this package."""
+    trace = trace or error.__traceback__
+    frames = traceback.extract_tb(trace)
+    own = [at for at, frame in enumerate(frames) if not _is_of_library(frame.filename)]
+    if not own or not any(each.filename.startswith(_PACKAGE) for each in frames[own[-1] + 1 :]):
+        return None
+    shown = "".join(traceback.format_list([frames[at] for at in own[-_MOST_FRAMES:]]))
+    message = "".join(traceback.format_exception_only(type(error), error))
+    lines, more = _cut(message), "SYNKHRONOS_TRACEBACK=1 prints the whole traceback."
+    if error.__cause__ is not None or len(lines) < len(message.splitlines()):
+        more = f"The whole traceback is in {_kept(error, trace)}; SYNKHRONOS_TRACEBACK=1 prints it."
+    head = "Traceback of the script (most recent call last):"
+    return [head, *shown.splitlines(), *lines, more]
+
+
+def _is_of_library(file):
+    return file.startswith(_LIBRARIES) or any(folder in file for folder in _INSTALLED)
+
+
+def _cut(message):
+    """Return the lines of a message without what helps few, at most `_MOST_LINES`."""
+    text = _LEFT_OUT.sub("", _MADE_AT.sub(_made_at, message))
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"[... {len(lines) - _MOST_LINES} lines more]"]
+    return [line[:_MOST_LETTERS] + "..." * (len(line) > _MOST_LETTERS) for line in lines]
+
+
+def _made_at(match):
+    """Return the script's line that made a node, from the frames of the host's message."""
+    frames = re.findall(r'(  File "(.*?)".*\n(?:    .*\n)*)', match[1])
+    own = [text for text, file in frames if not _is_of_library(file)]
+    return "It was made here:\n" + (own or [match[1]])[-1]
+
+
+def _kept(error, trace):
+    """Write the whole traceback of an exception into a file, and return its path."""
+    import tempfile  # not above: launchers do without
+
+    prefix = "synkhronos-traceback-"
+    with tempfile.NamedTemporaryFile("w", prefix=prefix, suffix=".txt", delete=False) as file:
+        file.writelines(traceback.format_exception(type(error), error, trace))
+    return file.name
