@@ -71,11 +71,12 @@ def description():
     """Return the README with links that lead from any page to the files of this version."""
 
     def absolute(link):
-        kind = "raw" if link.group(1).endswith((".png", ".svg")) else "blob"
-        return f"]({URL}/{kind}/v{VERSION}/{link.group(1)}"
+        begin, path = link.groups()
+        kind = "raw" if path.endswith((".png", ".svg")) else "blob"
+        return f"{begin}{URL}/{kind}/v{VERSION}/{path}"
 
     readme = Path(HERE, "README.md").read_text(encoding="utf-8")
-    return re.sub(r"\]\((?!https?:|#)([^)\s]+)", absolute, readme)
+    return re.sub(r'(\]\(|src=")(?!https?:|#)([^)"\s]+)', absolute, readme)
 
 
 LIMITS = runpy.run_path(IMPORT_SUPPORT)["LIMITS"]

@@ -21,7 +21,7 @@ def draw(found, path):
     """Draw one group of bars for each network."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(6.4, 3), layout="constrained")
     panel = figure.subplots()
     for number, (system, colour) in enumerate(COLOURS.items()):
         places = [group + 0.28 * (number - 1) for group in range(len(found))]
@@ -31,7 +31,7 @@ def draw(found, path):
     panel.set_xticks(range(len(found)), list(found), fontsize=13)
     panel.set_ylabel("speed of training", fontsize=13)
     panel.margins(y=0.08)
-    panel.set_yticks([0, 1, 2])
+    panel.set_yticks(range(1 + int(panel.get_ylim()[1])))
     panel.spines[["top", "right"]].set_visible(False)
     figure.legend(ncols=3, loc="outside upper center", frameon=False, fontsize=11, columnspacing=1)
     figure.savefig(path, dpi=200)

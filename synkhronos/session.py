@@ -135,11 +135,12 @@ def fork(
         restart = truth("restart", restart)
         session = _Current.session
         if session is not None and not restart and not session.may_be_replaced:
-            again = " In a notebook write fork(restart=True)."
-            raise SessionError(
+            why = (
                 "fork() was called while a session is there: only fork once, or close() it before."
-                + again * ({*session.devices} == {"cpu"})  # a process opens devices once
             )
+            if {*session.devices} == {"cpu"}:  # a process opens devices once
+                why += " In a notebook write fork(restart=True)."
+            raise SessionError(session.no_fork or why)
         of_run = _Current.of_run
         if of_run is not None:
             if n_parallel is None and use_gpu is None and devices is None:

@@ -32,7 +32,7 @@ from synkhronos.launch import INTERRUPTED, guard, where
 from synkhronos.profiling.status import state_of
 
 _MOST_CAUSES = 99  # of an exception that are followed: they may form a circle
-
+_FORKS = "the script calls fork() itself: run it with plain python, without --parallel."
 
 _FLAGS = {
     "--parallel": "let theano.function build functions for all ranks, also inside libraries",
@@ -110,6 +110,8 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         return _refused(error)
     session = Current.session
     session.is_of_run, Current.of_run = not options.parallel, given
+    session.no_fork = _FORKS if options.parallel else ""
+    status = 1
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             status = _run(code, file, folder, options, tell)
@@ -119,7 +121,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     finally:
         Current.of_run = None
         if options.parallel:
-            _tell(synk.parallel_report(), options)
+            _tell(synk.parallel_report(), options, status)
         if Current.session is not None and state_of(Current.session) == "open":
             synk.close()
 
@@ -142,9 +144,9 @@ def _tell_alone(options):
         )
 
 
-def _tell(report, options):
+def _tell(report, options, status):
     """Print the report of `parallel`, and write it to a file, as the options say."""
-    if not options.no_report:
+    if not options.no_report and (report.functions or status == 0):
         print(f"\n{report}", file=sys.stderr)
     if options.report:
         try:
@@ -178,20 +180,15 @@ def _run(code, file, folder, options, tell):
     sys.argv = [options.script, *options.arguments]
     try:
         _exec(code, module.__dict__, tell)
-    except KeyboardInterrupt as error:
-        _print(error)
-        return INTERRUPTED
-    except synk.WorkerDied as error:
-        if options.verbose:
+    except (KeyboardInterrupt, Exception) as error:
+        forks = isinstance(error, synk.SessionError) and str(error) == _FORKS
+        if options.verbose or not (forks or isinstance(error, synk.WorkerDied)):
             _print(error)
         else:  # the script is not wrong, so a traceback would not help
             at = next(traceback.walk_tb(_of_script(error)), (None, 0))[1]
-            said = f"{options.script}, line {at}: WorkerDied: {error}"
+            said = f"{options.script}, line {at}: {type(error).__name__}: {error}"
             print(printable(f"{said} --verbose shows the traceback."), file=sys.stderr)
-        return 1
-    except Exception as error:
-        _print(error)
-        return 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

@@ -31,7 +31,7 @@ def test_the_first_page_has_the_same_example():
 @pytest.mark.parametrize("page", PAGES)
 def test_links_and_commands_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    for link in re.findall(r"\]\((?!https:)(.*?)\)", text):
+    for link in re.findall(r'(?:\]\(|src=")(?!https:)(.*?)[)"]', text):
         file = f".github/workflows/{link.split('/')[4]}" if link.startswith(ACTIONS) else None
         assert (ROOT / (file or (ROOT / page).parent / link)).exists(), link
     check_targets(re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", text, re.M), page)

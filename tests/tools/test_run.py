@@ -115,6 +115,16 @@ sys.exit(3)
 """
 
 
+def test_a_script_that_forks_is_refused_by_parallel_in_a_line(tmp_path):
+    (tmp_path / "script.py").write_text("import synkhronos as synk\nsynk.fork(2)\nprint(1)\n")
+    run = ("-m", "synkhronos", "run", "--parallel", "-n", "2")
+    status, out, err = python(tmp_path, *run, "script.py")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("script.py, line 2: SessionError: the script calls fork() itself: run it")
+    status, out, err = python(tmp_path, *run, "--verbose", "script.py")
+    assert (status, out) == (1, "") and "synk.fork(2)\n" in err
+
+
 def test_the_report_of_parallel_is_written_for_other_programs(tmp_path):
     (tmp_path / "script.py").write_text(PARALLEL)
     run = ("-m", "synkhronos", "run", "--parallel", "-n", "2", "--no-report")
