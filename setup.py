@@ -115,6 +115,8 @@ EXTRAS = {
     ],
     # `synkhronos top` and `synk.status(live=True)` in a terminal.
     "top": ["rich>=12"],
+    # A shell completes `synkhronos`: it runs the command, so that it knows all options.
+    "completion": ["argcomplete>=2"],
     # Pictures of profiles and benchmarks; what models of Theano-MPI read; nodes of Ray. Messages
     # name these extras, because the packages alone would bring a NumPy that Theano can't use.
     "plot": ["matplotlib"],

@@ -1,4 +1,5 @@
 """The command line: ``synkhronos run``, ``launch``, ``info`` and others."""
+# PYTHON_ARGCOMPLETE_OK
 
 from __future__ import annotations
 
@@ -57,7 +58,12 @@ THEANORC = """\
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments = _parser().parse_args(argv or ["--help"])
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next; this ends the process
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    arguments = parser.parse_args(argv or ["--help"])
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:  # outside of a script, whose own is printed with its traceback

@@ -394,6 +394,9 @@ class ParallelFunction:
     def __repr__(self):
         return f"<ParallelFunction {self.name!r} of {self._on_ranks!r}>"
 
+    def _repr_mimebundle_(self, **kwargs):  # IPython would show __class__, which is Theano's
+        return {"text/plain": repr(self)}
+
 
 def _placed(result, axis, is_merged):
     """Move the rows of a result to an axis; if `is_merged`, merge it with the one before."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Iterator
 from synkhronos._wording import count, one_line
 from synkhronos.parameter_server.errors import OutOfTurn
 from synkhronos.profiling.spans import Span, own_times
-from synkhronos.profiling.views import Bar, View, table
+from synkhronos.profiling.views import Bar, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,20 +195,24 @@ class StoreProfile(View):
         milliseconds compute push
         caller ...
         """
+        return self._text()
+
+    def _content(self):
         tracks = self._tracks()
         spans = [span for own in tracks.values() for span in own]
         keys = {span.key for span in spans if span.key is not None}
         seconds = (self._ended or time.monotonic()) - self._began
         worker = f"worker {self._store.rank} of {self._store.num_workers}"
         names = [name for name in self._colours if any(span.name == name for span in spans)]
-        lines = [("milliseconds", *names)]
+        lines = []
         for track, own in tracks.items():
             if own[0].name in _TRACKS:  # transfers of several keys may overlap
                 took = {**dict.fromkeys(names, 0.0), own[0].name: covered(own)}
             else:
                 took = own_times(names, own)
             lines.append((one_line(track), *(f"{1e3 * took[name]:.2f}" for name in names)))
-        return "\n".join([f"{seconds:.3f} s of {worker}, {count(len(keys), 'key')}", *table(lines)])
+        headline = f"{seconds:.3f} s of {worker}, {count(len(keys), 'key')}"
+        return headline, [("", ("milliseconds", *names), lines)]
 
     def plot(self, file: str | os.PathLike | None = None) -> Figure:
         """Draw all spans along an axis of time: a row for each thread, process and key.

@@ -12,7 +12,7 @@ from synkhronos._wording import one_line, sentence, whole_number
 from synkhronos.errors import SessionError
 from synkhronos.profiling.recording import Recording
 from synkhronos.profiling.timeline import NAMES, REST, Timeline
-from synkhronos.profiling.views import KINDS, SUFFIXES, View, check_file, table
+from synkhronos.profiling.views import KINDS, SUFFIXES, View, check_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -238,13 +238,15 @@ class Profile(View):
         the highest median. The second table has sums over all calls. See the example of
         :func:`profile`.
         """
+        return self._text()
+
+    def _content(self):
         calls, ranks = self.calls, self._rank_names()
-        lines = [_headline(calls, len(ranks), self.dropped)]
-        if len(calls):
-            lines += ["", "milliseconds of a call (medians; of the ranks, the lowest and highest)"]
-            lines += table(_lines_of_functions(calls, self.master_rank))
-            lines += ["", "seconds of all calls", *table(_lines_of_ranks(calls, ranks))]
-        return "\n".join(lines)
+        columns, *functions = _lines_of_functions(calls, self.master_rank)
+        title = "milliseconds of a call (medians; of the ranks, the lowest and highest)"
+        of_ranks, *sums = _lines_of_ranks(calls, ranks)
+        tables = [(title, columns, functions), ("seconds of all calls", of_ranks, sums)]
+        return _headline(calls, len(ranks), self.dropped), tables if len(calls) else []
 
     def _rank_names(self):
         masters = [", master" if rank == self.master_rank else "" for rank in range(self.n_ranks)]

@@ -68,7 +68,7 @@ class Watched(Tables):
         from rich.table import Table
         from rich.text import Text
 
-        headline, tables = self._printable()
+        headline, tables, _ = self._printable()
         shown: list[Any] = [Text(headline, style="bold")]
         for session, (title, columns, rows) in zip(self.sessions, tables):
             table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))

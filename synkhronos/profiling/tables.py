@@ -5,6 +5,26 @@ import html
 from synkhronos._wording import printable
 
 
+def as_html(headline, tables, notes=()):
+    """Return tables as HTML: a headline, titles, columns, rows of text, and the lines after them.
+
+    >>> as_html("Two", [("", ("a", "b"), [("1 < 2", "3")])])
+    '<p>Two</p><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1 &lt; 2</td>...'
+    """
+
+    def row(cells, tag):
+        shown = (f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)
+        return f"<tr>{''.join(shown)}</tr>"
+
+    text = f"<p>{html.escape(headline)}</p>"
+    for title, columns, rows in tables:
+        caption = f"<caption>{html.escape(title)}</caption>" if title else ""
+        body = "".join(row(cells, "td") for cells in rows)
+        text += f"<table>{caption}<thead>{row(columns, 'th')}</thead><tbody>{body}</tbody></table>"
+    lines = html.escape("\n".join(notes))
+    return f"{text}<pre>{lines}</pre>" if lines else text
+
+
 class Tables:
     """Shows an object as tables.
 
@@ -12,6 +32,7 @@ class Tables:
 
         _headline()   a sentence
         _tables()     the title, the names of the columns and the rows of each table, all text
+        _notes()      the lines after the tables, if any
 
     Tables without rows are left out. The text may come from other users and machines: control
     characters are taken out.
@@ -26,26 +47,20 @@ class Tables:
             for title, columns, rows in self._tables()
             if rows
         ]
-        return printable(self._headline()), tables
+        return printable(self._headline()), tables, list(map(printable, self._notes()))
+
+    def _notes(self):
+        return []
 
     def __repr__(self):
-        headline, tables = self._printable()
+        headline, tables, notes = self._printable()
         lines = [headline]
         for title, columns, rows in tables:
             widths = [max(map(len, column)) for column in zip(columns, *rows)]
             lines += ["", title]
             for row in (columns, *rows):
                 lines.append("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, "", *notes] if notes else lines)
 
     def _repr_html_(self):
-        def row(cells, tag):
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        headline, tables = self._printable()
-        text = f"<p>{html.escape(headline)}</p>"
-        for title, columns, rows in tables:
-            text += f"<table><caption>{html.escape(title)}</caption><thead>{row(columns, 'th')}"
-            body = "".join(row(cells, "td") for cells in rows)
-            text += f"</thead><tbody>{body}</tbody></table>"
-        return text
+        return as_html(*self._printable())

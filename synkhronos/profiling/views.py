@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Iterable, NamedTuple, Sequence
 from synkhronos._host import pythons
 from synkhronos._machine.files import new_file
 from synkhronos._wording import one_line
+from synkhronos.profiling.tables import as_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,13 +42,24 @@ class View:
 
     A derived class has also::
 
-        summary()   tables, as text
-        _bars()    a dict of tracks: the bars of each, by the time of their begin
+        summary()   `_text()`, with a docstring of its own
+        _content()  a headline, and the title, the names of the columns and the rows of each table
+        _bars()     a dict of tracks: the bars of each, by the time of their begin
         _process()  for traces: the number of the process, its name, and a dict about it
     """
 
     _colours: ClassVar[dict[str, str]]  # of each kind
     _inches: ClassVar[float]  # of a row in pictures
+
+    def _text(self) -> str:
+        headline, tables = self._content()
+        lines = [headline]
+        for title, columns, rows in tables:
+            lines += [*(["", title] if title else []), *table([columns, *rows])]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._content())
 
     def save(self, file: str | os.PathLike) -> None:
         """Write a trace, or the summary.

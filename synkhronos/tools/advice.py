@@ -137,10 +137,10 @@ class Advice(Tables):
             rows.append([str(ranks) if ranks else "serial", str(threads), *times, faster])
         return [("Milliseconds of a call, medians", columns, rows)]
 
-    def __repr__(self):
-        best, text = choose(self.seconds), [super().__repr__(), ""]
+    def _notes(self):
+        best = choose(self.seconds)
         gain = f"{self.gain:.2f} times as fast as serial {_host.title} with one thread"
-        text += [f"Best: {best}" + (f", {gain}" if best != (0, 1) else ""), f"    {self.lines}"]
+        text = [f"Best: {best}" + (f", {gain}" if best != (0, 1) else ""), f"    {self.lines}"]
         unsteady = max(self.slowest[way] / self.seconds[way] for way in self.seconds)
         if unsteady > _UNSTEADY:
             text.append(f"Rounds of the same way differ by up to {100 * (unsteady - 1):.0f} %.")
@@ -148,10 +148,7 @@ class Advice(Tables):
             text.append(
                 f"Other programs kept {self.others}. This tells little: measure without them."
             )
-        return "\n".join(text)
-
-    def _repr_html_(self):
-        return None  # the text has more than the table
+        return text
 
 
 def advise(

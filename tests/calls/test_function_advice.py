@@ -1,5 +1,6 @@
 """``synk.advise``: the ways that it measures, what it chooses, and that it changes nothing."""
 
+import html
 import json
 import os
 import signal
@@ -82,6 +83,8 @@ def test_it_measures_and_changes_nothing(no_session):
     assert list(advice.seconds) == list(advice.slowest) == ways
     assert all(0 < best <= advice.slowest[way] for way, best in advice.seconds.items())
     assert (advice.ranks, advice.threads) in ways and advice.lines in str(advice)
+    assert all(html.escape(line) in advice._repr_html_() for line in advice._notes())
+    assert advice._repr_html_().count("<tr>") == 1 + len(ways)
     # Without a session, too. One row is for one rank.
     assert list(synk.advise(step, ([1.0],), seconds=0.01).seconds) == ways[:3]
 

@@ -572,6 +572,7 @@ def test_training_leaves_serial_values_on_all_ranks(ranks):
     with synk.parallel() as n:
         results, variables, step = trained(usual_calls)
     assert n == ranks.n and type(step) is ParallelFunction
+    assert step._repr_mimebundle_() == {"text/plain": repr(step)}  # what IPython shows
     assert_equal(results, expected)
     step(*Variables().values[:2])  # also after the block
     for variable in variables:

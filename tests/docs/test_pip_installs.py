@@ -18,6 +18,7 @@ EXTRA = re.compile(r"(?:synkhronos|\.)(?:\[([\w,-]+)\])?")
 # Packages that need no NumPy, or are needed by another host's environment alone.
 WITHOUT_NUMPY = re.compile(r"nvidia-[\w-]+|mako|setuptools|mpi4py|impi-rt|notebook|httpstan|numba")
 OPTIONS = {"--force-reinstall", "--no-binary"}
+OF_BOTH = "completion,mpi,plot,ray,top"
 IN_EXAMPLES = {"absent", "...", "pytensor"}  # of docstrings, whose text is elsewhere
 
 
@@ -63,7 +64,7 @@ def test_pip_finds_all_extras_with_the_hosts_numpy(tmp_path):
     of_host = "demos,gpu,rules" if pythons.is_for_theano() else "jax,pymc"
     report = tmp_path / "report.json"
     line = sys.executable, "-m", "pip", "install", "--dry-run", "--no-build-isolation", "--quiet"
-    asked = f"{ROOT}[{of_host},mpi,plot,ray,top]", "--ignore-installed", "--report", report
+    asked = f"{ROOT}[{of_host},{OF_BOTH}]", "--ignore-installed", "--report", report
     env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run([*line, *asked], capture_output=True, text=True, env=env)
     if "No module named pip" in done.stderr:

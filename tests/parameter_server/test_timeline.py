@@ -94,6 +94,7 @@ def test_a_table_has_a_row_for_each_thread(store):
     assert first.endswith("s of worker 0 of 1, 1 key")
     assert head.split()[:3] == ["milliseconds", "compute", "push"]
     assert rows[0].startswith("device 0 ") and rows[1].startswith("device 1 ")
+    assert "</tr><tr><td>device 1</td><td>" in recorded._repr_html_()
 
 
 @pytest.mark.usefixtures("quickly_compiled")

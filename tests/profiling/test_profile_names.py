@@ -77,6 +77,9 @@ def test_strange_names_break_no_table(ranks, name):
     lines = recorded.summary().splitlines()
     assert len(lines) == 3 + 2 + 3 + ranks.n
     assert lines[4].startswith(f"{one_line(name)} ") and lines[4].split()[-13] == "1"
+    shown = recorded._repr_html_()
+    assert f"<tr><td>{html.escape(one_line(name))}</td><td>1</td><td>0</td>" in shown
+    assert shown.count("<tr>") == 2 + 1 + ranks.n and f"<caption>{lines[2]}</caption>" in shown
     pytest.importorskip("matplotlib")
     [axes] = recorded.plot(last=1).axes
     assert [text.get_text() for text in axes.texts] == [one_line(name)]

@@ -7,7 +7,8 @@ from synkhronos.tools import bench
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``synkhronos bench`` to its parser."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help=", ".join(bench.BENCHMARKS))
+    name = parser.add_argument("name", metavar="NAME", nargs="?", help=", ".join(bench.BENCHMARKS))
+    name.completer = lambda **_: list(bench.BENCHMARKS)  # for argcomplete
     what = "its arguments; NAME --help lists them"
     parser.add_argument("rest", metavar="...", nargs=argparse.REMAINDER, help=what)
     parser.set_defaults(run=_run)
