@@ -212,7 +212,9 @@ class Storage:
         if region is None or region.layout is None or region.value.shape != region.shape:
             return False
         value = _host.peek(variable)
-        if value.base is not region.value or not _is_same_array(value, region.value):
+        if value.base is not region.value or not value.flags.writeable:
+            return False
+        if value.__array_interface__ != region.value.__array_interface__:  # address, layout, dtype
             return False
         _host.replace(variable, region.value)
         del value
@@ -489,12 +491,3 @@ def _layout(value):
 
 def _round_up(nbytes):
     return -(-nbytes // _ALIGN) * _ALIGN
-
-
-def _is_same_array(value, other):
-    return (
-        value.__array_interface__["data"][0] == other.__array_interface__["data"][0]
-        and _layout(value) == _layout(other)
-        and value.flags.c_contiguous
-        and value.flags.writeable
-    )

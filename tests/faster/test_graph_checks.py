@@ -101,7 +101,8 @@ def test_pairs_that_can_not_be_merged_are_a_set_while_nodes_are_merged(monkeypat
     found = []
 
     class Merged(opt.MergeOptimizer):
-        apply = graph_checks._merge(lambda self, fgraph: found.append(fgraph.merge_feature))
+        def apply(self, fgraph):
+            graph_checks._merge(self, fgraph, lambda _, fgraph: found.append(fgraph.merge_feature))
 
     x = T.vector("x")
     fgraph = theano.gof.FunctionGraph([x], [T.exp(x) + T.exp(x)])

@@ -75,7 +75,7 @@ class AllReduce(RankOperation):
         results = []
         for position, (x, g, op) in enumerate(zip(inputs, cotangents, self.ops)):
             if _is_disconnected(g):
-                result = host.disconnected()
+                result = host.DisconnectedType()()
             elif op in ("avg", "sum"):
                 result = self.of(g, op)
             else:

@@ -10,7 +10,6 @@ from pytensor.compile.io import In, Out, SymbolicInput
 from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.gradient import DisconnectedType, grad_undefined
-from pytensor.gradient import disconnected_type as disconnected
 from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv, equal_computations
 from pytensor.graph.features import Feature, ReplaceValidate
 from pytensor.graph.op import HasInnerGraph

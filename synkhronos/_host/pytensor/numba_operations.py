@@ -94,50 +94,44 @@ def calling_python(source, callee):
     return numba_njit(function), key
 
 
-_SOURCES = {  # of operations whose code is always the same: the callee, and the source
+_SOURCES = {  # of operations whose code is always the same: the source, and the callee
     RankWeight: (
-        current_weight,
         "def rank_weight():\n"
         "    with objmode(weight='float64'):\n"
         "        weight = current_weight()\n"
         "    return np.asarray(weight)\n",
+        current_weight,
     ),
     rows.TotalRows: (
-        rows.total_rows,
         "def total(mine):\n"
         "    with objmode(found='int64'):\n"
         "        found = int(total_rows(int(mine)))\n"
         "    return np.asarray(found)\n",
+        rows.total_rows,
     ),
     rows.RowsOfRank: (
-        rows.bounds_of_rank,
         "def bounds(start, stop, length):\n"
         "    with objmode(found='int64[::1]'):\n"
         "        found = bounds_of_rank(int(start), int(stop), int(length))\n"
         "    return np.asarray(found[0]), np.asarray(found[1]), np.asarray(found[2])\n",
+        rows.bounds_of_rank,
     ),
     WholeSize: (
-        drawn_rows,
         "def whole_size(size):\n"
         "    whole = size.copy()\n"
         "    with objmode(length='int64'):\n"
         "        length = int(drawn_rows(size)[0])\n"
         "    whole[0] = length\n"
         "    return whole\n",
+        drawn_rows,
     ),
     OwnRows: (
-        drawn_rows,
         "def own_rows(numbers, size):\n"
         "    with objmode(begin='int64', end='int64'):\n"
         "        _, begin, end = map(int, drawn_rows(size))\n"
         "    return numbers[begin:end]\n",
+        drawn_rows,
     ),
 }
-
-
-def _register(kind, callee, source):
-    register_funcify_and_cache_key(kind)(lambda op, node, **kwargs: calling_python(source, callee))
-
-
-for _kind, (_callee, _source) in _SOURCES.items():
-    _register(_kind, _callee, _source)
+for _kind, _of in _SOURCES.items():
+    register_funcify_and_cache_key(_kind)(lambda op, node, of=_of, **kwargs: calling_python(*of))

@@ -78,11 +78,6 @@ class Operation(gof.Op):
         raise NotImplementedError(f"{self} has no directional derivative.")
 
 
-def disconnected():
-    """Return what stands for a gradient that is 0 because nothing is connected."""
-    return DisconnectedType()()
-
-
 def inner_outputs(op):
     """Return the outputs of the graph inside of a scan or an OpFromGraph; none of any other."""
     inner = getattr(op, "outputs", None) or getattr(op, "local_outputs", None) or ()

@@ -193,7 +193,7 @@ def values_of(rows, inputs, wanted):
     """Return the values of inputs, and of the results of AllReduces in `wanted`, all serial."""
     values = {each: Value(each) for each in inputs}
     values.update((each, Value(each, ROWS, axis, exact=True)) for each, axis in rows.items())
-    values.update((each, Value(each)) for each in ancestors(wanted) if is_reduced(each))
+    values.update((each, Value(each)) for each in ancestors(wanted) if is_by(each, AllReduce))
     return values
 
 
@@ -204,11 +204,6 @@ def _differs(alone, value, rows):
         return False
     if not relation.is_open:
         return not relation.is_equal
-    reduced = [each for each in alone.relations if is_reduced(each)]
+    reduced = [each for each in alone.relations if is_by(each, AllReduce)]
     others = [each for each in ancestors([value], blockers=reduced) if each not in reduced]
     return any(each in rows or is_random_state(each) for each in others)
-
-
-def is_reduced(variable):
-    """Return whether a variable is the result of an AllReduce."""
-    return is_by(variable, AllReduce)

@@ -92,11 +92,7 @@ def no_rule(cause=None, reason=""):
 
 def worst_of(given):
     """Return the first relation that is the rank's own or open, else None."""
-    for kind in (OPEN, OWN):
-        for each in given:
-            if each.kind == kind:
-                return each
-    return None
+    return next((each for kind in (OPEN, OWN) for each in given if each.kind == kind), None)
 
 
 def summed(relation):

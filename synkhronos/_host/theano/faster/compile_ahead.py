@@ -95,7 +95,8 @@ class Compilers:
     def run(self, command, **params):
         """Run a command as Theano's `output_subprocess_Popen`; return its outputs and status."""
         of_another = self._functions and self._thread != threading.get_ident()
-        if of_another or not _Command.is_of_module(command):
+        is_of_module = isinstance(command, list) and command[1:2] == ["-shared"] and "-o" in command
+        if of_another or not is_of_module:
             return self._run_as_theano(command, **{"cwd": _working_folder(command), **params})
         if not self._functions:
             with self.function(None):
@@ -291,10 +292,6 @@ class _Command:
         # identity in any folder.
         name = os.path.basename(self.library)
         self.identity = (name, *options, *given[at + 3 :])
-
-    @staticmethod
-    def is_of_module(command):
-        return isinstance(command, list) and command[1:2] == ["-shared"] and "-o" in command
 
     def with_header(self, arguments):
         """Return the command that is run, with the arguments that let it use a header."""

@@ -18,9 +18,9 @@ from synkhronos._machine.processes import this_machine
 
 def fix_cache_keys() -> None:
     """Fix the keys of Theano's cache that differ between processes, and write keys in one step."""
-    _accept_empty_props()
-    _hash_external_code_without_seed()
     _take_given_modules()
+    cc.CLinker.cmodule_key_ = _cmodule_key_
+    op.COp.c_code_cache_version = _c_code_cache_version
     cmodule.KeyData.save_pkl = _save_pkl
     cmodule.KeyData.add_key = _add_key
     cmodule.ModuleCache.check_key = _check_key
@@ -28,39 +28,29 @@ def fix_cache_keys() -> None:
     compilelock.lock_ctx = _lock_ctx
 
 
-def _accept_empty_props():
+def _cmodule_key_(self, fgraph, *args, original=cc.CLinker.cmodule_key_, **kwargs):
     # The __props__ of each op are a part of its module's version. Theano takes an empty part to
     # mean that the op has no version, so Shape, Alloc, Dot22 and others are never found.
-    original = cc.CLinker.cmodule_key_
-
-    @functools.wraps(original)
-    def cmodule_key_(self, fgraph, *args, **kwargs):
-        key = original(self, fgraph, *args, **kwargs)
-        if key is None or key[0]:
-            return key
-        version = []
-        for node in self.schedule(fgraph):
-            if hasattr(node.op, "c_code_cache_version_apply"):  # a scan has none
-                version.append(node.op.c_code_cache_version_apply(node))
-            version.extend(v.type.c_code_cache_version() for v in node.inputs + node.outputs)
-            if getattr(node.op, "__props__", ()):
-                version.append(node.op.__props__)
-        return (tuple(version), key[1]) if version and all(version) else key
-
-    cc.CLinker.cmodule_key_ = cmodule_key_
+    key = original(self, fgraph, *args, **kwargs)
+    if key is None or key[0]:
+        return key
+    version = []
+    for node in self.schedule(fgraph):
+        if hasattr(node.op, "c_code_cache_version_apply"):  # a scan has none
+            version.append(node.op.c_code_cache_version_apply(node))
+        version.extend(v.type.c_code_cache_version() for v in node.inputs + node.outputs)
+        if getattr(node.op, "__props__", ()):
+            version.append(node.op.__props__)
+    return (tuple(version), key[1]) if version and all(version) else key
 
 
-def _hash_external_code_without_seed():
+def _c_code_cache_version(self):
     # The version of an op whose C code is in a file, such as DimShuffle, is Python's hash of that
     # code, which has another seed in each process.
-    @functools.wraps(op.COp.c_code_cache_version)
-    def c_code_cache_version(self):
-        version = (hashlib.sha256("\0".join(self.func_codes).encode()).hexdigest(),)
-        if hasattr(self, "params_type"):
-            version += (self.params_type.c_code_cache_version(),)
-        return version
-
-    op.COp.c_code_cache_version = c_code_cache_version
+    version = (hashlib.sha256("\0".join(self.func_codes).encode()).hexdigest(),)
+    if hasattr(self, "params_type"):
+        version += (self.params_type.c_code_cache_version(),)
+    return version
 
 
 def _refresh(self, *args, original=cmodule.ModuleCache.refresh, **kwargs):

@@ -11,8 +11,6 @@ from theano.tensor.elemwise import Sum
 from synkhronos._host.theano.faster.c_code import FLOATS, allocate
 
 _CODE = r"""
-#include <algorithm>
-
 namespace {
 
 // x is (rows, columns). The sums of a tile stay in the L1 cache.
@@ -68,9 +66,6 @@ void synkhronos_sum(const In* x, Out* out, npy_intp rows, npy_intp channels, npy
 
 class InterleavedSum(Sum):
     """A Sum of contiguous arrays that leaves neighbouring axes, such as the channels of images."""
-
-    def c_headers(self):
-        return [*super().c_headers(), "<algorithm>"]
 
     def c_support_code(self):
         return _CODE
