@@ -185,8 +185,8 @@ def main(options: argparse.Namespace) -> int:
         if not hosts:
             raise ValueError(f"--discover {options.discover!r} names no host at the start.")
         asked = make(hosts)
-    except (TypeError, ValueError, OSError) as error:
-        return refuse(error, 2, options.report)
+    except (TypeError, ValueError, OSError, ImportError) as error:
+        return refuse(error, 1 if isinstance(error, ImportError) else 2, options.report)
     more = {"report": options.report, "ends_with_stdin": options.until_stdin_ends}
     resume_line = ["synkhronos", "rule", *asked.arguments(resume=True)]
     if limits is None or options.dry_run:

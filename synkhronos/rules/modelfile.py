@@ -5,12 +5,18 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from synkhronos import _wording
+from synkhronos._host import pythons
 from synkhronos.rules.compatible import finder
+from synkhronos.rules.compatible.model_files import origin_of
 
 _PACKAGE = Path(__file__).parents[1]
+# Packages that models and their data import, and the extras that install them.
+EXTRAS = {"lasagne": "demos", "keras": "demos", "sklearn": "rules", "h5py": "rules"}
+_WITH_DIGITS = {"Cifar10_data", "MNIST_data", "IMDB_data"}
 
 
 def is_path(modelfile: str) -> bool:
@@ -88,19 +94,40 @@ def _meant(path):
 
 
 def _check_class(path, modelfile, modelclass):
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return  # the ranks say what is wrong with it
-    names = {name for node in tree.body for each in ast.walk(node) for name in _bound(each)}
+    nodes = [each for node in _statements(path) for each in ast.walk(node)]
+    names = {name for node in nodes for name in _bound(node)}
     if modelclass in names or "*" in names or "__getattr__" in names:
         return
-    classes = sorted(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    classes = sorted(node.name for node in nodes if isinstance(node, ast.ClassDef))
     there = f"its classes are {', '.join(classes)}" if classes else "it has no class"
     raise ValueError(
         f"{modelfile} ({path}) has no class {modelclass!r}; {there}."
         f"{_wording.nearest(modelclass, classes)}"
     )
+
+
+def check_packages(path: Path, modelfile: str) -> None:
+    """Raise ImportError if a model's file imports a package that is not installed here."""
+    has_digits = os.environ.get("SYNKHRONOS_DATA") == "digits"
+    for node in _statements(path):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        names = {alias.name for alias in node.names}
+        modules = names if isinstance(node, ast.Import) else {f"{'.' * node.level}{node.module}"}
+        if has_digits and not names.isdisjoint(_WITH_DIGITS):
+            modules.add("sklearn")
+        for name in EXTRAS.keys() & {module.partition(".")[0] for module in modules}:
+            if not (origin_of(name) or PathFinder.find_spec(name, [os.getcwd(), str(path.parent)])):
+                needed = f"{modelfile} needs {name}, which is not installed here"
+                raise ImportError(f"{needed}: {pythons.install(EXTRAS[name])}")
+
+
+def _statements(path):
+    """Return the statements of a file; if ranks will say what is wrong, one that binds any name."""
+    try:
+        return ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return ast.parse("from _ import *").body
 
 
 def _bound(node):

@@ -71,8 +71,8 @@ class Request:
 
         Raises
         ------
-        TypeError, ValueError, FileNotFoundError
-            For a wrong argument, or if there is no such model file or class.
+        TypeError, ValueError, FileNotFoundError, ImportError
+            For a wrong argument, or if a model file, its class, or what it imports is missing.
 
         Examples
         --------
@@ -98,7 +98,9 @@ class Request:
         for name, value in (("agent", agent), ("mpirun_args", mpirun_args)):
             if not isinstance(value, str) and not (name == "agent" and value is None):
                 raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
-        _modelfile.find(modelfile, modelclass)
+        file = _modelfile.find(modelfile, modelclass)
+        if are_here:
+            _modelfile.check_packages(file, modelfile)
         return cls(
             rule, places, modelfile, modelclass, options, checked, agent=agent,
             mpirun_args=mpirun_args, lost_after=lost_after, wait_answer=wait_answer,

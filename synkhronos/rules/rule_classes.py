@@ -124,8 +124,8 @@ class Rule:
         ------
         TypeError, ValueError
             For arguments that are refused.
-        FileNotFoundError
-            If there is no such model file.
+        FileNotFoundError, ImportError
+            If there is no such model file, or no package that it imports.
         RuntimeError
             If a run of this object has not ended.
         """

@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answers = _read(line)
         asked = _asked(answers)
-    except (TypeError, ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError, ImportError) as error:
         print(_wording.printable(f"tmlauncher: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:

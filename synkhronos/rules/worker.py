@@ -128,7 +128,8 @@ def _train(job, group, interrupt):
 def _report(error, job, group):
     """Write the traceback of an error, in one piece, with the rank, its device and its host.
 
-    Return whether the error is that of another rank.
+    It goes to the log alone if a package or a file is missing, which one rank says for all. Return
+    whether the error is that of another rank.
     """
     from synkhronos.comm import Aborted
     from synkhronos.parameter_server.group.interface import RankLost
@@ -140,10 +141,32 @@ def _report(error, job, group):
         text = "another rank has failed, so this rank ends too\n"
     else:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = f"rank {rank} ({job.devices[rank]}) on {group.hosts[rank]} failed:\n{text}"
+    if isinstance(error, (ImportError, FileNotFoundError)):
+        lines = [membership.FOR_LOG + line for line in text.splitlines(keepends=True)]
+        text = "".join([*lines, membership.ONCE, _sentence(error), "\n"])
     sys.stdout.flush()
-    sys.stderr.write(f"rank {rank} ({job.devices[rank]}) on {group.hosts[rank]} failed:\n{text}")
+    sys.stderr.write(text)
     sys.stderr.flush()
     return follows
+
+
+def _sentence(error):
+    """Return what is missing, on one line, with the user's line that needs it."""
+    from synkhronos import _wording
+    from synkhronos._host import pythons
+    from synkhronos.rules.modelfile import EXTRAS
+
+    said = " ".join(str(error).split())
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
+        said += f": {pythons.install(EXTRAS[package])}"
+    others = str(Path(__file__).parents[1]), os.path.dirname(traceback.__file__), "<"
+    for at in reversed(traceback.extract_tb(error.__traceback__)):
+        if not at.filename.startswith(others) and "-packages/" not in at.filename:
+            said += f" ({at.filename}, line {at.lineno})"
+            break
+    return _wording.printable(said)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,17 @@ def test_mistakes_are_told_in_a_sentence(folder, arguments, message, capsys, mon
     assert message in capsys.readouterr().err
 
 
+def test_a_package_that_a_model_lacks_is_told_before_ranks_start(folder, capsys, monkeypatch):
+    """They would end with status 1, too."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "lasagne", None)  # as if it were not installed
+    (folder / "model.py").write_text("import lasagne\nclass Model: pass\n")
+    assert main(["rule", "BSP", "--devices", "cpu,cpu", "model.py", "Model"]) == 1
+    said = "model.py needs lasagne, which is not installed here: pip install 'synkhronos[demos]'"
+    assert capsys.readouterr().err == f"synkhronos rule: {said}\n"
+    assert not (folder / "logs").exists()
+
+
 def test_help_lists_all_options(capsys):
     from synkhronos.__main__ import main
 

@@ -1,5 +1,7 @@
 """Model files are found by a dotted name or a path, and looked at without being run."""
 
+import sys
+
 import pytest
 
 from synkhronos.rules import modelfile
@@ -67,3 +69,34 @@ def test_a_file_without_classes(folder):
     (folder / "empty.py").write_text("")
     with pytest.raises(ValueError, match="it has no class"):
         modelfile.find("empty", "Model")
+
+
+@pytest.mark.parametrize(
+    ("text", "missing", "extra"),
+    [
+        ("import numpy, lasagne.layers", "lasagne", "demos"),
+        ("from keras.layers import Dense", "keras", "demos"),
+        ("from theanompi.models.data import Cifar10_data", "sklearn", "rules"),
+        ("from theanompi.models.data import ImageNet_data", "sklearn", None),
+        ("try:\n    import h5py\nexcept ImportError:\n    pass", "h5py", None),
+        ("from .keras import Dense", "keras", None),
+        ("import a_package_of_mine", "a_package_of_mine", None),
+        ("import lasagne  # the folder's own", "lasagne", None),
+        ("print 'Python 2'", "lasagne", None),
+    ],
+)
+def test_a_package_that_a_model_needs_is_named_with_its_extra(
+    folder, monkeypatch, text, missing, extra
+):
+    monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+    monkeypatch.setenv("SYNKHRONOS_DATA", "digits")
+    file = folder / "models" / "needs.py"
+    file.write_text(text)
+    if "own" in text:
+        (folder / "lasagne.py").write_text("")
+    if extra is None:
+        modelfile.check_packages(file, "models.needs")
+        return
+    said = rf"models.needs needs {missing}, .* pip install 'synkhronos\[{extra}\]'$"
+    with pytest.raises(ImportError, match=said):
+        modelfile.check_packages(file, "models.needs")

@@ -248,3 +248,17 @@ def test_a_second_run_in_the_folders_of_one_is_refused(tmp_path):
     assert sorted(each.name for each in (tmp_path / "other").iterdir()) == [
         "inforec.pkl", "snapshot_0001.npz",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ["BSP", "ASGD"])
+def test_a_package_that_all_ranks_lack_is_told_once(tmp_path, rule):
+    """It was a traceback for each of them."""
+    (tmp_path / "needs.py").write_text("import no_package\nclass Model: pass\n")
+    n = 2 if rule == "BSP" else 3
+    ended = rules.run(rule, n, tmp_path, file="needs.py", status=1)
+    said = f"No module named 'no_package' ({tmp_path}/needs.py, line 1)\n"
+    assert ended.output.count(f"synkhronos rule: {said}") == ended.output.count("no_package") == 1
+    assert "Traceback" not in ended.output
+    [name] = re.findall(r"output is in (.*)\.\n", ended.output)
+    [shown] = (tmp_path / name).parent.glob("rank_1.log")
+    assert "Traceback (most recent" in shown.read_text() and shown.read_text().endswith(said)

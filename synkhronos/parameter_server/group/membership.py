@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "SYNKHRONOS_GROUP"  # in which a launcher describes its group to a rank, as JSON
 FOLLOWS = 14  # exit status of a rank that ends because another one has ended
+# Begin lines of standard error that go to the rank's log alone, or that one rank says for all.
+FOR_LOG, ONCE = "\0log ", "\0once "
 
 
 def place_of(environment: Mapping[str, str]) -> tuple[int, int] | None:

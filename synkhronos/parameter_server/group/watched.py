@@ -25,7 +25,7 @@ from synkhronos._machine.processes import how_ended
 from synkhronos.launch import INTERRUPTED
 from synkhronos.launch.streams import SIZE, mark_pattern
 from synkhronos.launch.watch import LaunchedProcess, Watch
-from synkhronos.parameter_server.group.membership import FOLLOWS
+from synkhronos.parameter_server.group.membership import FOLLOWS, FOR_LOG, ONCE
 
 GRACE = 30.0  # seconds for the ranks to write a snapshot and end, after a Ctrl-C
 AFTER_FAILURE = 10.0  # seconds for the other ranks to end
@@ -102,6 +102,7 @@ class WatchedRanks(Watch):
         self.interrupted_at = 0.0  # seconds since the epoch
         self.folder, self._ends_with_stdin = folder, ends_with_stdin
         self._is_served, self._outlives = is_served, outlives
+        self._said: set[bytes] = set()  # lines of ranks that are said once
 
     @property
     def own_words(self) -> str:
@@ -187,7 +188,15 @@ class WatchedRanks(Watch):
 
     def _show(self, stream, rank, text):
         """Print the output of a rank, and append it to its log file."""
-        self._write(stream, text)
+        if text.startswith(ONCE.encode()):
+            text = text[len(ONCE) :]
+            if text not in self._said:
+                self._said.add(text)
+                self.say(text.decode(errors="replace").rstrip("\n"))
+        elif text.startswith(FOR_LOG.encode()):
+            text = text[len(FOR_LOG) :]
+        else:
+            self._write(stream, text)
         self._log(rank, text)
         kept = self.ranks[rank].last_lines
         kept.append(text.decode(errors="replace").rstrip("\n"))
