@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-LARGEST = {".whl": 1.0e6, ".gz": 3.0e6}  # bytes
+LARGEST = {".whl": 1.1e6, ".gz": 3.0e6}  # bytes: sources alone
 HOST = ROOT / "synkhronos" / "_host"
 PYTHONS = runpy.run_path(str(HOST / "pythons.py"))
 

@@ -19,7 +19,7 @@ if _needs_cures():
     _import_support.install()
     _import_support.warn_of_new_numpy()
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 
 # The module that defines each public name: `__getattr__` imports it when the name is first used.
 _PUBLIC = {

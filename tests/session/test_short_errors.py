@@ -25,7 +25,7 @@ def run(folder, script, **environment):
     command = [sys.executable, "-W", "ignore", "script.py"]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **environment, "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100,
+        capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     return done.returncode, done.stderr.splitlines()
 
