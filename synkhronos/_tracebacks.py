@@ -23,6 +23,7 @@ _LEFT_OUT = re.compile(
 _MADE_AT = re.compile(
     r"Backtrace when (?:the node|that variable) is created.*\n+((?:  File .*\n(?:    .*\n)*)+)"
 )
+_HOOKS = "theano.", "pytensor.", "apport_python_hook"  # that stand in for Python's: hosts, Ubuntu
 _instead_of = None  # the hook that ours stands in for
 
 
@@ -30,7 +31,7 @@ def show_short() -> None:
     """Show uncaught errors of this package in a few lines, unless the script has its own hook."""
     global _instead_of
     hook = sys.excepthook
-    if (getattr(hook, "__module__", None) or "").startswith(("theano.", "pytensor.")):
+    if (getattr(hook, "__module__", None) or "").startswith(_HOOKS):
         hook = getattr(hook, "__globals__", {}).get("__excepthook", sys.__excepthook__)
     if not _shows_whole() and hook is sys.__excepthook__:
         _instead_of, sys.excepthook = sys.excepthook, _show
@@ -39,18 +40,17 @@ def show_short() -> None:
 def _show(kind, error, trace):
     try:
         lines = short_lines(error, trace)
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
     except Exception:  # an error of the display must not hide the script's
-        lines = None
-    if lines:
-        sys.stderr.write("\n".join([*lines, ""]))
-    else:
+        lines = ()
+    if not lines:
         _instead_of(kind, error, trace)
 
 
 def rendered(error):
     """Return the lines that IPython shows for an exception."""
     whole = traceback.format_exception(type(error), error, error.__traceback__)
-    return (None if _shows_whole() else short_lines(error)) or "".join(whole).splitlines()
+    return (() if _shows_whole() else short_lines(error)) or "".join(whole).splitlines()
 
 
 def _shows_whole():
@@ -58,12 +58,12 @@ def _shows_whole():
 
 
 def short_lines(error, trace=None):
-    """Return the lines to show for an exception; None if the script raised it, not this package."""
+    """Return the lines to show for an exception; () if the script raised it, not this package."""
     trace = trace or error.__traceback__
     frames = traceback.extract_tb(trace)
     own = [at for at, frame in enumerate(frames) if not _is_of_library(frame.filename)]
     if not own or not any(each.filename.startswith(_PACKAGE) for each in frames[own[-1] + 1 :]):
-        return None
+        return ()
     shown = "".join(traceback.format_list([frames[at] for at in own[-_MOST_FRAMES:]]))
     message = "".join(traceback.format_exception_only(type(error), error))
     lines, more = _cut(message), "SYNKHRONOS_TRACEBACK=1 prints the whole traceback."
