@@ -79,10 +79,12 @@ class ParallelReport(Tables):
         divided = sum(each.is_divided for each in self.functions)
         seconds = sum(each.seconds for each in self.functions)
         on_ranks = sum(each.seconds_on_ranks for each in self.functions)
-        share = f" ({on_ranks / seconds:.0%} of the {seconds:.1f} s spent in functions)"
         ranks = f"all {self.n_ranks} ranks" if self.n_ranks > 1 else "1 rank"
         names = count(len(self.functions), "function")
-        return f"Synkhronos: {divided} of {names} ran on {ranks}{share if seconds else ''}"
+        if not seconds:
+            return f"Synkhronos: {divided} of {names} can run on {ranks}; no call has ended"
+        share = f"{on_ranks / seconds:.0%} of the {seconds:.1f} s spent in functions"
+        return f"Synkhronos: {divided} of {names} ran on {ranks} ({share})"
 
     def _tables(self):
         workers = 1 - 1 / max(self.n_ranks, 1)

@@ -151,6 +151,13 @@ def test_a_call_that_raises_is_counted_too_and_raises_what_theano_raises():
     assert of_report()["f"].calls == 1
 
 
+def test_functions_that_no_call_has_ended_of():
+    with synk.parallel(2):
+        x = T.dmatrix("x")
+        theano.function([x], x.sum(), name="f")
+        assert "1 of 1 function can run on all 2 ranks; no call" in repr(synk.parallel_report())
+
+
 def test_without_a_block_it_says_so(monkeypatch):
     from synkhronos._session.current import Current
 
