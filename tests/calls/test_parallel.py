@@ -33,15 +33,12 @@ from synkhronos import PortingWarning
 from synkhronos._session import changes
 from synkhronos.porting import ParallelFunction
 
-pytestmark = pytest.mark.skipif(ON_THEANO_DEVICES, reason="graphs of the CPU")
+pytestmark = [
+    pytest.mark.skipif(ON_THEANO_DEVICES, reason="graphs of the CPU"),
+    pytest.mark.usefixtures("quickly_compiled"),
+]
 LAYOUTS = [Layout(2), Layout(3, master=1), Layout(1)]
 ROWS = 7  # no multiple of 2 or 3
-
-
-@pytest.fixture(autouse=True)
-def quickly():
-    with compiling.quickly():
-        yield
 
 
 def is_theanos(function):

@@ -9,21 +9,17 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support import compiling
 from support.layouts import ON_DEVICES
 
 import synkhronos as synk
 from synkhronos import PortingWarning
 from synkhronos.profiling import parallel as report_module
 
-pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")
+pytestmark = [
+    pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU"),
+    pytest.mark.usefixtures("no_session", "quickly_compiled"),
+]
 ROWS = np.arange(12.0).reshape(6, 2)
-
-
-@pytest.fixture(autouse=True)
-def quickly(no_session):
-    with compiling.quickly():
-        yield
 
 
 class Slow(theano.Op):

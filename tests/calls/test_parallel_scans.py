@@ -21,17 +21,14 @@ import synkhronos as synk
 from synkhronos._host.base.rank_operations import AllReduce, has_inside
 from synkhronos.porting import ParallelFunction
 
-pytestmark = pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU")
+pytestmark = [
+    pytest.mark.skipif(ON_DEVICES, reason="graphs of the CPU"),
+    pytest.mark.usefixtures("quickly_compiled"),
+]
 # PyTensor makes scans slowly.
 LAYOUTS = [Layout(2)] if ON_PYTENSOR else [Layout(2), Layout(3, master=1), Layout(1)]
 ROWS, TIME, FEATURES, UNITS = 7, 5, 3, 4
 TOLERANCES = {"float64": 1e-9, "float32": 2e-5}
-
-
-@pytest.fixture(autouse=True)
-def quickly():
-    with compiling.quickly():
-        yield
 
 
 class Variables:

@@ -21,10 +21,7 @@ from synkhronos._host.pytensor import jax_devices  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 from synkhronos.extensions.pymc import on_devices  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-    pytest.mark.usefixtures("no_session"),
-]
+pytestmark = models.MARKS
 
 DEVICE = os.environ.get("SYNKHRONOS_TEST_JAX", "jax:cpu")
 REFUSED_BY_JAX = {"of_its_own_operation"}

@@ -10,9 +10,7 @@ from benchmarks import BENCHMARKS
 
 from synkhronos.tools.bench import frame
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-]
+pytestmark = pytest.mark.filterwarnings("default")  # PyMC and its libraries warn of many things
 
 CELLS = [
     "%matplotlib inline\nimport numpy as np, pandas as pd, pymc as pm",

@@ -11,9 +11,7 @@ from benchmarks import BENCHMARKS
 from synkhronos.__main__ import main
 from synkhronos.tools.bench import frame
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-]
+pytestmark = pytest.mark.filterwarnings("default")  # PyMC and its libraries warn of many things
 
 
 def test_bench(capsys, tmp_path):

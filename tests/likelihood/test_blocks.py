@@ -11,7 +11,7 @@ from support import pymc_models as models  # noqa: E402
 from synkhronos import SessionError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("no_session")]
+pytestmark = models.MARKS
 
 X, Y = models.X, models.Y
 N = len(Y)

@@ -5,12 +5,11 @@ import pytest
 
 pm = pytest.importorskip("pymc", minversion="6")
 
+from support import pymc_models as models  # noqa: E402
+
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-    pytest.mark.usefixtures("no_session"),
-]
+pytestmark = models.MARKS
 
 random = np.random.default_rng(0)
 X = random.normal(size=(90, 2))

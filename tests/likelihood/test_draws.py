@@ -15,10 +15,7 @@ from support import pymc_models as models  # noqa: E402
 import synkhronos as synk  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-    pytest.mark.usefixtures("no_session"),
-]
+pytestmark = models.MARKS
 
 N_CHAINS, N_DRAWS = 2, 7
 

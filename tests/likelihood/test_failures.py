@@ -19,10 +19,7 @@ from synkhronos import SessionError, WorkerDied, WorkerError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 from synkhronos.extensions.pymc import pace  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-    pytest.mark.usefixtures("no_session"),
-]
+pytestmark = models.MARKS
 
 
 @pytest.fixture(autouse=True)

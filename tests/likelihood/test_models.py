@@ -13,10 +13,7 @@ from synkhronos.errors import SessionError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 from synkhronos.extensions.pymc import checks, runs  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-    pytest.mark.usefixtures("no_session"),
-]
+pytestmark = models.MARKS
 
 
 COMPILED = {"logistic", "parameter_for_each_row"}  # with numba, too, in make test-numba

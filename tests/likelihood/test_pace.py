@@ -15,7 +15,7 @@ from synkhronos import WorkerDied, WorkerError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 from synkhronos.extensions.pymc import pace  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("no_session")]
+pytestmark = models.MARKS
 
 ALONE, QUIET, BUSY = 1e-3, 0.6e-3, 60e-3  # seconds of an evaluation: alone, and by ranks
 

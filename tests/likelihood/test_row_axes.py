@@ -11,7 +11,7 @@ from support import pymc_models as models  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 from synkhronos.extensions.pymc import terms  # noqa: E402
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("no_session")]
+pytestmark = models.MARKS
 
 N = 40
 draw = np.random.default_rng(3)

@@ -11,10 +11,7 @@ from support import pymc_models as models  # noqa: E402
 
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
-    pytest.mark.usefixtures("no_session"),
-]
+pytestmark = models.MARKS
 
 
 def products(model):

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support import launching, stand_in_rank
 from support.launching import FOR_ROOT, needs_mpirun
+from support.leaks import working_in
 from support.waiting import LONG, wait_until
 
 from synkhronos.__main__ import main
@@ -36,19 +37,7 @@ def run(folder, *arguments, **variables):
     """Run the launcher; return its exit status, what it printed, and its errors."""
     given = {"THEANO_FLAGS": None, "PYTHONUNBUFFERED": "1", **variables}
     found = launching.run(command(*arguments), folder, **given)
-    assert left_over(folder) == []
-    return found
-
-
-def left_over(folder):
-    """Return the processes that work in a folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.cmdline())
-        except psutil.Error:
-            continue
+    assert working_in(folder) == []
     return found
 
 
@@ -77,7 +66,7 @@ class Launched:
             out, err = self.process.communicate(timeout=300)
         finally:
             self.process.kill()
-        wait_until(lambda: not left_over(self.folder))
+        wait_until(lambda: not working_in(self.folder))
         return self.process.returncode, out, err
 
 
@@ -317,7 +306,7 @@ def test_a_reader_that_goes_away_ends_the_run(folder):
     assert launched.process.wait(LONG) == 130
     launched.process.stderr.close()
     launched.process.stdin.close()
-    wait_until(lambda: not left_over(folder))
+    wait_until(lambda: not working_in(folder))
 
 
 @needs_mpirun

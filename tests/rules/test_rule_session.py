@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from support import stand_in_rank
 from support.launching import allow_root
+from support.leaks import runs, working_in
 from support.waiting import wait_until
 
 from synkhronos import rules
@@ -101,7 +101,7 @@ def test_a_run(folder, capfd, monkeypatch):
     monkeypatch.setattr(BSP, "exch_strategy", "ar")
     rule = BSP(sync_type="avg")
     assert rule.init(**CPUS, settings={"does": "shows"}) is None
-    assert psutil.pid_exists(rule.pid)
+    assert runs(rule.pid)
     with pytest.raises(RuntimeError, match=r"has a run that has not ended .* wait\(\) for it"):
         rule.init(**CPUS)
     with pytest.raises(TimeoutError, match=r"has not ended within 0.01 s; it goes on"):
@@ -136,18 +136,7 @@ def test_a_launcher_that_is_killed(folder):
     os.kill(rule.pid, signal.SIGKILL)
     with pytest.raises(RuleFailed, match="return code 137"):
         rule.wait(check=True)
-    wait_until(lambda: not others(folder))
-
-
-def others(folder):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.cwd() == str(folder):
-                found.append(process.cmdline())
-        except psutil.Error:
-            continue
-    return found
+    wait_until(lambda: not working_in(folder))
 
 
 SCRIPT = """
@@ -189,7 +178,7 @@ def test_a_run_ends_with_its_script(folder, how):
     elif how == "kill":
         process.kill()
     out, err = process.communicate(timeout=300)
-    wait_until(lambda: not others(folder))
+    wait_until(lambda: not working_in(folder))
     assert [each for r in range(2) if f"rank {r} was asked 1 times" in out for each in [r]] == [
         0,
         1,

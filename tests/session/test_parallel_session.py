@@ -3,18 +3,14 @@
 import pytest
 import theano
 import theano.tensor as T
-from support import compiling
 from support.layouts import ON_DEVICES
 
 import synkhronos as synk
 
-pytestmark = pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own")
-
-
-@pytest.fixture(autouse=True)
-def quickly():
-    with compiling.quickly():
-        yield
+pytestmark = [
+    pytest.mark.skipif(ON_DEVICES, reason="forks with options of its own"),
+    pytest.mark.usefixtures("quickly_compiled"),
+]
 
 
 def test_a_block_forks_and_closes(no_session):

@@ -19,6 +19,17 @@ def processes_with(variable):
                 yield process
 
 
+def working_in(folder):
+    """Return the command lines of the other processes that work in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_there = process.cwd() == str(folder) and process.pid != os.getpid()
+            if is_there and runs(process.pid):
+                found.append(process.cmdline())
+    return found
+
+
 def runs(pid):
     """Return whether a process runs; an ended orphan may still be a zombie."""
     try:

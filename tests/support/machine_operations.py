@@ -1,9 +1,10 @@
-"""An operation whose rank gets into trouble, in a module that all machines can import."""
+"""An operation whose rank gets into trouble, in a module that all machines can import; calls."""
 
 import os
 import signal
 import time
 
+import numpy as np
 import theano.tensor as T
 from theano.compile.ops import as_op
 
@@ -26,3 +27,17 @@ def trouble(x):
     if what == NARROW:
         return x.astype("float32")  # which breaks a promise
     return x
+
+
+def attempt(call, *args):
+    """Call a function; print the sum of its result, or its error, and whether that was in time."""
+    begin = time.monotonic()
+    try:
+        result = call(*args)
+    except BaseException as error:
+        seconds = time.monotonic() - begin
+        when = "in time" if seconds < SECONDS - 1 else f"after {seconds} s"
+        problem = str(error).splitlines()[:1]
+        print(type(error).__name__, getattr(error, "rank", None), problem, when, flush=True)
+    else:
+        print("went well", np.sum(result), flush=True)

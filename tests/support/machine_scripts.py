@@ -18,7 +18,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 import numpy as np, theano, theano.tensor as T
 import synkhronos as synk
-from support.machine_operations import KILL, NARROW, RAISE, SECONDS, SLEEP, STOP, trouble
+from support.machine_operations import KILL, NARROW, RAISE, SECONDS, SLEEP, STOP, attempt, trouble
 
 theano.config.mode = "FAST_COMPILE"
 n = synk.fork(int(os.environ["RANKS"]))
@@ -32,17 +32,6 @@ def on(rank, what):
     rows = np.zeros(n)
     rows[rank] = what
     return rows
-
-def attempt(call, *args):
-    begin = time.monotonic()
-    try:
-        result = call(*args)
-    except BaseException as error:
-        seconds = time.monotonic() - begin
-        print(type(error).__name__, getattr(error, "rank", None), str(error).splitlines()[:1],
-              "in time" if seconds < SECONDS - 1 else f"after {seconds} s", flush=True)
-    else:
-        print("went well", np.sum(result), flush=True)
 
 print("begun", plain(quiet), *reducing(quiet), flush=True)
 """

@@ -5,11 +5,16 @@ import contextlib
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+import pytest
 from pymc.blocking import DictToArrayBijection
 from pytensor.graph.op import Op
 
 from synkhronos.extensions import pymc as parallel
 
+MARKS = [  # of a file of tests
+    pytest.mark.filterwarnings("default"),  # PyMC and its libraries warn of many things
+    pytest.mark.usefixtures("no_session"),
+]
 ROWS, GROUPS = 90, 5
 
 random = np.random.default_rng(0)
