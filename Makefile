@@ -45,6 +45,7 @@ $(ready): setup.py pyproject.toml synkhronos/_host/pythons.py synkhronos/_host/t
 	python="$(PYTHON)"; test -n "$$python" || python=$$(.ci/find-python 3.11 3.10 3.9 3.8 3.13 3.12 3.14); \
 	command -v "$$python" > /dev/null || { echo "$${python:-Python 3.8 to 3.14} not found: install one, or name it: make PYTHON=..." >&2; exit 1; }; \
 	"$$python" synkhronos/_host/pythons.py && "$$python" -m venv .venv; }
+	@echo "Installing packages into .venv, once, which takes about 2 minutes:"
 	$(py) -m pip install --editable '.[dev]'
 	@touch $@
 
@@ -77,11 +78,13 @@ test-samplers: .venv-samplers/.ready ## run those that need nutpie, JAX, bambi o
 
 .venv-samplers/.ready: setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor .ci/find-python
 	test -x .venv-samplers/bin/python || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv .venv-samplers; }
+	@echo "Installing packages into .venv-samplers, once, which takes some minutes:"
 	.venv-samplers/bin/python -m pip install --editable '.[test-pytensor,test-samplers]'
 	@touch $@
 
 $(ready_pytensor): setup.py pyproject.toml synkhronos/_host/pythons.py .ci/python-for-pytensor .ci/find-python
 	test -x $(py_pytensor) || { python=$$(.ci/python-for-pytensor) && "$$python" -m venv $(venv_pytensor); }
+	@echo "Installing packages into $(venv_pytensor), once, which takes about 2 minutes:"
 	$(py_pytensor) -m pip install --editable '.[test-pytensor]' $(PYTENSOR:%='pytensor==%.*') $(PYMC:%='pymc==%.*')
 	@touch $@
 
@@ -108,6 +111,7 @@ lint: venv ## check style, spelling, type hints, imports, budgets of lines, and 
 	.venv/bin/vermin -t=3.8- --no-tips --violations --exclude-regex synkhronos/_host/pytensor/ --exclude-regex synkhronos/extensions/pymc/ synkhronos
 
 docs: venv ## build the documentation into docs/_build/html
+	@echo "Building the pages, which takes about a minute:"
 	$(py) -m sphinx -W --keep-going -q -b html $(SPHINX_ARGS) docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 

@@ -138,14 +138,15 @@ def _launch(options):
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from synkhronos.tools import info
+    from synkhronos.tools import info, turns
     from synkhronos.tools.info import machines
 
     if arguments.link_cuda is not None:
         return _link_cuda(arguments.link_cuda)
     if arguments.hosts is not None or arguments.hostfile is not None:
         return machines.main(arguments)
-    results = info.checks()
+    with turns.shown("looking at this machine: a few seconds, and up to 15 the first time"):
+        results = info.checks()
     if arguments.json:
         print(info.as_json(results))
     else:

@@ -26,6 +26,7 @@ from synkhronos.launch import mpirun, where
 from synkhronos.parameter_server.group.launching import run_of_group
 from synkhronos.rules import cores
 from synkhronos.rules import options as _options
+from synkhronos.rules.job import TELLS
 from synkhronos.rules.places import by_host
 from synkhronos.rules.request import DEVICES, Request
 from synkhronos.tools import launch
@@ -243,7 +244,7 @@ def start(
             _hosts(asked),
             asked,
             worker_command(asked, bound),
-            {**_variables(asked), **(variables or {})},
+            {**_variables(asked), **(variables or {}), **({TELLS: "1"} if tells else {})},
             mpirun.new_token(),
             dry_run,
             names=[place.device for place in asked.ranks],
@@ -255,8 +256,11 @@ def start(
         if run is not None:
             run.folder = _new_folder(Path(asked.log_path))
             print(_wording.printable(banner(asked, run.folder)), flush=True)
+            if tells:
+                run.say("the ranks load the model and its data")
         return run
 
+    tells = sys.stderr is not None and sys.stderr.isatty()
     before = _snapshots(asked.options["snapshot_path"])
     with contextlib.ExitStack() as held_folders:
         try:

@@ -7,9 +7,12 @@ the functions here call each method with the keywords that it takes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import itertools
 import numbers
 import re
+import sys
 from typing import Any, Iterator, Mapping
 
 import numpy as np
@@ -181,15 +184,35 @@ def _problems_of_params(params):
     ]
 
 
-def compile_functions(model: Any, sync_type: str) -> None:
-    """Call ``compile_iter_fns``, which takes ``sync_type``, any keywords, or nothing."""
+def compile_functions(model: Any, sync_type: str, tells: bool = False) -> None:
+    """Call ``compile_iter_fns``, which takes ``sync_type``, any keywords, or nothing.
+
+    If it `tells`, a line of standard error names each function that it compiles.
+    """
     # theanompi.lib.opt looks here: model files pass it the number of workers only.
     model.sync_type = sync_type
     compile_deep = recurses_deep(model.compile_iter_fns, LEVELS)  # it may be unsafe to call twice
-    if _accepts(model.compile_iter_fns, "sync_type"):
-        compile_deep(sync_type=sync_type)
-    else:
-        compile_deep()
+    keywords = {"sync_type": sync_type} if _accepts(model.compile_iter_fns, "sync_type") else {}
+    with _told(model) if tells else contextlib.nullcontext():
+        compile_deep(**keywords)
+
+
+@contextlib.contextmanager
+def _told(model):
+    compile_one, number = _host.library.function, itertools.count(1)
+
+    @functools.wraps(compile_one)
+    def tell(*args, **kwargs):
+        total = getattr(model, "_synkhronos_functions", None)  # of `opt`, which knows it
+        which = f"{next(number)} of {total}" if total else next(number)
+        sys.stderr.write(f"compiling function {which}: up to a minute, the first time only\n")
+        return compile_one(*args, **kwargs)
+
+    _host.library.function = tell
+    try:
+        yield
+    finally:
+        _host.library.function = compile_one
 
 
 def print_info(model: Any, recorder: Any, verbose: bool) -> None:

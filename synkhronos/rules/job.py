@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+TELLS = "SYNKHRONOS_TELLS"  # a variable that is set if ranks say what they compile
+
 
 @dataclass(frozen=True)
 class Job:

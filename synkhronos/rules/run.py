@@ -16,7 +16,7 @@ from synkhronos._machine.log import log
 from synkhronos.parameter_server.group.interface import Group, SingleGroup
 from synkhronos.rules import contract, snapshots
 from synkhronos.rules.first_batch import FirstBatch
-from synkhronos.rules.job import Interrupt, Job
+from synkhronos.rules.job import TELLS, Interrupt, Job
 from synkhronos.rules.model_variables import variables_of
 from synkhronos.rules.options import TUNED, check_folder
 from synkhronos.rules.recorder import Recorder
@@ -238,7 +238,7 @@ def build(
     model, _ = contract.make_model(modelclass, config, job.settings)
     contract.check(model)
     look.check(model)
-    contract.compile_functions(model, sync_type)
+    contract.compile_functions(model, sync_type, tells=verbose and TELLS in os.environ)
     contract.check(model, is_compiled=True)
     for variable in variables_of(model):
         if _host.is_random_state(variable):

@@ -7,6 +7,7 @@ rows, so an average over ranks is right when it is the mean of the rows of all r
 import os
 import random
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -262,3 +263,20 @@ def test_a_package_that_all_ranks_lack_is_told_once(tmp_path, rule):
     [name] = re.findall(r"output is in (.*)\.\n", ended.output)
     [shown] = (tmp_path / name).parent.glob("rank_1.log")
     assert "Traceback (most recent" in shown.read_text() and shown.read_text().endswith(said)
+
+
+class OnTerminal(rules.Launched):
+    before = sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])"
+
+
+def test_a_terminal_is_told_which_function_compiles(tmp_path):
+    """It was silent for minutes; a file gets no such line."""
+    launched = OnTerminal("BSP", 2, tmp_path)
+    assert launched.wait() == 0
+    said = "synkhronos rule: the ranks load the model and its data"
+    for number in (1, 2, 3):
+        said += f".*\ncompiling function {number} of 3: up to a minute, the first time only\r?"
+    assert re.search(said, launched.output, re.DOTALL), launched.output
+    launched = OnTerminal("BSP", 1, tmp_path, "Descends", sync_type="avg")
+    assert launched.wait() == 0 and "compiling function 1: up to" in launched.output
+    assert "compiling" not in rules.run("BSP", 1, tmp_path, sync_type="avg").output

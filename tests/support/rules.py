@@ -35,9 +35,11 @@ QUICKLY = "cxx=,mode=FAST_COMPILE,floatX=float32"
 class Launched:
     """``synkhronos rule`` with a CPU rank for each device; its output is read while it runs."""
 
+    before: tuple = ()  # of its command line
+
     def __init__(self, rule, n, folder, modelclass="Model", settings=(), file=MODEL, **given):
         self.n = n
-        line = [sys.executable, "-m", "synkhronos", "rule", rule, file, modelclass]
+        line = [*self.before, sys.executable, "-m", "synkhronos", "rule", rule, file, modelclass]
         line += ["--devices", ",".join(["cpu"] * n)]
         for name, value in {"print_freq": 1000, "snapshot_freq": 0, **given}.items():
             line += [f"--{name.replace('_', '-')}"] + [str(value)] * (value is not True)

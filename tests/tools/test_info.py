@@ -295,6 +295,14 @@ def test_a_folder_of_links_and_json_are_two_things(capsys):
     assert "not allowed with" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_is_told_what_takes_seconds(monkeypatch, capsys, is_terminal):
+    monkeypatch.setattr(_info, "checks", list)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert main(["info"]) == 0
+    assert ("looking at this machine: a few seconds" in capsys.readouterr().err) == is_terminal
+
+
 def test_colours_are_for_terminals():
     results = [_info.Check("BLAS", _info.BROKEN, "none", "do this")]
     assert _info.table(results, colour=False).splitlines() == [

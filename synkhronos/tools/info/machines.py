@@ -15,6 +15,7 @@ from synkhronos._machine import devices
 from synkhronos._wording import printable
 from synkhronos.comm.mpi import job
 from synkhronos.launch import CannotLaunch, mpirun, where
+from synkhronos.tools import turns
 
 _COLUMNS = ("machine", *job.COLUMNS, "cores", "devices")
 _VERSIONS = slice(2, 7)  # of a row: what must be the same everywhere
@@ -30,7 +31,7 @@ def main(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(printable(f"can't ask the machines: {error}"), file=sys.stderr)
         return 2
-    with ThreadPoolExecutor(8) as pool:
+    with turns.shown("asking the machines"), ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda asked: _ask(*asked, options), zip(hosts, lines)))
     rows = [row for row, _ in answers if row]
     if options.json:

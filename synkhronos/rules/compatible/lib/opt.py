@@ -131,6 +131,7 @@ def pre_model_iter_fn(
     if f_train:
         _check(model)
         pre, post = prepare_update_dict(model, 1 if _steps_locally(model, sync_type) else k)
+        model._synkhronos_functions = 1 + bool(post) + bool(f_val)  # to say which one compiles
         _compile(model, pre, post)
         choose_iter_fn(model)
     if f_val:
