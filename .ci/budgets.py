@@ -17,7 +17,7 @@ CORE = {
     "synkhronos/_session": 2_530,
     "synkhronos/comm": 7_430,
     "synkhronos/launch": 1_760,
-    "synkhronos/profiling": 1_900,
+    "synkhronos/profiling": 1_945,
     "synkhronos/tools": 2_480,
 }
 WHOLE_CORE = 37_000

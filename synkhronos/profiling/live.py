@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -29,6 +30,8 @@ _COLUMNS = (
 _SHARES = ("computes", "waits", "no_call")
 _COLOURS = ("green", "red", "bright_black")
 _LEAST = "shared", "memory", "process", "device"  # in this order a narrow terminal leaves them out
+_KEY = re.compile(rb"\x1b[O[](?:[56]~|[AB])|[jk]")  # arrows, PgUp and PgDn send several bytes
+_LINES, _PAGES = {b"k": -1, b"A": -1, b"j": 1, b"B": 1}, {b"5~": -1, b"6~": 1}
 _WIDE, _BAR = 105, 20  # characters: of a terminal with room for bars, and of a bar
 
 
@@ -50,12 +53,12 @@ def merged(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 class Watched(Tables):
     """The sessions of one moment, shown as tables."""
 
-    def __init__(self, sessions: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> None:
-        self.sessions, self._notes = sessions, notes
+    def __init__(self, sessions: Sequence[dict[str, Any]], problems: Sequence[str] = ()) -> None:
+        self.sessions, self._problems = sessions, problems
 
     def _headline(self):
         shown = count(len(self.sessions), "session") if self.sessions else "no session"
-        return " ".join([f"Synkhronos: {shown}", *self._notes])
+        return " ".join([f"Synkhronos: {shown}", *self._problems])
 
     def _tables(self):
         return [
@@ -140,6 +143,46 @@ def screen(alternate: bool = False) -> Any:
     except ImportError as error:
         raise ImportError(f"A table that changes takes rich: {pythons.install('top')}.") from error
     return Live(screen=alternate, auto_refresh=False)
+
+
+class Window:
+    """Shows tables on a screen; of tables with more lines, a part that keys move."""
+
+    def __init__(self, screen: Any, has_keys: bool) -> None:
+        self._screen = screen
+        self._keys = ": arrows, j, k, PgUp and PgDn scroll, q ends" * has_keys
+        self._lines: list[Any] = []  # (the number of its part, a line): each second part is a table
+        self._first, self._room = 0, 1
+
+    def show(self, tables: Watched) -> None:
+        """Show tables in place of the last ones."""
+        console = self._screen.console
+        parts = tables.rich(console.width).renderables
+        self._lines = [
+            (i, each) for i, part in enumerate(parts) for each in console.render_lines(part)
+        ]
+        self._draw()
+
+    def move(self, pressed: bytes) -> None:
+        """Move by the keys that were pressed."""
+        for key in _KEY.findall(pressed):
+            key = key.lstrip(b"\x1b[O")
+            self._first += _LINES.get(key, 0) + self._room * _PAGES.get(key, 0)
+            self._draw()
+
+    def _draw(self):
+        from rich import console, segment, text
+
+        lines, height = self._lines, self._screen.console.height
+        self._room = height - (len(lines) > height)  # the last line says how much is hidden
+        self._first = max(0, min(self._first, len(lines) - self._room))
+        seen = lines[self._first : self._first + self._room]
+        shown: list[Any] = [segment.SegmentLines([line for _, line in seen], new_lines=True)]
+        if len(seen) < len(lines):
+            n = len({i for i, _ in lines if i and i % 2 == 0} - {i for i, _ in seen})
+            more = count(n, "more session") if n else count(len(lines) - len(seen), "more line")
+            shown.append(text.Text(more + self._keys, style="reverse", no_wrap=True))
+        self._screen.update(console.Group(*shown), refresh=True)
 
 
 class LiveStatus:

@@ -6,11 +6,7 @@ from synkhronos._wording import printable
 
 
 def as_html(headline, tables, notes=()):
-    """Return tables as HTML: a headline, titles, columns, rows of text, and the lines after them.
-
-    >>> as_html("Two", [("", ("a", "b"), [("1 < 2", "3")])])
-    '<p>Two</p><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1 &lt; 2</td>...'
-    """
+    """Return tables as HTML: a headline, titles, columns, rows of text, and the lines after them."""
 
     def row(cells, tag):
         shown = (f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)

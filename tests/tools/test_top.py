@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -120,23 +121,52 @@ def test_without_a_terminal_one_table_is_printed(script):
 
 @pytest.mark.parametrize(("key", "status"), [(b"q", 0), (b"\x03", 0), (None, 143)])
 def test_a_terminal_is_left_as_it_was(script, key, status):
+    with in_terminal(script.pid, 24, status) as (ours, process):
+        shown = read_until(ours, b"sleeping")
+        assert b"0, master" in shown and b"\x1b[?1049h" in shown and b"more" not in shown
+        os.write(ours, key) if key else process.terminate()
+
+
+@contextlib.contextmanager
+def in_terminal(pid, lines, status=0):
+    """Watch a process in a terminal, and end as the block says; give the terminal's other end."""
     pytest.importorskip("rich")
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
-    line = [*TOP, "--pid", str(script.pid), "--interval", "0.2"]
+    line = [*TOP, "--pid", str(pid), "--interval", "0.2"]
     given = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY); "
     take += "os.execv(sys.argv[1], sys.argv[1:])"
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": str(lines)}
     with subprocess.Popen([sys.executable, "-c", take, *line], env=environment, **given) as process:
-        shown = read_until(ours, b"sleeping")
-        assert b"0, master" in shown and b"\x1b[?1049h" in shown
-        os.write(ours, key) if key else process.terminate()
-        assert process.wait(20) == status
-    assert b"\x1b[?1049l" in read_until(ours, b"\x1b[?1049l")
+        try:
+            yield ours, process
+            assert b"\x1b[?1049l" in read_until(ours, b"\x1b[?1049l")
+            assert process.wait(20) == status
+        finally:
+            process.kill()
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
+
+
+def test_keys_scroll_if_there_are_more_sessions_than_lines():
+    files = [os.memfd_create(gate_memory.NAME) for _ in range(8)]
+    for number, file in enumerate(files):
+        os.ftruncate(file, gate_memory.GateMemory.nbytes(1))
+        os.pwrite(file, table_of(device=f"cpu{number}")(os.getpid()), 0)
+    with in_terminal(os.getpid(), lines=10) as (ours, _):
+        shown = read_until(ours, b"q ends")
+        assert b"8 sessions" in shown and b"cpu0" in shown and b"cpu3" not in shown
+        assert re.search(rb"[67] more sessions: arrows", shown)
+        for down, up in ((b"\x1b[6~", b"\x1b[5~"), (b"\x1b[B", b"\x1bOA"), (b"j", b"k")):
+            for key, wanted in ((down, b"cpu7"), (up, b"8 sessions")):
+                for _ in range(4):
+                    os.write(ours, 15 * key)
+                assert wanted in read_until(ours, wanted)
+        os.write(ours, b"jq")
+    for file in files:
+        os.close(file)
 
 
 def read_until(terminal, text, seconds=20):

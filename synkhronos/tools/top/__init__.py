@@ -7,8 +7,9 @@
     synkhronos top --json --interval 1        an object in each line
     synkhronos top --hosts node0,node1        on several machines
 
-q or Ctrl-C ends it. It reads what is in shared memory: the ranks do nothing for it. The exit status
-is 1 if there is no session.
+q or Ctrl-C ends it; arrows, j, k, PgUp and PgDn scroll if there are more lines than the terminal
+has. It reads what is in shared memory: the ranks do nothing for it. The exit status is 1 if there
+is no session.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def main(options: argparse.Namespace) -> int:
                 sampler = _Hosts(options, stack)
             show, pause = functools.partial(_print, options.json), time.sleep
             if is_terminal:
-                show = stack.enter_context(_on_screen())
-                pause = stack.enter_context(_keys())
+                show, move = stack.enter_context(_on_screen())
+                pause = stack.enter_context(_keys(move))
             status, said = _watch(sampler, options, is_once, show, pause)
         for sentence in said:  # when the terminal is as it was
             print(printable(sentence), file=sys.stderr)
@@ -119,17 +120,18 @@ def _print(as_json, sample):
 
 
 @contextlib.contextmanager
-def _on_screen() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show each table in place of the last; restore the terminal, after a SIGTERM, too."""
+def _on_screen() -> Iterator[tuple[Callable[[dict[str, Any]], None], Callable[[bytes], None]]]:
+    """Yield what shows a table in place of the last, and what scrolls it; restore the terminal."""
     screen = live.screen(alternate=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with screen:
-        yield lambda found: screen.update(_watched(found).rich(screen.console.width), refresh=True)
+        window = live.Window(screen, sys.stdin.isatty())
+        yield lambda found: window.show(_watched(found)), window.move
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], None]]:
-    """Yield a function that sleeps, and raises KeyboardInterrupt if the user presses q."""
+def _keys(move: Callable[[bytes], None]) -> Iterator[Callable[[float], None]]:
+    """Yield a function that sleeps, moves by keys, and raises KeyboardInterrupt for q."""
     if not sys.stdin.isatty():
         yield time.sleep
         return
@@ -140,9 +142,11 @@ def _keys() -> Iterator[Callable[[float], None]]:
     before = termios.tcgetattr(terminal)
 
     def sleep(seconds):
-        is_ready = select.select([terminal], [], [], seconds)[0]
-        if is_ready and os.read(terminal, 64).lower() in (b"q", b""):
-            raise KeyboardInterrupt
+        if select.select([terminal], [], [], seconds)[0]:
+            pressed = os.read(terminal, 64)
+            if not pressed or b"q" in pressed.lower():
+                raise KeyboardInterrupt
+            move(pressed)
 
     try:
         tty.setcbreak(terminal)
