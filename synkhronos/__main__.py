@@ -60,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may come next; this ends the process
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
-    arguments = parser.parse_args(argv or ["--help"])
+        importlib.import_module("argcomplete").autocomplete(parser)
+    arguments, unknown = parser.parse_known_args(argv or ["--help"])
+    if unknown:  # argparse would print the usage of all commands
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:  # outside of a script, whose own is printed with its traceback
@@ -120,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     theanorc.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     theanorc.set_defaults(run=_theanorc)
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 

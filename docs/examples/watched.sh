@@ -5,9 +5,9 @@ set -e
 folder=$(mktemp -d)
 sed 's/range(20)/range(1500)/' docs/examples/profiled.py > "$folder/profiled.py"
 python "$folder/profiled.py" > /dev/null &
-until python -m synkhronos top --once > /dev/null 2>&1; do sleep 0.5; done
+until synkhronos top --once > /dev/null 2>&1; do sleep 0.5; done
 sleep 4
-tmux -L watched new-session -d -x 108 -y 6 "COLORTERM=truecolor python -m synkhronos top --interval 2"
+tmux -L watched new-session -d -x 108 -y 6 "COLORTERM=truecolor synkhronos top --interval 2"
 sleep 6
 tmux -L watched capture-pane -e -p > "$folder/shown"
 tmux -L watched send-keys q

@@ -128,7 +128,7 @@ def check() -> None:
     if not own.startswith("Open MPI"):
         raise CannotLaunch(
             f"{path} belongs to {own}, of which the options are not known here. Write the "
-            "line by hand: one process of `python -m synkhronos run SCRIPT` on each machine."
+            "line by hand: one process of `synkhronos run SCRIPT` on each machine."
         )
 
 

@@ -312,7 +312,7 @@ def n_processes(environment: Mapping[str, str] = os.environ) -> int:
 
 def refusal(script: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the sentence for several processes that MPI takes for separate jobs."""
-    line = f"python -m synkhronos run {shlex.quote(script)}"
+    line = f"synkhronos run {shlex.quote(script)}"
     launch = f"`synkhronos launch {shlex.quote(script)}`"
     if "SLURM_STEP_ID" in environment:
         advice = (

@@ -30,7 +30,7 @@ _COLUMNS = (
 _SHARES = ("computes", "waits", "no_call")
 _COLOURS = ("green", "red", "bright_black")
 _LEAST = "shared", "memory", "process", "device"  # in this order a narrow terminal leaves them out
-_KEY = re.compile(rb"\x1b[O[](?:[56]~|[AB])|[jk]")  # arrows, PgUp and PgDn send several bytes
+_KEY = re.compile(rb"(?<=\x1b[O[])(?:[56]~|[AB])|[jk]")  # arrows, PgUp and PgDn send several bytes
 _LINES, _PAGES = {b"k": -1, b"A": -1, b"j": 1, b"B": 1}, {b"5~": -1, b"6~": 1}
 _WIDE, _BAR = 105, 20  # characters: of a terminal with room for bars, and of a bar
 
@@ -157,16 +157,13 @@ class Window:
     def show(self, tables: Watched) -> None:
         """Show tables in place of the last ones."""
         console = self._screen.console
-        parts = tables.rich(console.width).renderables
-        self._lines = [
-            (i, each) for i, part in enumerate(parts) for each in console.render_lines(part)
-        ]
+        parts = enumerate(tables.rich(console.width).renderables)
+        self._lines = [(i, line) for i, part in parts for line in console.render_lines(part)]
         self._draw()
 
     def move(self, pressed: bytes) -> None:
         """Move by the keys that were pressed."""
         for key in _KEY.findall(pressed):
-            key = key.lstrip(b"\x1b[O")
             self._first += _LINES.get(key, 0) + self._room * _PAGES.get(key, 0)
             self._draw()
 

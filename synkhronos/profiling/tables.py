@@ -6,7 +6,7 @@ from synkhronos._wording import printable
 
 
 def as_html(headline, tables, notes=()):
-    """Return tables as HTML: a headline, titles, columns, rows of text, and the lines after them."""
+    """Return tables as HTML: a headline, titles, columns, rows of text, and lines after them."""
 
     def row(cells, tag):
         shown = (f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)

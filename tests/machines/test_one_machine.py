@@ -127,11 +127,11 @@ OF_SRUN = {
 
 
 def test_processes_that_mpi_does_not_know_are_refused(tmp_path):
-    """As with `srun -N2 python -m synkhronos run`, if this MPI has no PMIx of Slurm."""
+    """As with `srun -N2 synkhronos run`, if this MPI has no PMIx of Slurm."""
     pytest.importorskip("mpi4py")
     (tmp_path / "script.py").write_text("print('the script runs')")
     done = python("-m", "synkhronos", "run", "-n", "1", "script.py", cwd=tmp_path, **OF_SRUN)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and "2 processes were started" in done.stderr
-    assert "`srun --mpi=pmix python -m synkhronos run script.py`" in done.stderr
+    assert "`srun --mpi=pmix synkhronos run script.py`" in done.stderr
     assert "`synkhronos launch script.py`" in done.stderr

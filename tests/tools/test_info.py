@@ -357,15 +357,22 @@ def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, mon
     assert child.stdout == flags["blas.ldflags"] + "\n", child.stderr
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["info", "--nonsense"]])
-def test_mistakes_show_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_status:
-        main(arguments)
-    assert exit_status.value.code == 2
-    assert "usage: synkhronos" in capsys.readouterr().err
+NAMES = "", "info", "run", "launch", "top", "theanorc", "bench", "rule", "rule BSP", "rule show"
 
 
-@pytest.mark.parametrize("arguments", ["", "--help", "bench --help", "launch --help", "--version"])
+@pytest.mark.parametrize("name", NAMES)
+def test_help_and_mistakes_show_the_usage_of_the_command(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/some/folder/synkhronos/__main__.py"])  # as of python -m
+    for option, status in (("--help", 0), ("--nonsense", 2)):
+        with pytest.raises(SystemExit) as exit_status:
+            main([*name.split(), option])
+        assert exit_status.value.code == status
+        shown = "".join(capsys.readouterr())
+        assert shown.startswith(" ".join(["usage: synkhronos", *name.split(), "[-h]"]))
+        assert not status or f"synkhronos {name}".strip() + ": error: " in shown
+
+
+@pytest.mark.parametrize("arguments", ["", "--version"])
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as exit_status:
         main(arguments.split())
