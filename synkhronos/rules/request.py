@@ -41,7 +41,7 @@ class Request:
     log_path: str = "./logs/"
     bind: bool = False
     grace: float = 30.0  # seconds to end, after a Ctrl-C
-    reach: Options = Options()  # how to reach other machines
+    reach: Options = field(default_factory=Options)  # how to reach other machines
 
     @classmethod
     def of(
