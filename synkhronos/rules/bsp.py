@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -140,14 +140,6 @@ class SwapParameters(BatchExchange):
 EXCHANGES = {"cdd": SumVelocities, "avg": AverageParameters, "swap": SwapParameters}
 
 
-class Progress(NamedTuple):
-    """The progress of all ranks after a batch: arrays with a number of each rank."""
-
-    rows: np.ndarray  # since the last exchange
-    has_batch: np.ndarray
-    is_interrupted: np.ndarray
-
-
 class SynchronousWorker:
     """The training loop of one rank."""
 
@@ -225,18 +217,18 @@ class SynchronousWorker:
                     n_rows = self._rows.of_last_step()
                     for name in ("rows", "rows_of_epoch"):
                         run.own[name] = run.own.get(name, 0) + n_rows
-                ranks = self._agree(has_batch)
-                if not ranks.has_batch.any():
+                rows, have_batches, are_interrupted = self._agree(has_batch)
+                if not have_batches.any():
                     if self._steps % self._every and self._ends_epochs:
-                        self._exchange_now(ranks.rows, has_batch, (epoch, batch))
+                        self._exchange_now(rows, has_batch, (epoch, batch))
                         self._steps = 0
                     return batch
                 self._steps += 1
                 if self._steps % self._every == 0:
-                    self._exchange_now(ranks.rows, has_batch, (epoch, batch))
+                    self._exchange_now(rows, has_batch, (epoch, batch))
             batch += 1
             recorder.print_train_info(run.count_before + batch * self._size)
-            if ranks.is_interrupted.any():
+            if are_interrupted.any():
                 self._save(epoch, batch)
                 return None
 
@@ -252,7 +244,7 @@ class SynchronousWorker:
             self._run.recorder.end("comm")
 
     def _agree(self, has_batch):
-        """Return the progress of all ranks.
+        """Return each rank's rows since the last exchange, and whether it has a batch, or a Ctrl-C.
 
         All ranks meet here, so this time, "sync", is spent waiting for the slowest.
         """
@@ -263,7 +255,7 @@ class SynchronousWorker:
             run.recorder.start()
             everyone = np.array(self._group.all_gather(own))
             run.recorder.end("sync")
-        return Progress(*everyone.T)
+        return everyone.T
 
     def _average_statistics(self):
         """Average the running statistics over all ranks: each has computed them from its rows."""

@@ -56,7 +56,7 @@ class BSP_Worker(MPI_GPU_Process):
         now, before = (warmed_up(at, self.size, self.warmup_epochs) for at in (epoch, epoch - 1))
         factor = now / before
         if factor != 1:
-            contract.scale_learning_rate(model, factor)
+            contract.ScaledRate(model).set_factor(factor)
 
     def BSP_run(self, model: Any) -> None:
         """Train all epochs of the model, by BSP."""

@@ -173,11 +173,7 @@ def main(options: argparse.Namespace) -> int:
             options.modelclass,
             dict(options.set),
             {**values, **changed},
-            agent=options.agent,
-            mpirun_args=options.mpirun_args,
-            lost_after=options.lost_after,
-            wait_answer=options.wait_answer,
-            wait_start=options.wait_start,
+            **{name: getattr(options, name) for name in vars(mpirun.Options())},
         )
 
     try:
@@ -239,10 +235,10 @@ def start(
     """
 
     def begin(asked, variables=None):
-        bound = cores.of_ranks(asked.ranks, asked) if asked.bind else []
+        bound = cores.of_ranks(asked.ranks, asked.reach) if asked.bind else []
         run = run_of_group(
             _hosts(asked),
-            asked,
+            asked.reach,
             worker_command(asked, bound),
             {**_variables(asked), **(variables or {}), **({TELLS: "1"} if tells else {})},
             mpirun.new_token(),
@@ -320,7 +316,7 @@ def _hosts(asked):
 
 def _variables(asked):
     """Return the environment variables that differ between the ranks and this process."""
-    variables, flags = launch.lost_after(asked.lost_after), os.environ.get("THEANO_FLAGS")
+    variables, flags = launch.lost_after(asked.reach.lost_after), os.environ.get("THEANO_FLAGS")
     if flags is not None:
         variables["THEANO_FLAGS"] = without_devices(flags)
     return variables

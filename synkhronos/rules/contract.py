@@ -40,6 +40,15 @@ METHODS = {
 }
 
 
+def _noting(method):
+    @functools.wraps(method)
+    def noting(self, name, *default):
+        self.read.add(name)
+        return method(self, name, *default)
+
+    return noting
+
+
 class Config(dict):
     """The dict that a model's constructor gets; `read` has the names that it has looked up."""
 
@@ -47,23 +56,8 @@ class Config(dict):
         super().__init__(*args, **kwargs)
         self.read: set = set()
 
-    def __getitem__(self, name):
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def __contains__(self, name):
-        self.read.add(name)
-        return super().__contains__(name)
-
-    def get(self, name, default=None):
-        """Return an entry, or the default."""
-        self.read.add(name)
-        return super().get(name, default)
-
-    def pop(self, name, *default):
-        """Remove an entry, and return it."""
-        self.read.add(name)
-        return super().pop(name, *default)
+    __getitem__, __contains__ = _noting(dict.__getitem__), _noting(dict.__contains__)
+    get, pop = _noting(dict.get), _noting(dict.pop)
 
 
 def load_class(modelfile: str, modelclass: str) -> type:
@@ -295,11 +289,6 @@ def learning_rate(model: Any) -> float:
     """Return the present learning rate; not a number for a model without ``shared_lr``."""
     variable = getattr(model, "shared_lr", None)
     return float(variable.get_value()) if variable is not None else float("nan")
-
-
-def scale_learning_rate(model: Any, factor: float) -> None:
-    """Multiply the learning rate by a factor."""
-    ScaledRate(model).set_factor(factor)
 
 
 class ScaledRate:

@@ -37,7 +37,6 @@ COLUMNS = {
     "lr": ("count", "lr"),
 }
 FILE = "inforec.pkl"
-SECONDS_BETWEEN_LIVE_LINES = 0.2
 POINTS = 200  # of a curve of training; each is a mean of rows
 HOUR = 3600.0
 CURVES = {  # a name, which begins with that of its figure -> a list of rows, and a column
@@ -110,7 +109,6 @@ class Recorder:
         self._printed_at = self._seen = 0  # counts of the last row, and of the last batch
         self._is_new = True  # whether an epoch begins, in which counts may begin again
         self._saved_in: Any = None
-        self._line = _Line()
         self._figure: Any = None  # of `plot`
         self._drawn: dict[str, tuple] = {}  # what each of its axes shows
         self._n_plots = 0
@@ -168,22 +166,16 @@ class Recorder:
         if count < self._printed_at or (self._is_new and count <= self._seen):
             self._printed_at = 0  # the counts have begun again
         self._seen, self._is_new = count, False
-        is_row = count // self.printFreq != self._printed_at // self.printFreq
-        if not (is_row or (self.verbose and self._line.is_due())):
+        if count // self.printFreq == self._printed_at // self.printFreq:
             return
-        means = np.mean(self._train, axis=0).tolist() if self._train else []
-        line = " ".join([str(count), *(f"{mean:.6f}" for mean in means)])
+        if self._train:
+            means = np.mean(self._train, axis=0).tolist()
+            self.train_info.append([_number(count), *means])
+            self._say(" ".join([str(count), *(f"{mean:.6f}" for mean in means)]))
         batches, seconds = count - self._printed_at, time.perf_counter() - self._since
         speed = ""
         if self.batch_size and seconds > 0:
             speed = f" {batches * self.batch_size / seconds:.1f} examples/s"
-        if not is_row:
-            if means:
-                self._line.show(line + speed)
-            return
-        if means:
-            self.train_info.append([_number(count), *means])
-            self._say(line)
         took = own_times(MODES, self._spans)
         total = sum(took.values())
         self.all_time.append([_number(count), total, *took.values()])
@@ -373,33 +365,8 @@ class Recorder:
 
     def _say(self, text):
         if self.verbose:
-            self._line.say(text)
-
-
-class _Line:
-    """Standard output: plain lines, and on a terminal one line that changes."""
-
-    def __init__(self):
-        self._shown, self._last = 0, 0.0
-
-    def say(self, text):
-        sys.stdout.write(f"\r{' ' * self._shown}\r{text}\n" if self._shown else f"{text}\n")
-        sys.stdout.flush()
-        self._shown = 0
-
-    def is_due(self):
-        """Return whether the line may change: some time has passed, and no other rank prints."""
-        return (
-            sys.stdout.isatty()
-            and "OMPI_COMM_WORLD_RANK" not in os.environ
-            and time.monotonic() - self._last >= SECONDS_BETWEEN_LIVE_LINES
-        )
-
-    def show(self, text):
-        """Write over the line that was shown last."""
-        sys.stdout.write(f"\r{text.ljust(self._shown)}")
-        sys.stdout.flush()
-        self._shown, self._last = len(text), time.monotonic()
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
 
 
 def read(path: Any) -> dict[str, list[list[float]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Mapping
 
 from synkhronos import _wording
@@ -41,11 +41,7 @@ class Request:
     log_path: str = "./logs/"
     bind: bool = False
     grace: float = 30.0  # seconds to end, after a Ctrl-C
-    agent: str | None = None  # stands in for ssh
-    mpirun_args: str = ""  # more arguments of mpirun
-    lost_after: str | None = None  # seconds after which a machine is lost
-    wait_answer: float = Options.wait_answer  # seconds for a machine to answer a login
-    wait_start: float = Options.wait_start  # seconds for all to begin
+    reach: Options = field(default_factory=Options)  # how to reach other machines
 
     @classmethod
     def of(
@@ -58,16 +54,12 @@ class Request:
         given: Mapping[str, Any] | None = None,
         hosts: str | None = None,
         hostfile: str | None = None,
-        agent: str | None = None,
-        mpirun_args: str = "",
-        lost_after: str | None = None,
-        wait_answer: float = Options.wait_answer,
-        wait_start: float = Options.wait_start,
+        **reach: Any,
     ) -> Request:
         """Check all arguments of a run, before anything is started; return the request.
 
         `devices`, `hosts` and `hostfile` are as `find_places` takes them, `given` has options of
-        the rule and the launcher.
+        the rule and the launcher, `reach` has fields of `Options`.
 
         Raises
         ------
@@ -95,17 +87,15 @@ class Request:
                 f"settings must be a dict of the model's settings, got {_wording.shown(settings)}."
             )
         checked = {name: _options.check_setting(name, v) for name, v in (settings or {}).items()}
-        for name, value in (("agent", agent), ("mpirun_args", mpirun_args)):
+        for name in ("agent", "mpirun_args"):
+            value = reach.get(name, "")
             if not isinstance(value, str) and not (name == "agent" and value is None):
                 raise TypeError(f"{name} must be a text, got {_wording.shown(value)}.")
         file = _modelfile.find(modelfile, modelclass)
         if are_here:
             _modelfile.check_packages(file, modelfile)
-        return cls(
-            rule, places, modelfile, modelclass, options, checked, agent=agent,
-            mpirun_args=mpirun_args, lost_after=lost_after, wait_answer=wait_answer,
-            wait_start=wait_start, **own,
-        )  # fmt: skip
+        names = rule, places, modelfile, modelclass
+        return cls(*names, options, checked, reach=Options(**reach), **own)
 
     @property
     def ranks(self) -> list[RankPlace]:
@@ -143,15 +133,9 @@ class Request:
         line += ["--bind"] * self.bind
         for name, value in self.settings.items():
             line += ["--set", f"{name}={value!r}"]
-        if self.agent:
-            line += ["--agent", self.agent]
-        if self.mpirun_args:
-            line += [f"--mpirun-args={self.mpirun_args}"]
-        if self.lost_after is not None:
-            line += ["--lost-after", self.lost_after]
-        for name in ("wait_answer", "wait_start"):
-            if getattr(self, name) != getattr(Options, name):
-                line += [f"--{name.replace('_', '-')}", f"{getattr(self, name):g}"]
+        for name, value in asdict(self.reach).items():
+            if value != getattr(Options, name):
+                line += [f"{_options.flag(name)}={value}"]
         return line
 
 

@@ -22,7 +22,6 @@ from synkhronos.rules import options as _options
 from synkhronos.rules.request import Request, devices_in_place
 
 _LAUNCHER = module_command("synkhronos", "rule")
-_NUMBERS = (int, float)
 
 
 class RuleFailed(RuntimeError):
@@ -179,9 +178,7 @@ class Rule:
             After `timeout`.
         """
         check = _wording.truth("check", check)
-        if timeout is not None and (_wording.is_bool(timeout) or not isinstance(timeout, _NUMBERS)):
-            raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}.")
-        process = self._process
+        timeout, process = _wording.seconds("timeout", timeout), self._process
         if process is None:
             return None
         interrupt = None

@@ -162,11 +162,9 @@ def _sentence(error):
     if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
         said += f": {pythons.install(EXTRAS[package])}"
     others = str(Path(__file__).parents[1]), os.path.dirname(traceback.__file__), "<"
-    for at in reversed(traceback.extract_tb(error.__traceback__)):
-        if not at.filename.startswith(others) and "-packages/" not in at.filename:
-            said += f" ({at.filename}, line {at.lineno})"
-            break
-    return _wording.printable(said)
+    frames = [(at.filename, at.lineno) for at in traceback.extract_tb(error.__traceback__)]
+    own = [at for at in frames if not at[0].startswith(others) and "-packages/" not in at[0]]
+    return _wording.printable(said + " ({}, line {})".format(*own[-1]) if own else said)
 
 
 if __name__ == "__main__":

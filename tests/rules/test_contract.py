@@ -141,11 +141,11 @@ def test_a_step_that_stays_pending_is_told_once():
 
 def test_a_rate_can_be_scaled_only_if_there_is_one():
     model = Complete()
-    contract.scale_learning_rate(model, 2)
+    contract.ScaledRate(model).set_factor(2)
     assert contract.learning_rate(model) == 1.0
     del model.shared_lr
     with pytest.raises(TypeError, match="set scale_lr to False"):
-        contract.scale_learning_rate(model, 2)
+        contract.ScaledRate(model).set_factor(2)
     assert np.isnan(contract.learning_rate(model))
 
 

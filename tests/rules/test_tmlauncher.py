@@ -69,7 +69,7 @@ LOG_PATH=elsewhere
     assert asked.options["print_freq"] == 10 and asked.options["snapshot_path"] == "a b"
     assert asked.bind and asked.log_path == "elsewhere"
     assert asked.settings == {"n_epochs": 3, "data.n_batch_train": 10}
-    assert (asked.agent, asked.mpirun_args) == ("my ssh", "--mca a b")
+    assert (asked.reach.agent, asked.reach.mpirun_args) == ("my ssh", "--mca a b")
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "false"])

@@ -150,7 +150,7 @@ def test_the_rate_of_googlenet_falls_by_its_formula_over_all_epochs():
     modelclass = zoo.load("googlenet", "GoogLeNet")
     model = modelclass.__new__(modelclass)  # its network is not needed
     model.shared_lr = theano.shared(np.float32(0.005))
-    contract.scale_learning_rate(model, 4)
+    contract.ScaledRate(model).set_factor(4)
     for epoch in range(240):
         model.adjust_hyperp(epoch)
         expected = 4 * 0.005 * (1 - (epoch + 1) / 240) ** 0.5
@@ -207,7 +207,7 @@ def test_the_learning_rate_of_the_wgan_falls_in_the_second_half_and_keeps_a_warm
     modelclass = zoo.load("wgan", "WGAN")
     model = modelclass.__new__(modelclass)  # its networks are not needed
     model.n_epochs, model.shared_lr = 10, theano.shared(np.float32(5e-5))
-    contract.scale_learning_rate(model, 4)
+    contract.ScaledRate(model).set_factor(4)
     rates = []
     for epoch in range(10):
         model.adjust_hyperp(epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 from typing import Any, Iterator
 
@@ -77,9 +78,7 @@ def read_idx(file, ndim):
         if header[:4] != magic or len(header) < 4 + 4 * ndim:
             raise ValueError(f"{file} is no idx file of bytes in {ndim} dimensions.")
         shape = struct.unpack(f">{ndim}I", header[4:])
-        size = 1
-        for length in shape:
-            size *= length
+        size = math.prod(shape)
         # Checked before reading, which allocates as much memory as the header asks for.
         if size > LARGEST:
             raise ValueError(f"{file} says that its shape is {shape}: more than {LARGEST} bytes.")

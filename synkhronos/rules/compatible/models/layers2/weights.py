@@ -136,9 +136,6 @@ class _Scaled(Weight):
         places = np.prod(self.shape) / (self.shape[ins] * self.shape[outs])
         return self.shape[ins], self.shape[outs], places
 
-    def _spread(self):
-        raise NotImplementedError
-
     def _first_values(self):
         spread = self._gain * self._spread()
         if self._is_uniform:
