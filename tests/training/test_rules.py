@@ -5,7 +5,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import compiling
-from support.helpers import MODE, function
+from support.helpers import MODE, function, model
 from support.layouts import IS_MIXED, ON_DEVICES, Layout
 
 import synkhronos as synk
@@ -75,15 +75,6 @@ CASES = [
     (adamax, {}, 3, 1),
 ]
 IDS = [case[0].__name__ for case in CASES]
-
-
-def model(dtype):
-    """Return inputs, parameters of several shapes, and a loss."""
-    x, y = T.matrix("x", dtype), T.vector("y", dtype)
-    w = theano.shared(np.random.RandomState(1).randn(4, 3).astype(dtype), "w")
-    b = theano.shared(np.zeros((1, 3), dtype), "b", broadcastable=(True, False))
-    s = theano.shared(np.asarray(0.5, dtype), "s")
-    return [x, y], [w, b, s], ((T.tanh(T.dot(x, w) + b).sum(axis=1) * s - y) ** 2).mean()
 
 
 def minibatches(dtype, n_ranks):
