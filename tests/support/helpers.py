@@ -55,6 +55,20 @@ def model(dtype):
     return [x, y], [w, b, s], ((T.tanh(T.dot(x, w) + b).sum(axis=1) * s - y) ** 2).mean()
 
 
+def step_of(inputs, loss, grad_updates, param_updates, shareds, mode=None):
+    """Return a training step: gradients, their average over the ranks, and new parameters."""
+    compute = synk.function(inputs, loss, updates=grad_updates, mode=mode)
+    update = function([], updates=param_updates)
+
+    def step(*args, **kwargs):
+        value = compute(*args, **kwargs)
+        synk.all_reduce(shareds)
+        update()
+        return value
+
+    return step
+
+
 def worker():
     """Return the Worker of the rank that calls this."""
     from synkhronos import session

@@ -5,7 +5,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import host_library
-from support.helpers import function, model
+from support.helpers import model, step_of
 from support.layouts import ON_DEVICES
 
 import synkhronos as synk
@@ -16,17 +16,8 @@ RANDOM = np.random.RandomState(0)
 
 def step(rule, dtype="float64", mode=None, **kwargs):
     inputs, params, loss = model(dtype)
-    grad_updates, param_updates, grad_shared = rule(loss, params, **kwargs)
-    compute = synk.function(inputs, loss, updates=grad_updates, mode=mode)
-    update = function([], updates=param_updates)
-
-    def train(*args, **kwargs):
-        value = compute(*args, **kwargs)
-        synk.all_reduce(grad_shared)
-        update()
-        return value
-
-    return train, params, grad_shared
+    made = rule(loss, params, **kwargs)
+    return step_of(inputs, loss, *made, mode), params, made[-1]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
