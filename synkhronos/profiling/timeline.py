@@ -8,7 +8,6 @@ machine share.
 """
 
 import enum
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,13 +39,6 @@ NAMES = (*NUMBERS, REST)
 SPAN = np.dtype([(name, np.int64) for name in ("part", "begin", "end", "value", "command")])
 
 
-class _CallSpan(NamedTuple):
-    name: int
-    begin: int
-    end: int
-    raised: bool
-
-
 class Timeline:
     """The calls and their parts on all ranks; `bars` has those of each rank, by their begin.
 
@@ -59,11 +51,10 @@ class Timeline:
         self.bars = [[] for _ in recorded]
         spans = recorded[master_rank].tolist()
         calls = sorted((s for s in spans if s[0] <= Part.RAISED), key=lambda s: (s[1], -s[2]))
-        self._calls = [
-            _CallSpan(value, *when, part == Part.RAISED) for part, *when, value, _ in calls
-        ]
+        # The key of each is the number of its name.
+        self._calls = [Span(master_rank, part, value, *when) for part, *when, value, _ in calls]
         parts = [span for span in spans if span[0] > Part.RAISED]
-        whole = {number: call[1:3] for number, call in enumerate(self._calls)}
+        whole = {number: (call.begin, call.end) for number, call in enumerate(self._calls)}
         sent = {}  # number of a command -> number of the call that sent it
         left = {}  # number of a command -> time when the master left it
         for span, call in self._add(master_rank, parts, whole):
@@ -112,7 +103,8 @@ class Timeline:
             number = around.span.key
             if around is each:
                 name, category, call = REST, "call", self._calls[number]
-                label, details = self._names[call.name], {"call": number, "raised": call.raised}
+                raised = call.name == Part.RAISED
+                label, details = self._names[call.key], {"call": number, "raised": raised}
             else:
                 name, category = NAMES[span.name - PARTS[0]], "part"
                 label, details = name, {"call": number, "bytes": span.nbytes}
@@ -133,8 +125,8 @@ class Timeline:
         for (number, rank), took in sorted(self._took.items()):
             call = self._calls[number]
             seconds = [1e-9 * took[name] for name in NAMES]
-            row = number, self._names[call.name], call.name, rank, call.raised, 1e-9 * call.begin
-            rows.append((*row, sum(seconds), *seconds, took["bytes"]))
+            row = number, self._names[call.key], call.key, rank, call.name == Part.RAISED
+            rows.append((*row, 1e-9 * call.begin, sum(seconds), *seconds, took["bytes"]))
         return np.array(rows, fields)
 
     def outer_calls(self, rank) -> list:

@@ -46,6 +46,29 @@ def on_ranks(do, **kwargs):
     return f().tolist()
 
 
+def model(dtype):
+    """Return inputs, parameters of several shapes, and a loss."""
+    x, y = T.matrix("x", dtype), T.vector("y", dtype)
+    w = theano.shared(np.random.RandomState(1).randn(4, 3).astype(dtype), "w")
+    b = theano.shared(np.zeros((1, 3), dtype), "b", broadcastable=(True, False))
+    s = theano.shared(np.asarray(0.5, dtype), "s")
+    return [x, y], [w, b, s], ((T.tanh(T.dot(x, w) + b).sum(axis=1) * s - y) ** 2).mean()
+
+
+def step_of(inputs, loss, grad_updates, param_updates, shareds, mode=None):
+    """Return a training step: gradients, their average over the ranks, and new parameters."""
+    compute = synk.function(inputs, loss, updates=grad_updates, mode=mode)
+    update = function([], updates=param_updates)
+
+    def step(*args, **kwargs):
+        value = compute(*args, **kwargs)
+        synk.all_reduce(shareds)
+        update()
+        return value
+
+    return step
+
+
 def worker():
     """Return the Worker of the rank that calls this."""
     from synkhronos import session

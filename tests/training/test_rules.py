@@ -5,7 +5,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import compiling
-from support.helpers import MODE, function
+from support.helpers import MODE, model, step_of
 from support.layouts import IS_MIXED, ON_DEVICES, Layout
 
 import synkhronos as synk
@@ -75,15 +75,6 @@ CASES = [
     (adamax, {}, 3, 1),
 ]
 IDS = [case[0].__name__ for case in CASES]
-
-
-def model(dtype):
-    """Return inputs, parameters of several shapes, and a loss."""
-    x, y = T.matrix("x", dtype), T.vector("y", dtype)
-    w = theano.shared(np.random.RandomState(1).randn(4, 3).astype(dtype), "w")
-    b = theano.shared(np.zeros((1, 3), dtype), "b", broadcastable=(True, False))
-    s = theano.shared(np.asarray(0.5, dtype), "s")
-    return [x, y], [w, b, s], ((T.tanh(T.dot(x, w) + b).sum(axis=1) * s - y) ** 2).mean()
 
 
 def minibatches(dtype, n_ranks):
@@ -190,14 +181,7 @@ def test_sgd_nonflat(ranks):
     first = [param.get_value() for param in params]
     grad_updates, param_updates, shareds = updates.sgd_nonflat(loss, params, 0.1)
     assert [s.type for s in shareds] == [p.type for p in params]
-    compute = synk.function(inputs, loss, updates=grad_updates)
-    update = function([], updates=param_updates)
-
-    def step(x, y):
-        value = compute(x, y)
-        synk.all_reduce(shareds)
-        update()
-        return value
+    step = step_of(inputs, loss, grad_updates, param_updates, shareds)
 
     def new_values(values, grads, t):
         return [p - 0.1 * g for p, g in zip(values, grads)]
@@ -214,16 +198,9 @@ def test_momentum_is_momentum_applied_to_sgd(ranks, nesterov):
     inputs, params, loss = model("float64")
     first = [param.get_value() for param in params]
     grad_updates, param_updates, flat = updates.sgd(loss, params, 0.1)
-    compute = synk.function(inputs, loss, updates=grad_updates)
-    update = function([], updates=apply(param_updates, 0.8))
+    step = step_of(inputs, loss, grad_updates, apply(param_updates, 0.8), flat)
     states = [{} for _ in params]
     reference = globals()[name]
-
-    def step(x, y):
-        value = compute(x, y)
-        synk.all_reduce(flat)
-        update()
-        return value
 
     def new_values(values, grads, t):
         return [reference(p, g, s, t, 0.1, 0.8) for p, g, s in zip(values, grads, states)]
@@ -251,12 +228,9 @@ def test_slices_accumulate_to_the_same_step(ranks):
             inputs, params, loss = model("float64")
             if form is in_one_function:
                 step = form("sgd", inputs, params, loss, learning_rate=0.1)
-                step(x, y, num_slices=num_slices)
             else:
-                grad_updates, param_updates, flat = updates.sgd(loss, params, 0.1)
-                synk.function(inputs, loss, updates=grad_updates)(x, y, num_slices=num_slices)
-                synk.all_reduce(flat)
-                function([], updates=param_updates)()
+                step = step_of(inputs, loss, *updates.sgd(loss, params, 0.1))
+            step(x, y, num_slices=num_slices)
             after.append([param.get_value() for param in params])
     for values in after[1:]:
         for value, other in zip(values, after[0]):

@@ -5,7 +5,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import host_library
-from support.helpers import function
+from support.helpers import model, step_of
 from support.layouts import ON_DEVICES
 
 import synkhronos as synk
@@ -14,28 +14,10 @@ from synkhronos.extensions import updates
 RANDOM = np.random.RandomState(0)
 
 
-def model(dtype="float64"):
-    x, y = T.matrix("x", dtype), T.vector("y", dtype)
-    w = theano.shared(np.random.RandomState(1).randn(4, 3).astype(dtype), "w")
-    b = theano.shared(np.zeros((1, 3), dtype), "b", broadcastable=(True, False))
-    s = theano.shared(np.asarray(0.5, dtype), "s")
-    loss = ((T.tanh(T.dot(x, w) + b).sum(axis=1) * s - y) ** 2).mean()
-    return [x, y], [w, b, s], loss
-
-
 def step(rule, dtype="float64", mode=None, **kwargs):
     inputs, params, loss = model(dtype)
-    grad_updates, param_updates, grad_shared = rule(loss, params, **kwargs)
-    compute = synk.function(inputs, loss, updates=grad_updates, mode=mode)
-    update = function([], updates=param_updates)
-
-    def train(*args, **kwargs):
-        value = compute(*args, **kwargs)
-        synk.all_reduce(grad_shared)
-        update()
-        return value
-
-    return train, params, grad_shared
+    made = rule(loss, params, **kwargs)
+    return step_of(inputs, loss, *made, mode), params, made[-1]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -86,7 +68,7 @@ def test_mixed_dtypes():
 
 
 def test_nonflat_grads():
-    _, params, loss = model()
+    _, params, loss = model("float64")
     shareds, grads = updates.nonflat_grads(loss, params)
     assert [s.type for s in shareds] == [p.type for p in params]
     assert [s.name for s in shareds] == ["w_grad_s", "b_grad_s", "s_grad_s"]

@@ -67,18 +67,18 @@ class NetworkAllReduce:
             self._add_streams(other, theirs, tag)
         if n_machines == 1:  # no values come from others, so chunks are complete
             for chunk in self._mine:
-                self._take(chunk, machine, self._values(self._chunk_list[chunk]))
+                self._take(chunk, machine, self._values(chunk))
 
     def _add_streams(self, other, theirs, tag):
         """Add the four streams of messages between this machine and another one."""
-        place = other, tag
-        spread = _Stream(self._send_result, *place, self._mine, None, waits=True)
+        wire, result = self._wire, self._results.__getitem__
+        spread = _Stream(wire.send, other, tag + 1, self._mine, result, waits=True)
         self._spreading.append(spread)
         self._streams += [
-            _Stream(self._send_values, *place, theirs, None),
-            _Stream(self._receive_values, *place, self._mine, self._take),
+            _Stream(wire.send, other, tag, theirs, self._values),
+            _Stream(wire.receive, other, tag, self._mine, self._empty, self._take),
             # A result is received where the values were: it comes only when these have been sent.
-            _Stream(self._receive_result, *place, theirs, self._keep),
+            _Stream(wire.receive, other, tag + 1, theirs, self._room, self._keep),
             spread,
         ]
 
@@ -113,8 +113,9 @@ class NetworkAllReduce:
         dtype = self._flat[pieces[0][0]].dtype
         return np.dtype(np.float16) if compress and dtype.kind == "f" else dtype
 
-    def _values(self, pieces):
+    def _values(self, chunk):
         """Return this machine's values of a chunk, as they are sent: a view if that is possible."""
+        pieces = self._chunk_list[chunk]
         if len(pieces) == 1:
             position, begin, end = pieces[0]
             values = self._flat[position][begin:end]
@@ -122,44 +123,33 @@ class NetworkAllReduce:
             values = np.concatenate([self._flat[p][begin:end] for p, begin, end in pieces])
         return values.astype(self._dtype(pieces, self._compress), copy=False)
 
-    def _empty(self, pieces, compress):
-        return np.empty(sum(end - begin for _, begin, end in pieces), self._dtype(pieces, compress))
+    def _empty(self, chunk):
+        """Return memory for a machine's values of a chunk."""
+        return self._memory(self._chunk_list[chunk], self._compress)
 
-    def _send_values(self, chunk, machine, tag):
-        values = self._values(self._chunk_list[chunk])
-        return self._wire.send(machine, values, tag), values
-
-    def _receive_values(self, chunk, machine, tag):
-        buffer = self._empty(self._chunk_list[chunk], self._compress)
-        return self._wire.receive(machine, buffer, tag), buffer
-
-    def _send_result(self, chunk, machine, tag):
-        result = self._results[chunk]
-        return self._wire.send(machine, result, tag + 1), result
-
-    def _receive_result(self, chunk, machine, tag):
-        buffer = self._room(self._chunk_list[chunk])
-        return self._wire.receive(machine, buffer, tag + 1), buffer
-
-    def _room(self, pieces):
+    def _room(self, chunk):
         """Return the place of a result in the arrays, or new memory if it can't come there."""
+        pieces = self._chunk_list[chunk]
         position, begin, end = pieces[0]
         place = self._flat[position][begin:end]
         if len(pieces) > 1 or self._dtype(pieces, self._compress_results) != place.dtype:
-            return self._empty(pieces, self._compress_results)
+            return self._memory(pieces, self._compress_results)
         return place
+
+    def _memory(self, pieces, compress):
+        return np.empty(sum(end - begin for _, begin, end in pieces), self._dtype(pieces, compress))
 
     def _take(self, chunk, machine, values):
         """Take a machine's values of an own chunk; reduce it when all have come."""
         pieces = self._chunk_list[chunk]
-        sources = self._sources.setdefault(chunk, {self._machine: self._values(pieces)})
+        sources = self._sources.setdefault(chunk, {self._machine: self._values(chunk)})
         sources[machine] = values
         if len(sources) < self._n_machines:
             return
         del self._sources[chunk]
-        result = self._room(pieces)
+        result = self._room(chunk)
         if self._machine > 1:  # `reduce_block` may write to the first two machines' values only
-            result = self._empty(pieces, self._compress_results)
+            result = self._memory(pieces, self._compress_results)
         self._results[chunk] = result
         ordered = [
             sources[machine].astype(result.dtype, copy=False) for machine in range(self._n_machines)
@@ -182,9 +172,10 @@ class NetworkAllReduce:
 class _Stream:
     """The messages in one step to or from one machine, in order; a few are under way at a time."""
 
-    def __init__(self, begin, machine, tag, chunks, on_end, waits=False):
-        self._begin, self._machine, self._tag, self._on_end = begin, machine, tag, on_end
-        self._chunks = collections.deque(chunks)
+    def __init__(self, transfer, machine, tag, chunks, buffer_of, on_end=None, waits=False):
+        self._transfer, self._machine, self._tag = transfer, machine, tag
+        self._chunks, self._buffer_of = collections.deque(chunks), buffer_of
+        self._on_end = on_end
         self.may = set() if waits else None  # chunks that may be sent or received; None for all
         self._under_way = collections.deque()
 
@@ -207,7 +198,9 @@ class _Stream:
                 break
             happened = True
             self._chunks.popleft()
-            self._under_way.append((chunk, *self._begin(chunk, self._machine, self._tag)))
+            buffer = self._buffer_of(chunk)
+            request = self._transfer(self._machine, buffer, self._tag)
+            self._under_way.append((chunk, request, buffer))
         return happened
 
 
