@@ -200,7 +200,8 @@ def _exec(code, names, tell):
         chain = [error]  # an exception in `except WorkerDied` is due to the loss, too
         while chain[-1] is not None and len(chain) < _MOST_CAUSES:
             chain.append(chain[-1].__cause__ or chain[-1].__context__)
-        if not any(isinstance(each, (synk.WorkerDied, synk.SessionError)) for each in chain):
+        is_loss = any(isinstance(each, (synk.WorkerDied, synk.SessionError)) for each in chain)
+        if not is_loss or str(error) == _FORKS:
             tell("own", "")
         raise
 
