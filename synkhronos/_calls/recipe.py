@@ -6,6 +6,7 @@ from synkhronos import _host
 from synkhronos._calls.arguments import Inputs
 from synkhronos._calls.parameters import Input
 from synkhronos._calls.signature import OutputSignature
+from synkhronos._machine.log import told_if_slow
 from synkhronos._session.replica import PLAIN, SLICED
 
 
@@ -160,7 +161,9 @@ class Recipe:
 
     def _compile(self, variant, outputs, updates, kwargs):
         self._compiled[variant] = outputs, updates, kwargs
-        return _host.compile_function(self.inputs, outputs, updates=updates, **kwargs)
+        what = "compiling the function %s; later runs find it in a cache"
+        with told_if_slow(what, kwargs["name"]):
+            return _host.compile_function(self.inputs, outputs, updates=updates, **kwargs)
 
     def expression(self, variant, compiled):
         """Return the expression of a variant, for ranks on another kind of device."""

@@ -1,9 +1,13 @@
 """The logger of the library. Its messages begin with the rank of this process."""
 
+import contextlib
 import logging
 import os
+import sys
+import threading
 
 log = logging.getLogger("synkhronos")
+_SLOW = 3.0  # seconds
 
 
 class _RankFilter(logging.Filter):
@@ -56,3 +60,18 @@ def name_host(name) -> None:
 def rank_in_a_call():
     """Return the rank of this process while it computes its part of a call; else None."""
     return _rank.number if _rank.in_a_call and _rank.in_a_call() else None
+
+
+@contextlib.contextmanager
+def told_if_slow(what, *names, always=False):
+    """Say what the block does if it takes seconds, at the level INFO where nobody seems to wait."""
+    has_terminal = sys.stderr is not None and sys.stderr.isatty()
+    waits = always or has_terminal or "ipykernel" in sys.modules
+    level = logging.WARNING if waits else logging.INFO
+    timer = threading.Timer(_SLOW, log.log, [level, what, *names])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # so that no later fork meets its thread

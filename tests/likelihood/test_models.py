@@ -144,7 +144,7 @@ def test_a_block_takes_what_is_fastest(times, ranks, told, caplog, monkeypatch):
 
 @pytest.mark.parametrize("slow", [0.0, 600.0])
 def test_what_takes_long_is_told_once(slow, caplog, monkeypatch):
-    monkeypatch.setattr(parallel, "_SLOW", slow)
+    monkeypatch.setattr("synkhronos._machine.log._SLOW", slow)
     with parallel.likelihood(models.make(models.one_and_one_left), ranks=2):
         pass
     told = [

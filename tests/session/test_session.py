@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import signal
+import sys
 import threading
 import warnings
 
@@ -122,6 +123,17 @@ def test_nothing_is_printed(caplog, capfd):
         synk.close()
     assert "no session" in caplog.text and caplog.records[-1].levelname == "WARNING"
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("level", ["WARNING", "INFO"])
+def test_a_compilation_of_seconds_is_told(level, caplog, monkeypatch):
+    monkeypatch.setattr("synkhronos._machine.log._SLOW", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: level == "WARNING", raising=False)
+    synk.fork(2)
+    with caplog.at_level(logging.INFO, "synkhronos"):
+        works(2)
+    [told] = [each for each in caplog.records if "compiling the function" in each.getMessage()]
+    assert told.levelname == level and "later runs find it in a cache" in told.getMessage()
 
 
 def test_close_lets_go_of_the_memory_of_functions_that_live_on():

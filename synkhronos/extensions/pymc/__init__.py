@@ -40,7 +40,7 @@ from synkhronos._machine.devices import (
     usable_cores,
 )
 from synkhronos._machine.interrupts import raised_here
-from synkhronos._machine.log import log
+from synkhronos._machine.log import log, told_if_slow
 from synkhronos._session.current import Current
 from synkhronos._wording import count, whole_number
 from synkhronos.comm.mpi import job
@@ -94,7 +94,6 @@ _LEAST = 0.85  # of the time of plain PyMC: ranks must be clearly faster, as tim
 # Where plain PyMC takes longer than this, this process alone must not be slower than it. Below,
 # it must be clearly faster, as ranks must.
 _LONG = 1e-3
-_SLOW = 2.0  # seconds until the log says what takes so long
 _FURTHER = 10  # times the tolerance of parts: devices round otherwise
 _told: list[bool] = []  # whether the log has said that there are GPUs
 
@@ -657,17 +656,9 @@ def _compare(evaluator, pairs):
         begin = end
 
 
-@contextlib.contextmanager
 def _told_of(name, place=""):
-    """Say in the log that a likelihood is being compiled, if that takes long."""
     what = "compiling the likelihood of %r%s, which takes up to a minute the first time"
-    timer = threading.Timer(_SLOW, log.warning, [what, name, place])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()  # so that no later fork meets its thread
+    return told_if_slow(what, name, place, always=True)
 
 
 def _fastest(model, terms, found, most):
