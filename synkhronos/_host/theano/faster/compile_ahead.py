@@ -160,7 +160,8 @@ class Compilers:
         header = self._header_of(command)
         arguments = header.arguments() if header else []
         with interrupts_held():
-            job = _Job(command.with_header(arguments), command.library, header)
+            line = [*command.given[:2], *arguments, *command.rest]
+            job = _Job(line, command.library, header)
             function.jobs[command.identity] = job
             self._running.append(job)
         return job
@@ -287,15 +288,11 @@ class _Command:
         # Without "-g" a module compiles in a tenth less time, and is as fast.
         options = given[2 + (given[2] == "-g") : at]
         self.arguments = [each for each in options if not each.startswith("-L")]
-        self._rest = options + given[at:]
+        self.rest = options + given[at:]  # behind the arguments that let it use a header
         # The name of the library is a hash of its C code, so that the same module has the same
         # identity in any folder.
         name = os.path.basename(self.library)
         self.identity = (name, *options, *given[at + 3 :])
-
-    def with_header(self, arguments):
-        """Return the command that is run, with the arguments that let it use a header."""
-        return [*self.given[:2], *arguments, *self._rest]
 
 
 def _working_folder(command):
