@@ -99,6 +99,9 @@ REQUIREMENTS = [
 # There are wheels for these only, and building Open MPI takes an hour.
 ON_USUAL_LINUX = "sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'"
 
+# C++ code, which Theano compiles.
+HEADERS = ["_host/theano/faster/*.h", "_host/theano/cudnn/include/*.h"]
+
 EXTRAS = {
     # Without a marker, so that pip refuses them where Theano is the host: on Python 3.11 and older.
     "pytensor": [PYTENSOR],
@@ -213,7 +216,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["synkhronos", "synkhronos.*"]),
-    package_data={"synkhronos": ["py.typed", "_host/theano/cudnn/include/*.h"]},
+    package_data={"synkhronos": ["py.typed", *HEADERS]},
     cmdclass={"build_py": BuildWithImportSupport},
     python_requires=">={},<{}".format(PYTHONS["numbers"](OLDEST), END),
     install_requires=REQUIREMENTS,

@@ -93,7 +93,7 @@ def facts() -> Tuple[str, ...]:
 def digest(folder: Path = Path(__file__).parents[2]) -> str:
     """Return a digest of the source files in a folder; of this package by default."""
     hashed = hashlib.sha256()
-    for path in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".cpp")):
+    for path in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".h")):
         hashed.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:8]

@@ -1,6 +1,13 @@
 """C code that operations of this folder have in common."""
 
+from pathlib import Path
+
 FLOATS = ("float32", "float64")
+
+
+def beside(module):
+    """Return the code in the ``.h`` file beside the file of a module."""
+    return Path(module).with_suffix(".h").read_text(encoding="utf-8")
 
 
 def allocate(output, shape, like, fail):
