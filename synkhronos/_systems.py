@@ -66,7 +66,10 @@ _ALL = (
     SystemRow(
         "synkhronos.extensions",
         advice={
-            "own rows": ", or take the rule from synkhronos.extensions.updates",
+            "own rows": (
+                " (a rule such as Lasagne's takes a list of these in place of the loss), or let "
+                "synkhronos.extensions.train.make_train_step make the function"
+            ),
             "running statistics": (
                 ", and running statistics with synkhronos.extensions.train.average_updates"
             ),

@@ -88,6 +88,7 @@ def _of(*path, times=1):
 def _speedups(*networks):
     one, two, ranks = "serial, 1 thread", "serial, 2 threads", "2 ranks"
     pairs = {"threads": (two, one), "over_one": (ranks, one), "over_two": (ranks, two)}
+    pairs["rank"] = "1 rank", one
 
     def speedup(network, system, other):
         def find(found):

@@ -45,7 +45,7 @@ ALLOWED = {
     "2 milliseconds; 100 microseconds; 20 microseconds; 7.5 times as fast; speedup of 7.5; "
     "30 microseconds; 20 minutes",
     "checks": "0.3 s",
-    "pymc": "0.02 milliseconds",
+    "pymc": "15 %; 0.02 milliseconds",
     "rules": "8 seconds; 30 seconds; 1 hour",
     "rules_api": "30 s",
     "saving": "60 seconds; 90 seconds",

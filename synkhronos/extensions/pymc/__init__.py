@@ -15,7 +15,7 @@ import importlib.util
 import os
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from synkhronos._host import pythons
@@ -42,6 +42,7 @@ from synkhronos._machine.devices import (
 from synkhronos._machine.interrupts import raised_here
 from synkhronos._machine.log import log, told_if_slow
 from synkhronos._session.current import Current
+from synkhronos._wording import advise as advise_user
 from synkhronos._wording import count, whole_number
 from synkhronos.comm.mpi import job
 from synkhronos.errors import SessionError
@@ -127,7 +128,7 @@ class ParallelLikelihood:
 
     def __repr__(self):
         if not self.divided:
-            return "<likelihood of plain PyMC, without ranks>"
+            return "<likelihood of plain PyMC, which is faster here than ranks>"
         left = f", left={sorted(self.left)}" if self.left else ""
         on = count(self.ranks, "rank")
         if {*self.devices} != {"cpu"}:
@@ -212,10 +213,30 @@ class _Logp:
         return functools.partial, (type(self._model).logp, self._model)
 
 
-@contextlib.contextmanager
+class _Block(contextlib.AbstractContextManager):
+    """A block of ``with``, which warns if it is thrown away without one."""
+
+    def __init__(self, manager):
+        self._manager, self._is_entered = manager, False
+
+    def __enter__(self):
+        self._is_entered = True
+        return self._manager.__enter__()
+
+    def __exit__(self, *error):
+        return self._manager.__exit__(*error)
+
+    def __del__(self):
+        if not self._is_entered:
+            advise_user(
+                "likelihood() alone does nothing: write `with parallel.likelihood(model):`, and "
+                "sample inside of this block."
+            )
+
+
 def likelihood(
     model: pm.Model | None = None, ranks: int | None = None, devices: Sequence[str] | None = None
-) -> Iterator[ParallelLikelihood]:
+) -> contextlib.AbstractContextManager[ParallelLikelihood]:
     """Compute the likelihood of a PyMC model on all ranks, inside of a with block.
 
     The rows of each observed variable, and all data that go with them, are divided over the ranks.
@@ -263,9 +284,9 @@ def likelihood(
 
     Workers start with the first evaluation, from the process that evaluates: with
     ``pm.sample(cores=2)`` each chain's process has ranks of its own, so ``ranks * cores`` should be
-    at most the number of cores of the machine. As many chains as cores use all cores already with
-    plain ``pm.sample(cores=...)``; ranks pay if each chain should end earlier, or if there are more
-    cores than chains. :func:`advise` says what is fastest.
+    at most the number of cores of the machine. As many chains as cores use all cores already:
+    then ``ranks=1`` gives each chain the faster functions of the ranks, and more ranks pay where
+    there are more cores than chains. :func:`advise` says what is fastest.
 
     In a script under ``synkhronos launch`` on several machines the rows are divided over the ranks
     of all. Chains take turns on them: one after another with ``pm.sample(cores=1)``, or as threads.
@@ -286,6 +307,11 @@ def likelihood(
         with parallel.likelihood(model, ranks=4):
             idata = pm.sample(chains=4, cores=1)
     """
+    return _Block(_likelihood(model, ranks, devices))
+
+
+@contextlib.contextmanager
+def _likelihood(model, ranks, devices):
     model = _root(model)
     n_ranks, names = _ranks_and_devices(ranks, devices)
     _check_model(model)
@@ -346,6 +372,8 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> ModelAdvice:
 
 
 def _root(model):
+    if model is None and not pm.model.core.MODEL_MANAGER.active_contexts:
+        raise TypeError("model is missing: give one that is built already, as in likelihood(model).")
     model = pm.modelcontext(model)
     return getattr(model, "root", model)  # the outermost of nested models, as in pm.sample
 
@@ -420,7 +448,8 @@ def _divided(model, layout, is_given=True):
             )
         if not any(each.is_used for each in parallel.evaluators):
             log.warning(
-                "ranks have computed nothing in the likelihood() block. Frozen copies of the model "
+                "ranks have computed nothing in the likelihood() block. Does pm.sample stand after "
+                "its end? Indent it. Frozen copies of the model "
                 "are not divided: give freeze_model=False to nutpie.compile_pymc_model (with JAX), "
                 "and to find_MAP and fit_laplace of pymc-extras"
             )
@@ -549,6 +578,8 @@ def _check_model(model):
             if kind.startswith("bambi.")
             else "Give a model before it is frozen: a frozen one keeps compiled functions beyond "
             "the block."
+            if kind.startswith("pymc.")
+            else "Write likelihood(model, ranks=2)."
         )
         raise TypeError(f"model must be a pymc.Model, got an object of type {kind}. {instead}")
     if isinstance(vars(model).get("logp"), _Logp):
