@@ -63,7 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         importlib.import_module("argcomplete").autocomplete(parser)
     arguments, unknown = parser.parse_known_args(argv or ["--help"])
     if unknown:  # argparse would print the usage of all commands
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        from synkhronos._wording import nearest
+
+        meant = nearest(unknown[0], arguments.parser._option_string_actions)
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}.{meant}")
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:  # outside of a script, whose own is printed with its traceback

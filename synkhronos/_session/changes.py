@@ -399,6 +399,6 @@ def _about_update(variable, updating, owner, others):
         f"The update of {variable} in {updating} is not what serial {_host.title} computes, and "
         f"{'the next call' if owner == updating else owner} uses it. Each rank updates with its "
         "own rows: reduce gradients over the ranks with synk.ops.all_reduce(g)"
-        f"{_systems.advice('running statistics')}{_systems.advice('own rows')}; or call "
+        f"{_systems.advice('own rows')}{_systems.advice('running statistics')}; or call "
         f"synk.all_reduce({name}) after each call.{also}"
     )

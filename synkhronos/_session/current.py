@@ -4,6 +4,7 @@ import threading
 from typing import Any, Callable, ContextManager, List, Optional
 
 from synkhronos._session.session import Session
+from synkhronos._tracebacks import show_short
 from synkhronos.errors import SessionError
 
 
@@ -28,6 +29,7 @@ def current(caller: str) -> Session:
     if session is not None:
         session.require_open()
         return session
+    show_short()
     if Current.parent is not None:
         raise SessionError(
             f"{caller} needs workers of its own process: call synkhronos.fork() first. The "
