@@ -6,7 +6,6 @@ that may crash, or open a device, run in a child process.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -18,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from synkhronos import _systems
 from synkhronos._host import choice, pythons
@@ -47,8 +46,7 @@ INSTALL_PYGPU = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One line of the table; the exit status is 1 if an essential check failed."""
 
     name: str
@@ -469,4 +467,4 @@ def table(results: list[Check], colour: bool) -> str:
 def as_json(results: list[Check]) -> str:
     """Return the checks as a JSON object."""
     ok = not any(check.failed for check in results)
-    return json.dumps({"ok": ok, "checks": [dataclasses.asdict(c) for c in results]}, indent=2)
+    return json.dumps({"ok": ok, "checks": [check._asdict() for check in results]}, indent=2)

@@ -16,7 +16,6 @@ libgpuarray opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libncc
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import importlib.util
 import json
 import os
@@ -27,7 +26,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 # The libraries that libgpuarray and Theano open -> patterns of those that each of these opens.
 HELPERS = {
@@ -52,8 +51,7 @@ WHEELS = {
 KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """The result of opening ``<name>.so``: a file or an error, and CUDA's or cuDNN's version."""
 
     name: str
