@@ -408,7 +408,8 @@ def check_libraries(
     install = [library.name for library in failed if library.name not in found]
     if newer and "libnvrtc" not in install:
         install.append("libnvrtc")
-    folder = cuda_libraries.default_folder()
+    # In the virtual environment, else in the home.
+    folder = Path(sys.prefix if sys.prefix != sys.base_prefix else Path.home(), "cuda-links")
     steps = [cuda_libraries.how_to_install(install, opened["libcuda"].version)] * bool(install)
     link = f"synkhronos info --link-cuda {shlex.quote(str(folder))}"
     advice = ", then ".join([*steps, link, cuda_libraries.export_command(folder)])

@@ -308,11 +308,6 @@ def newer_than_driver(opened: Mapping[str, Opened]) -> str:
     return "libnvrtc.so is of CUDA {}, but the driver knows CUDA only up to {}".format(*versions)
 
 
-def default_folder() -> Path:
-    """Return the folder to suggest for links: in the virtual environment, else in the home."""
-    return Path(sys.prefix if sys.prefix != sys.base_prefix else Path.home(), "cuda-links")
-
-
 def export_command(folder: Path) -> str:
     """Return the line for the shell, whose variable the loader reads when a process starts.
 
