@@ -519,9 +519,6 @@ class Function:
         return self.copy()
 
     def __reduce_ex__(self, protocol):
-        return self.__reduce__()
-
-    def __reduce__(self):
         raise TypeError(
             f"{self} can't be pickled or copied: it belongs to this session. Call it here, not in a"
             " pool of processes: its ranks share the work. To keep it, pickle the expressions that "
