@@ -19,7 +19,7 @@ import numpy as np
 from synkhronos import _host
 from synkhronos._arithmetic import reduction
 from synkhronos._calls import parameters, signature
-from synkhronos._calls.arguments import make_inputs, selected
+from synkhronos._calls.arguments import OPTIONS, make_inputs, selected
 from synkhronos._calls.check import FIRST, FirstCall, SerialComparison, number_of_calls
 from synkhronos._calls.function_values import Containers, Values
 from synkhronos._calls.function_warnings import FunctionWarnings
@@ -160,8 +160,7 @@ class Function:
     def _join_and_call(self, args, kwargs, *options):
         """Call in the current session if it adopts functions of closed ones; else raise."""
         self._require_session()
-        names = "output_subset", "batch", "batch_s", "num_slices"
-        return self(*args, **dict(zip(names, options)), **kwargs)
+        return self(*args, **dict(zip(OPTIONS, options)), **kwargs)
 
     @property
     def name(self) -> str:
@@ -519,9 +518,6 @@ class Function:
         return self.copy()
 
     def __reduce_ex__(self, protocol):
-        return self.__reduce__()
-
-    def __reduce__(self):
         raise TypeError(
             f"{self} can't be pickled or copied: it belongs to this session. Call it here, not in a"
             " pool of processes: its ranks share the work. To keep it, pickle the expressions that "

@@ -107,7 +107,7 @@ class Data(Operators):
     @property
     def alloc_size(self) -> int:
         """The number of items that fit into the allocated memory."""
-        return self._store.allocated
+        return self._store.contents.allocated
 
     @property
     def name(self) -> str | None:

@@ -23,7 +23,7 @@ from synkhronos._wording import count, nearest, sentence
 from synkhronos.inputs import Data
 
 _MISSING = object()
-_OPTIONS = "output_subset", "batch", "batch_s", "num_slices"  # of a call
+OPTIONS = "output_subset", "batch", "batch_s", "num_slices"  # of a call
 
 
 class Inputs:
@@ -123,7 +123,7 @@ class Inputs:
             if name not in positions:
                 raise ValueError(
                     f"{self._owner} has no input {name!r}. It takes: {self}."
-                    f"{nearest(name, [*positions, *_OPTIONS])}"
+                    f"{nearest(name, [*positions, *OPTIONS])}"
                 )
         if self._is_plain and n_args != n_given:
             raise TypeError(

@@ -22,6 +22,7 @@ import ctypes
 import functools
 import sys
 import threading
+from types import SimpleNamespace
 
 from synkhronos._machine.interrupts import interrupts_held
 
@@ -32,6 +33,7 @@ _SMALL_STACK = 1 << 20
 # Bytes of the stack for each level: in pickles, or, before Python 3.11, in Python functions.
 _LEVEL = 160 if sys.version_info >= (3, 11) else 600
 
+_limit = SimpleNamespace(calls=0, before=None)  # how many calls have raised it, and from what
 _starting = threading.RLock()  # held while the size of new stacks, or the limit, is changed
 
 
@@ -165,29 +167,22 @@ class _DeepCall:
                 )
 
 
-class _Limit:
-    """The raised recursion limit: how many calls have raised it, and the limit before."""
-
-    calls = 0
-    before = None
-
-
 @contextlib.contextmanager
 def _raised_limit():
     """Raise the recursion limit in a with block; several threads may do so at once."""
     is_raised = False
     try:
         with interrupts_held(), _starting:
-            if not _Limit.calls:
-                _Limit.before = sys.getrecursionlimit()
-                sys.setrecursionlimit(max(_Limit.before, LEVELS))
-            _Limit.calls += 1
+            if not _limit.calls:
+                _limit.before = sys.getrecursionlimit()
+                sys.setrecursionlimit(max(_limit.before, LEVELS))
+            _limit.calls += 1
             is_raised = True
         yield
     finally:
         with interrupts_held(), _starting:
-            _Limit.calls -= is_raised
+            _limit.calls -= is_raised
             # The script may have set another limit meanwhile, which stays.
-            is_ours = is_raised and sys.getrecursionlimit() == max(_Limit.before, LEVELS)
-            if is_ours and not _Limit.calls:
-                sys.setrecursionlimit(_Limit.before)
+            is_ours = is_raised and sys.getrecursionlimit() == max(_limit.before, LEVELS)
+            if is_ours and not _limit.calls:
+                sys.setrecursionlimit(_limit.before)

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Mapping, Sequence
 
 from synkhronos import _wording
@@ -39,6 +40,9 @@ _LARGEST = 32 << 20
 _KEPT = 512 << 20  # the most free memory that stays at the end of the heap
 _ALLOCATOR = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+
+# The OpenMP libraries that can't end their threads before a fork, and the forking process.
+_lasting_threads = SimpleNamespace(paths=(), process=None)
 
 _LEAVE_OUT = "import sys; sys.path[:] = filter(None, sys.path)"  # the working folder is ""
 COUNT_DEVICES = """
@@ -373,9 +377,9 @@ def limit_threads(threads: int) -> Callable[[], None]:
     others = [each.filepath for each in controller.lib_controllers if each.num_threads != threads]
     with _controlled_by_no_thread(controller):
         limits = controller.select(filepath=others).limit(limits=threads)
-    if _LastingThreads.process not in (None, os.getpid()):
+    if _lasting_threads.process not in (None, os.getpid()):
         for library in controller.lib_controllers:
-            if library.filepath in _LastingThreads.paths:
+            if library.filepath in _lasting_threads.paths:
                 library.set_num_threads(1)
 
     def restore():
@@ -405,12 +409,6 @@ def _controlled_by_no_thread(controller):
         clear()
 
 
-class _LastingThreads:
-    """The OpenMP libraries that can't end their threads before a fork, and the forking process."""
-
-    process, paths = None, ()
-
-
 def end_openmp_threads(threads: int) -> None:
     """Let processes that this thread forks compute with OpenMP, with `threads` threads each.
 
@@ -422,7 +420,7 @@ def end_openmp_threads(threads: int) -> None:
 
     gnu = [each["filepath"] for each in threadpool_info() if each["prefix"] == "libgomp"]
     lasting = [path for path in gnu if not _end_threads_of(path)]
-    _LastingThreads.process, _LastingThreads.paths = os.getpid(), lasting
+    _lasting_threads.process, _lasting_threads.paths = os.getpid(), lasting
     for path in lasting if threads > 1 else ():
         # Copies in Python packages have other names; Theano's functions don't use them.
         log.log(

@@ -32,6 +32,7 @@ import resource
 import secrets
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -170,12 +171,6 @@ class Segment:
         return self._memory.size() == 0  # the size of the file, not of the map
 
 
-class _Sharing:
-    """Tells finalizers whether processes outside the session may use the memory of this rank."""
-
-    is_left = False
-
-
 class Segments:
     """The segments of one rank: those that it has created, and those that it has attached.
 
@@ -189,7 +184,8 @@ class Segments:
         self._attached = {}  # kept until `forget`
         self._on_release = on_release or (lambda ref, give_back: give_back())
         self._on_lost = on_lost or (lambda: None)
-        self._sharing = _Sharing()  # finalizers hold this one: holding self would keep the maps
+        # Whether other processes may use the memory. Finalizers hold this: self would keep the maps.
+        self._sharing = SimpleNamespace(is_left=False)
         self.has_data = lambda: False
 
     def create(self, nbytes: int) -> Segment:
@@ -385,7 +381,7 @@ def _release(owner: int, ref: SegmentRef, on_release, sharing) -> None:
                 on_release(ref, free)
 
 
-def _give_back(fd: int, sharing: _Sharing) -> None:
+def _give_back(fd: int, sharing: SimpleNamespace) -> None:
     if not sharing.is_left:
         os.ftruncate(fd, 0)  # frees the pages, even if other ranks still have them mapped
     os.close(fd)  # from now on the number may be another file's: see `SegmentRef.serial`

@@ -18,7 +18,7 @@ class Contents(NamedTuple):
     """The state of a growing array, replaced as a whole: other threads see the old or the new."""
 
     block: Optional[Block]  # keeps the memory, as the array does
-    allocated: int
+    allocated: int  # so many items fit into the memory
     array: np.ndarray
     ref: Optional[Reference]  # for commands; None while the array has no memory
 
@@ -52,11 +52,6 @@ class GrowingArray:
     def array(self) -> np.ndarray:
         """The array."""
         return self.contents.array
-
-    @property
-    def allocated(self) -> int:
-        """The number of items that the memory has room for."""
-        return self.contents.allocated
 
     def resize(self, shape, oversize=1.0, keep=True, value=None) -> None:
         """Give the array another shape; with `keep` the old items stay.

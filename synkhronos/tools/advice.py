@@ -24,7 +24,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos import _host, session
-from synkhronos._calls.arguments import rows_there, selected
+from synkhronos._calls.arguments import OPTIONS, rows_there, selected
 from synkhronos._machine import devices, processes
 from synkhronos._machine.interrupts import interrupts_held, interrupts_raised_later
 from synkhronos._machine.load import Load, LoadWatch
@@ -43,7 +43,6 @@ _NOISE = 1.03  # a smaller speedup does not pay for more ranks
 _UNSTEADY = 1.1  # slowest round / best round of a way, from which on the text mentions it
 _ROUNDS, _MOST_CALLS = 5, 10_000
 _END_SECONDS = 5.0
-_OPTIONS = ("output_subset", "batch", "batch_s", "num_slices")  # of a call, beside its inputs
 
 
 class Way(NamedTuple):
@@ -392,7 +391,7 @@ def _serve(parent, step, arguments, way, asked, answers):
 def _serially(step, args, kwargs, way):
     """Yield a call of the host's own function, and the number of rows that ranks would divide."""
     devices.limit_threads(way.threads)
-    named = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
+    named = {name: value for name, value in kwargs.items() if name not in OPTIONS}
     inputs, compiled = step._inputs, step._compiled
     axes = inputs.axes_of_rows
     subset = step._outputs.check_subset(kwargs.get("output_subset"), step)

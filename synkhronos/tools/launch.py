@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import math
 import os
 import shlex
 import sys
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_attempts_arguments(parser)
     parser.add_argument(
-        "--grace", metavar="SECONDS", type=_seconds, default=through.GRACE,
+        "--grace", metavar="SECONDS", type=seconds, default=through.GRACE,
         help="seconds that a script has to end, after a Ctrl-C (default: 10)",
     )  # fmt: skip
     for added in _systems.launch_options():
@@ -78,7 +79,7 @@ def add_mpirun_arguments(parser: argparse.ArgumentParser) -> None:
     }.items():
         default = getattr(mpirun.Options, name)
         parser.add_argument(
-            f"--{name.replace('_', '-')}", metavar="SECONDS", type=_seconds, default=default,
+            f"--{name.replace('_', '-')}", metavar="SECONDS", type=seconds, default=default,
             help=f"how long {what} (default: {default:g})",
         )  # fmt: skip
 
@@ -92,11 +93,12 @@ def add_lost_after(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _seconds(text):
+def seconds(text: str, least=0.0, most=math.inf, limits="at least 0") -> float:
+    """Return an argument in seconds; raise ArgumentTypeError if it is not within the limits."""
     with contextlib.suppress(ValueError):
-        if (seconds := float(text)) >= 0:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, at least 0")
+        if least <= (number := float(text)) <= most:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, {limits}")
 
 
 def add_attempts_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +122,7 @@ def add_attempts_arguments(parser: argparse.ArgumentParser) -> None:
         "of --hosts; it runs before each start",
     )  # fmt: skip
     group.add_argument(
-        "--wait-hosts", metavar="SECONDS", type=_seconds,
+        "--wait-hosts", metavar="SECONDS", type=seconds,
         help=f"how long to wait for hosts (default: {attempts.WAIT_SECONDS:g})",
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """A script may compute with OpenMP before ``fork()``: ranks start threads of their own."""
 
+import copy
 import logging
 
 import pytest
@@ -94,7 +95,7 @@ def test_an_old_library_is_told_where_theano_uses_it(monkeypatch, caplog, path, 
     monkeypatch.setattr(devices, "_end_threads_of", lambda path: False)
     gnu = {"user_api": "openmp", "prefix": "libgomp", "filepath": path}
     monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: [gnu])
-    monkeypatch.setattr(devices, "_LastingThreads", devices._LastingThreads())
+    monkeypatch.setattr(devices, "_lasting_threads", copy.copy(devices._lasting_threads))
     caplog.set_level(logging.DEBUG, logger="synkhronos")
     devices.end_openmp_threads(1)
     assert not caplog.records

@@ -357,10 +357,10 @@ def test_theanorc_serves_a_theano_without_the_import_support(home, tmp_path, mon
     assert child.stdout == flags["blas.ldflags"] + "\n", child.stderr
 
 
-NAMES = "", "info", "run", "launch", "top", "theanorc", "bench", "rule", "rule BSP", "rule show"
+COMMANDS = "", "info", "run", "launch", "top", "theanorc", "bench", "rule", "rule BSP", "rule show"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_and_mistakes_show_the_usage_of_the_command(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/some/folder/synkhronos/__main__.py"])  # as of python -m
     for option, status in (("--help", 0), ("--nonsense", 2)):

@@ -89,7 +89,7 @@ def test_numba_is_essential(monkeypatch):
 def test_what_one_system_needs_may_be_missing(monkeypatch, version, status):
     monkeypatch.setattr(info, "installed_version", lambda name: version)
     system = _systems.SystemRow("a.system", package=("PyMC", "pymc"))
-    check = info.check_package(system)
+    check = info.check_package_of(system)
     assert (check.status, check.failed) == (status, False)
     assert ("pip install 'synkhronos[pymc]'" in check.advice) == (version is None)
 

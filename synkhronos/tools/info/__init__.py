@@ -6,7 +6,6 @@ that may crash, or open a device, run in a child process.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -18,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from synkhronos import _systems
 from synkhronos._host import choice, pythons
@@ -47,8 +46,7 @@ INSTALL_PYGPU = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One line of the table; the exit status is 1 if an essential check failed."""
 
     name: str
@@ -79,7 +77,7 @@ def checks() -> list[Check]:
             check_optional_compiler(facts),
             check_cache("PyTensor", facts),
             check_jax(),
-            *(check_package(system) for system in _systems.there() if system.package),
+            *(check_package_of(system) for system in _systems.there() if system.package),
             check_cores(),
             check_shm(),
         ]
@@ -186,11 +184,8 @@ def check_pytensor(facts: dict, error: str) -> Check:
 
 def check_numba(facts: dict) -> Check:
     """Check that numba is there, which compiles in PyTensor's default mode."""
-    version = facts.get("numba") or installed_version("numba")
-    if version:
-        return Check("numba", OK, version, essential=True)
     advice = "PyTensor's default mode compiles with it: pip install numba"
-    return Check("numba", MISSING, "not installed", advice, essential=True)
+    return check_package("numba", "numba", facts, advice, essential=True)
 
 
 def check_optional_compiler(facts: dict) -> Check:
@@ -222,14 +217,19 @@ def check_jax() -> Check:
     return Check("JAX", BROKEN if is_there else MISSING, found, advice)
 
 
-def check_package(system: _systems.SystemRow) -> Check:
+def check_package(title: str, name: str, facts: dict, advice: str, essential=False) -> Check:
+    """Name the version of a package that the host imports; without it, of the installed one."""
+    version = facts.get(name) or installed_version(name)
+    if version:
+        return Check(title, OK, version, essential=essential)
+    return Check(title, MISSING, "not installed", advice, essential)
+
+
+def check_package_of(system: _systems.SystemRow) -> Check:
     """Name the version of a package that only one system needs."""
     title, name = system.package or ("", "")
-    version = installed_version(name)
-    if version:
-        return Check(title, OK, version)
     advice = f"only {system.module} needs it: {pythons.install(name)}"
-    return Check(title, MISSING, "not installed", advice)
+    return check_package(title, name, {}, advice)
 
 
 def check_compiler(facts: dict) -> Check:
@@ -253,20 +253,17 @@ def check_compiler(facts: dict) -> Check:
 
 
 def check_versions(facts: dict, too_new: Callable[[str, str], str] | None = None) -> list[Check]:
-    """Name the NumPy and SciPy that the host imports; without it, those that are installed.
+    """Check the NumPy and SciPy that the host imports; without it, those that are installed.
 
     `too_new(name, version)` returns what to install in place of a version that is too new, or "".
     """
     results = []
     for name, label in (("numpy", "NumPy"), ("scipy", "SciPy")):
-        version = facts.get(name) or installed_version(name)
-        advice = too_new(name, version) if too_new and version else ""
+        check = check_package(label, name, facts, REINSTALL, essential=True)
+        advice = too_new(name, check.found) if too_new and check.status == OK else ""
         if advice:
-            results.append(Check(label, BROKEN, version, advice, essential=name == "numpy"))
-        elif version:
-            results.append(Check(label, OK, version, essential=True))
-        else:
-            results.append(Check(label, MISSING, "not installed", REINSTALL, essential=True))
+            check = Check(label, BROKEN, check.found, advice, essential=name == "numpy")
+        results.append(check)
     return results
 
 
@@ -411,7 +408,8 @@ def check_libraries(
     install = [library.name for library in failed if library.name not in found]
     if newer and "libnvrtc" not in install:
         install.append("libnvrtc")
-    folder = cuda_libraries.default_folder()
+    # In the virtual environment, else in the home.
+    folder = Path(sys.prefix if sys.prefix != sys.base_prefix else Path.home(), "cuda-links")
     steps = [cuda_libraries.how_to_install(install, opened["libcuda"].version)] * bool(install)
     link = f"synkhronos info --link-cuda {shlex.quote(str(folder))}"
     advice = ", then ".join([*steps, link, cuda_libraries.export_command(folder)])
@@ -470,4 +468,4 @@ def table(results: list[Check], colour: bool) -> str:
 def as_json(results: list[Check]) -> str:
     """Return the checks as a JSON object."""
     ok = not any(check.failed for check in results)
-    return json.dumps({"ok": ok, "checks": [dataclasses.asdict(c) for c in results]}, indent=2)
+    return json.dumps({"ok": ok, "checks": [check._asdict() for check in results]}, indent=2)

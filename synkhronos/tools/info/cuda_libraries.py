@@ -16,7 +16,6 @@ libgpuarray opens ``libcuda.so``, ``libnvrtc.so``, ``libcublas.so`` and ``libncc
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import importlib.util
 import json
 import os
@@ -27,7 +26,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 # The libraries that libgpuarray and Theano open -> patterns of those that each of these opens.
 HELPERS = {
@@ -52,8 +51,7 @@ WHEELS = {
 KERNEL = b'extern "C" __global__ void add(float *x) { x[threadIdx.x] += 1; }'
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """The result of opening ``<name>.so``: a file or an error, and CUDA's or cuDNN's version."""
 
     name: str
@@ -308,11 +306,6 @@ def newer_than_driver(opened: Mapping[str, Opened]) -> str:
         return ""
     versions = [f"{major}.{minor}" for major, minor in (nvrtc, driver)]
     return "libnvrtc.so is of CUDA {}, but the driver knows CUDA only up to {}".format(*versions)
-
-
-def default_folder() -> Path:
-    """Return the folder to suggest for links: in the virtual environment, else in the home."""
-    return Path(sys.prefix if sys.prefix != sys.base_prefix else Path.home(), "cuda-links")
 
 
 def export_command(folder: Path) -> str:

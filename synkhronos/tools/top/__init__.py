@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_mpirun_arguments(parser)
     parser.add_argument("--pid", type=int, help="watch the session of this process alone")
     parser.add_argument(
-        "--interval", metavar="SECONDS", type=_interval,
+        "--interval", metavar="SECONDS",
+        type=functools.partial(launch.seconds, least=0.1, most=3600, limits="0.1 to 3600"),
         help="time between two tables (default: 1); where no terminal is, it prints one after the "
         "other, and without it only one",
     )  # fmt: skip
@@ -57,13 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON objects, one in a line")
     parser.set_defaults(run=main)
-
-
-def _interval(text):
-    with contextlib.suppress(ValueError):
-        if 0.1 <= (seconds := float(text)) <= 3600:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, 0.1 to 3600")
 
 
 def main(options: argparse.Namespace) -> int:
