@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # A file counts in the room with the longest name that it is in.
 CORE = {
-    "synkhronos": 4_310,  # modules at the top
+    "synkhronos": 4_420,  # modules at the top
     "synkhronos/_arithmetic": 890,
-    "synkhronos/_calls": 2_820,
-    "synkhronos/_host": 10_360,
+    "synkhronos/_calls": 2_840,
+    "synkhronos/_host": 9_950,
     "synkhronos/_machine": 2_830,
     "synkhronos/_session": 2_530,
-    "synkhronos/comm": 7_430,
+    "synkhronos/comm": 7_350,
     "synkhronos/launch": 1_760,
     "synkhronos/profiling": 1_945,
     "synkhronos/tools": 2_480,
@@ -24,11 +24,11 @@ WHOLE_CORE = 37_000
 OTHERS = {
     "synkhronos/extensions": 3_200,
     "synkhronos/extensions/keras": 600,
-    "synkhronos/extensions/pymc": 5_700,
+    "synkhronos/extensions/pymc": 5_710,
     "synkhronos/parameter_server": 9_100,
     "synkhronos/rules": 12_115,
     "synkhronos/tools/bench": 3_000,
-    "tests": 72_915,
+    "tests": 73_000,
 }
 
 

@@ -184,7 +184,7 @@ class Segments:
         self._attached = {}  # kept until `forget`
         self._on_release = on_release or (lambda ref, give_back: give_back())
         self._on_lost = on_lost or (lambda: None)
-        # Whether other processes may use the memory. Finalizers hold this: self would keep the maps.
+        # Whether other processes may use the memory. Finalizers hold it: self would keep the maps.
         self._sharing = SimpleNamespace(is_left=False)
         self.has_data = lambda: False
 
