@@ -15,7 +15,7 @@ CORE = {
     "synkhronos/_host": 9_950,
     "synkhronos/_machine": 2_830,
     "synkhronos/_session": 2_530,
-    "synkhronos/comm": 7_350,
+    "synkhronos/comm": 7_380,
     "synkhronos/launch": 1_760,
     "synkhronos/profiling": 1_945,
     "synkhronos/tools": 2_480,

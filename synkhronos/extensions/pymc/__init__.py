@@ -373,7 +373,7 @@ def advise(model: pm.Model | None = None, chains: int = 4) -> ModelAdvice:
 
 def _root(model):
     if model is None and not pm.model.core.MODEL_MANAGER.active_contexts:
-        raise TypeError("model is missing: give one that is built already, as in likelihood(model).")
+        raise TypeError("model is missing: give one that is built, as in likelihood(model).")
     model = pm.modelcontext(model)
     return getattr(model, "root", model)  # the outermost of nested models, as in pm.sample
 
