@@ -530,7 +530,7 @@ def _replaced(network, whole, segments):
     if not whole:
         scratch = np.zeros(1 << 20, np.uint8)
 
-        def empty(self, pieces, compress):
+        def memory(self, pieces, compress):
             dtype = self._dtype(pieces, compress)
             return scratch[: dtype.itemsize * sum(e - b for _, b, e in pieces)].view(dtype)
 
@@ -540,7 +540,7 @@ def _replaced(network, whole, segments):
         made += [
             (base_carrier.BaseCarrier, "receive", receive),
             (all_reduce, "reduce_block", lambda *_: None),
-            (all_reduce.NetworkAllReduce, "_empty", empty),
+            (all_reduce.NetworkAllReduce, "_memory", memory),
         ]
     with contextlib.ExitStack() as stack:
         for target, name, value in made:
