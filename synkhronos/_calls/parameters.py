@@ -91,10 +91,13 @@ def check_tuples(lists, updates, givens, profile):
 
 def check_keywords(keywords, function):
     """Raise TypeError for a keyword that neither `function` nor the host's function takes."""
-    takes = [inspect.signature(each).parameters for each in (function, _host.library.function)]
-    known = [name for parameters in takes for name in parameters]
+    own, of_host = (
+        inspect.signature(each).parameters for each in (function, _host.library.function)
+    )
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in of_host.values())  # a wrapper's
+    known = [*own, *of_host]
     for name in keywords:
-        if name not in known:
+        if name not in known and not takes_any:
             raise TypeError(
                 f"function() got an unexpected keyword argument {name!r}.{nearest(name, known)}"
             )
