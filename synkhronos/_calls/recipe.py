@@ -161,8 +161,8 @@ class Recipe:
 
     def _compile(self, variant, outputs, updates, kwargs):
         self._compiled[variant] = outputs, updates, kwargs
-        what = "compiling the function %s; later runs find it in a cache"
-        with told_if_slow(what, kwargs["name"]):
+        name = kwargs.get("name") or "a function"
+        with told_if_slow("compiling %s; later runs find it in a cache", name):
             return _host.compile_function(self.inputs, outputs, updates=updates, **kwargs)
 
     def expression(self, variant, compiled):

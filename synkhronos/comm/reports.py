@@ -118,9 +118,10 @@ def worker_error(reports, n_ranks) -> WorkerError:
     others = ", ".join(
         f"rank {other} {reports[other]['type']}" for other in sorted(reports) if other != rank
     )
+    line, new_line, rest = report["message"].partition("\n")
     error = WorkerError(
-        f"Rank {rank} of {n_ranks} on {report['host']} raised {report['type']}"
-        f"{f' (and {others})' if others else ''}: {report['message']}"
+        f"Rank {rank} of {n_ranks} on {report['host']} raised {report['type']}: "
+        f"{line}{f' (and {others})' if others else ''}{new_line}{rest}"
         f"{report['advice'] and chr(10)}{report['advice']}",
         rank,
         report["host"],

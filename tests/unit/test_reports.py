@@ -10,6 +10,6 @@ def test_an_error_that_follows_from_another_ranks_is_not_the_one_that_is_told():
         error = reports.worker_error(found, 3)
         assert (error.rank, reports.first(found)) == (rank, rank)
         assert f"Rank {rank} of 3" in str(error)
-    assert "raised RuntimeError (and rank 0 SessionError): on purpose" in str(
+    assert "on purpose (and rank 0 SessionError)" in str(
         reports.worker_error({0: follows, 2: cause}, 3)
     )
