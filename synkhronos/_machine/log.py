@@ -62,11 +62,18 @@ def rank_in_a_call():
     return _rank.number if _rank.in_a_call and _rank.in_a_call() else None
 
 
+def has_terminal():
+    """Return whether standard error is a terminal; a script may have replaced or closed it."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 @contextlib.contextmanager
 def told_if_slow(what, *names, always=False):
     """Say what the block does if it takes seconds, at the level INFO where nobody seems to wait."""
-    has_terminal = sys.stderr is not None and sys.stderr.isatty()
-    waits = always or has_terminal or "ipykernel" in sys.modules
+    waits = always or has_terminal() or "ipykernel" in sys.modules
     level = logging.WARNING if waits else logging.INFO
     timer = threading.Timer(_SLOW, log.log, [level, what, *names])
     timer.start()
