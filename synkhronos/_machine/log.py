@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 
+from synkhronos._escapes import printable
+
 log = logging.getLogger("synkhronos")
 _SLOW = 3.0  # seconds
 
@@ -35,8 +37,6 @@ def _harmless(argument):
         return argument
     if text.isprintable():
         return argument
-    from synkhronos._wording import printable  # not above: it imports NumPy, launchers do not
-
     return printable(text)
 
 
