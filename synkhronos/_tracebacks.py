@@ -1,8 +1,9 @@
 """Show an uncaught error in a few lines: the script's lines, and what went wrong.
 
-Frames of libraries are left out, except the line that calls this package, and what the host says of a node of the graph is cut to its name,
-the shapes of its inputs, and the script's line that made it. What is cut goes into a file. The
-exception stays as it is: programs, debuggers and other hooks get all of it.
+Frames of libraries are left out, except the line that calls this package, and what the host says of
+a node of the graph is cut to its name, the shapes of its inputs, and the script's line that made
+it. What is cut goes into a file. The exception stays as it is: programs, debuggers and other hooks
+get all of it.
 """
 
 import os
