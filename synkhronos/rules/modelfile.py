@@ -110,6 +110,8 @@ def check_packages(path: Path, modelfile: str) -> None:
     """Raise ImportError if a model's file imports a package that is not installed here."""
     has_digits = os.environ.get("SYNKHRONOS_DATA") == "digits"
     for node in _statements(path):
+        if any(isinstance(each, ast.Name) and each.id == "sys" for each in ast.walk(node)):
+            return  # it may say in `sys.path` where packages are
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
         names = {alias.name for alias in node.names}
