@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 CORE = {
     "synkhronos": 4_440,  # modules at the top
     "synkhronos/_arithmetic": 890,
-    "synkhronos/_calls": 2_840,
+    "synkhronos/_calls": 2_850,
     "synkhronos/_host": 9_950,
     "synkhronos/_machine": 2_830,
     "synkhronos/_session": 2_530,

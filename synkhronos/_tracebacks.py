@@ -68,7 +68,7 @@ def short_lines(error, trace=None):
     """
     trace = trace or error.__traceback__
     frames = traceback.extract_tb(trace)
-    own = [at for at, frame in enumerate(frames) if not _is_of_library(frame.filename)]
+    own = [at for at, frame in enumerate(frames) if not is_of_library(frame.filename)]
     after = range(own[-1] + 1 if own else len(frames), len(frames))
     entry = next((at for at in after if frames[at].filename.startswith(_PACKAGE)), None)
     if entry is None:
@@ -89,7 +89,8 @@ def short_lines(error, trace=None):
     return [head, *shown.splitlines(), *lines, more]
 
 
-def _is_of_library(file):
+def is_of_library(file):
+    """Return whether a file of a frame is not the script's: of Python, this or another package."""
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _INSTALLED)
 
 
@@ -105,7 +106,7 @@ def _cut(message):
 def _made_at(match):
     """Return the script's line that made a node, from the frames of the host's message."""
     frames = re.findall(r'(  File "(.*?)".*\n(?:    .*\n)*)', match[1])
-    own = [text for text, file in frames if not _is_of_library(file)]
+    own = [text for text, file in frames if not is_of_library(file)]
     return "It was made here:\n" + (own or [match[1]])[-1]
 
 

@@ -128,7 +128,8 @@ def test_a_script_that_forks_is_refused_by_parallel_in_a_line(tmp_path):
 @pytest.mark.parametrize("end", ["", "import sys; sys.exit()"])
 def test_parallel_says_that_a_script_has_compiled_no_function(tmp_path, end):
     (tmp_path / "script.py").write_text(end)
-    status, _, err = python(tmp_path, *"-m synkhronos run --parallel -n 2 script.py".split())
+    run = ("-m", "synkhronos", "run", "--parallel", "-n", "2")
+    status, _, err = python(tmp_path, *run, "script.py")
     assert status == 0 and "Synkhronos: no function was compiled" in err
 
 
