@@ -97,10 +97,10 @@ def is_of_library(file):
 def _cut(message):
     """Return the lines of a message without what helps few, at most `_MOST_LINES`."""
     text = _LEFT_OUT.sub("", _MADE_AT.sub(_made_at, message))
-    lines = [printable(line) for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"[... {len(lines) - _MOST_LINES} lines more]"]
-    return [line[:_MOST_LETTERS] + "..." * (len(line) > _MOST_LETTERS) for line in lines]
+    return [printable(line[:_MOST_LETTERS]) + "..." * (len(line) > _MOST_LETTERS) for line in lines]
 
 
 def _made_at(match):
