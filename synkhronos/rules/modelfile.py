@@ -16,7 +16,7 @@ from synkhronos.rules.compatible.model_files import origin_of
 _PACKAGE = Path(__file__).parents[1]
 # Packages that models and their data import, and the extras that install them.
 EXTRAS = {"lasagne": "demos", "keras": "demos", "sklearn": "rules", "h5py": "rules"}
-_WITH_DIGITS = {"Cifar10_data", "MNIST_data", "IMDB_data"}
+_WITH_DIGITS = {"Cifar10_data", "MNIST_data", "IMDB_data"}  # may be made of scikit-learn's digits
 
 
 def is_path(modelfile: str) -> bool:
