@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # A file counts in the room with the longest name that it is in.
 CORE = {
-    "synkhronos": 4_420,  # modules at the top
+    "synkhronos": 4_440,  # modules at the top
     "synkhronos/_arithmetic": 890,
-    "synkhronos/_calls": 2_840,
+    "synkhronos/_calls": 2_850,
     "synkhronos/_host": 9_950,
     "synkhronos/_machine": 2_830,
     "synkhronos/_session": 2_530,
@@ -28,7 +28,7 @@ OTHERS = {
     "synkhronos/parameter_server": 9_100,
     "synkhronos/rules": 12_115,
     "synkhronos/tools/bench": 3_000,
-    "tests": 73_000,
+    "tests": 73_100,
 }
 
 

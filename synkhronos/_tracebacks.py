@@ -1,8 +1,9 @@
 """Show an uncaught error in a few lines: the script's lines, and what went wrong.
 
-Frames of libraries are left out, and what the host says of a node of the graph is cut to its name,
-the shapes of its inputs, and the script's line that made it. What is cut goes into a file. The
-exception stays as it is: programs, debuggers and other hooks get all of it.
+Frames of libraries are left out, except the line that calls this package, and what the host says of
+a node of the graph is cut to its name, the shapes of its inputs, and the script's line that made
+it. What is cut goes into a file. The exception stays as it is: programs, debuggers and other hooks
+get all of it.
 """
 
 import os
@@ -10,8 +11,10 @@ import re
 import sys
 import traceback
 
+from synkhronos._escapes import printable
+
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_LIBRARIES = (_PACKAGE, os.path.dirname(os.__file__) + os.sep, "<frozen ")
+_LIBRARIES = (_PACKAGE, os.path.dirname(os.__file__) + os.sep, "<frozen ", "<__array_function__ ")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _MOST_FRAMES, _MOST_LINES, _MOST_LETTERS = 4, 12, 1000
 # What the host says of a node beside its name and its inputs' shapes.
@@ -58,22 +61,36 @@ def _shows_whole():
 
 
 def short_lines(error, trace=None):
-    """Return the lines to show for an exception; () if the script raised it, not this package."""
+    """Return the lines to show for an exception.
+
+    There are none if the script raised it, not this package, or if what they leave out can't be
+    kept in a file.
+    """
     trace = trace or error.__traceback__
     frames = traceback.extract_tb(trace)
-    own = [at for at, frame in enumerate(frames) if not _is_of_library(frame.filename)]
-    if not own or not any(each.filename.startswith(_PACKAGE) for each in frames[own[-1] + 1 :]):
+    own = [at for at, frame in enumerate(frames) if not is_of_library(frame.filename)]
+    after = range(own[-1] + 1 if own else len(frames), len(frames))
+    entry = next((at for at in after if frames[at].filename.startswith(_PACKAGE)), None)
+    if entry is None:
         return ()
+    if any(folder in frames[entry - 1].filename for folder in _INSTALLED):
+        own.append(entry - 1)  # a script may be a few lines, and all else an installed package
     shown = "".join(traceback.format_list([frames[at] for at in own[-_MOST_FRAMES:]]))
     message = "".join(traceback.format_exception_only(type(error), error))
     lines, more = _cut(message), "SYNKHRONOS_TRACEBACK=1 prints the whole traceback."
-    if error.__cause__ is not None or len(lines) < len(message.splitlines()):
-        more = f"The whole traceback is in {_kept(error, trace)}; SYNKHRONOS_TRACEBACK=1 prints it."
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None or lines != message.splitlines():
+        try:
+            kept = _kept(error, trace)
+        except OSError:
+            return ()
+        more = f"The whole traceback is in {kept}; SYNKHRONOS_TRACEBACK=1 prints it."
     head = "Traceback of the script (most recent call last):"
     return [head, *shown.splitlines(), *lines, more]
 
 
-def _is_of_library(file):
+def is_of_library(file):
+    """Return whether a file of a frame is not the script's: of Python, this or another package."""
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _INSTALLED)
 
 
@@ -83,13 +100,13 @@ def _cut(message):
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"[... {len(lines) - _MOST_LINES} lines more]"]
-    return [line[:_MOST_LETTERS] + "..." * (len(line) > _MOST_LETTERS) for line in lines]
+    return [printable(line[:_MOST_LETTERS]) + "..." * (len(line) > _MOST_LETTERS) for line in lines]
 
 
 def _made_at(match):
     """Return the script's line that made a node, from the frames of the host's message."""
     frames = re.findall(r'(  File "(.*?)".*\n(?:    .*\n)*)', match[1])
-    own = [text for text, file in frames if not _is_of_library(file)]
+    own = [text for text, file in frames if not is_of_library(file)]
     return "It was made here:\n" + (own or [match[1]])[-1]
 
 
@@ -97,7 +114,8 @@ def _kept(error, trace):
     """Write the whole traceback of an exception into a file, and return its path."""
     import tempfile  # not above: launchers do without
 
+    whole = "".join(traceback.format_exception(type(error), error, trace))
     prefix = "synkhronos-traceback-"
-    with tempfile.NamedTemporaryFile("w", prefix=prefix, suffix=".txt", delete=False) as file:
-        file.writelines(traceback.format_exception(type(error), error, trace))
+    with tempfile.NamedTemporaryFile(prefix=prefix, suffix=".txt", delete=False) as file:
+        file.write(whole.encode(errors="backslashreplace"))
     return file.name

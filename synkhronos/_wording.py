@@ -4,14 +4,13 @@ import difflib
 import operator
 import re
 import sys
-import unicodedata
 import warnings
 
 import numpy as np
 
+from synkhronos._escapes import printable
 from synkhronos.errors import PortingWarning
 
-_COMMANDS = {"Cc", "Cs", "Zl", "Zp"}  # control characters, surrogates, line separators
 MAX_DIMENSIONS = 32  # NumPy's limit
 MOST_CHARACTERS = 80  # longer names are cut in tables and pictures
 
@@ -31,26 +30,6 @@ def sentence(error):
     """Return the message of an exception, with a full stop at its end; see `printable`."""
     text = printable(str(error).strip()) or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def printable(text, kept="\n\t"):
-    """Return a text with escapes in place of characters that a terminal takes for commands.
-
-    For messages that quote a file, or what another process has written.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        ascii(letter)[1:-1] if _is_command(letter) and letter not in kept else letter
-        for letter in text
-    )
-
-
-def _is_command(letter):
-    """Return whether a terminal obeys a character, or writes the text after it from the right."""
-    kind = unicodedata.category(letter)
-    turns = kind == "Cf" and unicodedata.bidirectional(letter) not in ("AN", "BN")
-    return turns or kind in _COMMANDS
 
 
 def is_bool(value):

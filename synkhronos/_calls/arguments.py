@@ -121,7 +121,8 @@ class Inputs:
         positions = {each.name: i for i, each in enumerate(self.given) if each.name is not None}
         for name in kwargs:
             if name not in positions:
-                raise ValueError(
+                kind = TypeError if self._is_plain and n_args != n_given else ValueError
+                raise kind(
                     f"{self._owner} has no input {name!r}. It takes: {self}."
                     f"{nearest(name, [*positions, *OPTIONS])}"
                 )

@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 
+from synkhronos._escapes import printable
+
 log = logging.getLogger("synkhronos")
 _SLOW = 3.0  # seconds
 
@@ -35,8 +37,6 @@ def _harmless(argument):
         return argument
     if text.isprintable():
         return argument
-    from synkhronos._wording import printable  # not above: it imports NumPy, launchers do not
-
     return printable(text)
 
 
@@ -62,11 +62,18 @@ def rank_in_a_call():
     return _rank.number if _rank.in_a_call and _rank.in_a_call() else None
 
 
+def has_terminal():
+    """Return whether standard error is a terminal; a script may have replaced or closed it."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 @contextlib.contextmanager
 def told_if_slow(what, *names, always=False):
     """Say what the block does if it takes seconds, at the level INFO where nobody seems to wait."""
-    has_terminal = sys.stderr is not None and sys.stderr.isatty()
-    waits = always or has_terminal or "ipykernel" in sys.modules
+    waits = always or has_terminal() or "ipykernel" in sys.modules
     level = logging.WARNING if waits else logging.INFO
     timer = threading.Timer(_SLOW, log.log, [level, what, *names])
     timer.start()

@@ -22,6 +22,7 @@ from typing import Any, Callable, Sequence
 from synkhronos import _wording
 from synkhronos._machine.devices import module_command
 from synkhronos._machine.files import held
+from synkhronos._machine.log import has_terminal
 from synkhronos.launch import mpirun, where
 from synkhronos.parameter_server.group.launching import run_of_group
 from synkhronos.rules import cores
@@ -256,7 +257,7 @@ def start(
                 run.say("the ranks load the model and its data")
         return run
 
-    tells = sys.stderr is not None and sys.stderr.isatty()
+    tells = has_terminal()
     before = _snapshots(asked.options["snapshot_path"])
     with contextlib.ExitStack() as held_folders:
         try:

@@ -155,15 +155,15 @@ def _sentence(error):
     """Return what is missing, on one line, with the user's line that needs it."""
     from synkhronos import _wording
     from synkhronos._host import pythons
+    from synkhronos._tracebacks import is_of_library
     from synkhronos.rules.modelfile import EXTRAS
 
     said = " ".join(str(error).split())
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
         said += f": {pythons.install(EXTRAS[package])}"
-    others = str(Path(__file__).parents[1]), os.path.dirname(traceback.__file__), "<"
     frames = [(at.filename, at.lineno) for at in traceback.extract_tb(error.__traceback__)]
-    own = [at for at in frames if not at[0].startswith(others) and "-packages/" not in at[0]]
+    own = [at for at in frames if not is_of_library(at[0])]
     return _wording.printable(said + " ({}, line {})".format(*own[-1]) if own else said)
 
 

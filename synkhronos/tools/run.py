@@ -111,7 +111,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
     session = Current.session
     session.is_of_run, Current.of_run = not options.parallel, given
     session.no_fork = _FORKS if options.parallel else ""
-    status = 1
+    status = 0  # of a script that ends by sys.exit(), too
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
             status = _run(code, file, folder, options, tell)

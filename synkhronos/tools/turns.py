@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 
+from synkhronos._machine.log import has_terminal
+
 _LONG_SECONDS = 0.1  # repetitions that take longer need none before them to wake the ranks
 
 clock = time.perf_counter
@@ -14,7 +16,7 @@ clock = time.perf_counter
 @contextlib.contextmanager
 def shown(text):
     """Show on a terminal what the block does, in one line of standard error."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not has_terminal():
         yield
         return
     clear = "\r\x1b[K"  # to the begin of the line, and erase it

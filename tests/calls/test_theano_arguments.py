@@ -428,3 +428,16 @@ def test_a_swapped_random_state_goes_on(ranks):
     first, second = g(np.zeros(ranks.n)), g(np.zeros(ranks.n))
     assert not np.isclose(first, second).any()
     assert first[ranks.master] == np.random.RandomState(6).uniform() or ranks.master > 0
+
+
+def test_a_script_may_put_a_function_of_its_own_in_place_of_the_hosts(ranks, monkeypatch):
+    called, original = [], theano.function
+
+    def counted(*args, **kwargs):
+        called.append(kwargs["name"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(theano, "function", counted)
+    x = T.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"), name="mine", on_unused_input="ignore")
+    assert f(X) == X.sum() and {*called} == {"mine"}

@@ -1,5 +1,7 @@
 """What a likelihood() block says, and what it leaves alone."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ pt = pytest.importorskip("pytensor.tensor")
 
 from support import pymc_models as models  # noqa: E402
 
-from synkhronos import SessionError  # noqa: E402
+from synkhronos import PortingWarning, SessionError  # noqa: E402
 from synkhronos.extensions import pymc as parallel  # noqa: E402
 
 pytestmark = models.MARKS
@@ -170,6 +172,25 @@ def test_other_models_in_a_block():
     assert part.parent is model  # as without the block
     with pytest.raises(TypeError):
         pm.modelcontext(None)
+
+
+def test_a_block_is_a_decorator_too_and_says_so_if_it_is_neither(recwarn):
+    model = models.make(models.logistic)
+
+    @parallel.likelihood(model, ranks=2)
+    def named():
+        return pm.modelcontext(None)
+
+    with pytest.raises(TypeError):
+        pm.modelcontext(None)
+    assert named() is named() is model
+    with contextlib.ExitStack() as stack:
+        assert stack.enter_context(parallel.likelihood(model, ranks=2)).ranks == 2
+    del named
+    assert not [each for each in recwarn if "does nothing" in str(each.message)]
+    with pytest.warns(PortingWarning, match="does nothing: write `with parallel") as warned:
+        parallel.likelihood(model)
+    assert warned[0].filename == __file__
 
 
 def test_variables_that_are_added():

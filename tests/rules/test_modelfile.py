@@ -82,6 +82,7 @@ def test_a_file_without_classes(folder):
         ("from .keras import Dense", "keras", None),
         ("import a_package_of_mine", "a_package_of_mine", None),
         ("import lasagne  # the folder's own", "lasagne", None),
+        ("import sys\nsys.path.append('libraries')\nimport lasagne", "lasagne", None),
         ("print 'Python 2'", "lasagne", None),
     ],
 )

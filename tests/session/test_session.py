@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -134,6 +135,16 @@ def test_a_compilation_of_seconds_is_told(level, caplog, monkeypatch):
         works(2)
     told, *_ = [each for each in caplog.records if "compiling " in each.getMessage()]
     assert told.levelname == level and "later runs find it in a cache" in told.getMessage()
+
+
+def test_functions_compile_with_a_stderr_that_is_closed_or_no_file(monkeypatch):
+    synk.fork(2)
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed, types.SimpleNamespace(write=len, flush=len)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stream)
+            works(2)
 
 
 def test_close_lets_go_of_the_memory_of_functions_that_live_on():

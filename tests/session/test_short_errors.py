@@ -51,12 +51,48 @@ def test_an_error_of_a_rank_is_shown_with_the_scripts_lines_and_kept_whole(tmp_p
 def test_wrong_arguments_take_five_lines_and_no_file(tmp_path):
     status, lines = run(tmp_path, BEGIN + "f(np.ones((4, 3)), btach=2)")
     message, more = [line for line in lines if "^" not in line][3:]
-    assert status == 1 and message.startswith("ValueError: Function '")
+    assert status == 1 and message.startswith("TypeError: Function '")
     assert message.endswith("has no input 'btach'. It takes: x. Perhaps you meant batch.")
     assert more == "SYNKHRONOS_TRACEBACK=1 prints the whole traceback."
     assert not list(tmp_path.glob("synkhronos-traceback-*"))
     status, lines = run(tmp_path, BEGIN + "synk.function([x], x.sum(), update=[])")
     assert "argument 'update'. Perhaps you meant updates." in lines[-2]
+
+
+def test_a_line_of_an_installed_package_that_calls_this_one_is_shown(tmp_path):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "mine.py").write_text("def train(f):\n    f(1, 2)\n")
+    added = "import mine\nmine.train(f)"
+    status, lines = run(tmp_path, f"{BEGIN}sys.path.append({str(folder)!r})\n{added}")
+    _, script, _, installed, *_ = [line for line in lines if "^" not in line]
+    assert status == 1 and 'script.py", line 11, in <module>' in script
+    assert 'mine.py", line 2, in train' in installed
+
+
+RANK = r"""
+from theano.compile.ops import as_op
+@as_op([T.dmatrix], [T.dmatrix])
+def op(x):
+    raise ValueError("\x1b[31m\udcff")
+synk.function([x], op(x), check=0)(np.ones((4, 3)))"""
+
+
+@pytest.mark.parametrize(
+    ("script", "shown", "left_out"),
+    [
+        (RANK, r"ValueError (and rank 1 ValueError): \x1b[31m\udcff", "\x1b[31m\\udcff"),
+        ("f(**{2000 * 'a' + ' end': 1})", "aaaa...", "aaa end"),
+        ("try:\n    {}['key']\nexcept KeyError:\n    f(1, 2)", "got 2.", "KeyError"),
+    ],
+)
+def test_a_terminal_obeys_no_message_and_what_is_left_out_is_kept(
+    tmp_path, script, shown, left_out
+):
+    status, lines = run(tmp_path, BEGIN + script)
+    [kept] = tmp_path.glob("synkhronos-traceback-*.txt")
+    assert status == 1 and str(kept) in lines[-1] and left_out in kept.read_text()
+    assert shown in "\n".join(lines) and left_out not in "\n".join(lines)
 
 
 def test_ctrl_c_shows_the_scripts_line_and_ends_as_python_does(tmp_path):

@@ -125,6 +125,14 @@ def test_a_script_that_forks_is_refused_by_parallel_in_a_line(tmp_path):
     assert (status, out) == (1, "") and "synk.fork(2)\n" in err
 
 
+@pytest.mark.parametrize("end", ["", "import sys; sys.exit()"])
+def test_parallel_says_that_a_script_has_compiled_no_function(tmp_path, end):
+    (tmp_path / "script.py").write_text(end)
+    run = ("-m", "synkhronos", "run", "--parallel", "-n", "2")
+    status, _, err = python(tmp_path, *run, "script.py")
+    assert status == 0 and "Synkhronos: no function was compiled" in err
+
+
 def test_the_report_of_parallel_is_written_for_other_programs(tmp_path):
     (tmp_path / "script.py").write_text(PARALLEL)
     run = ("-m", "synkhronos", "run", "--parallel", "-n", "2", "--no-report")

@@ -213,21 +213,26 @@ class _Logp:
         return functools.partial, (type(self._model).logp, self._model)
 
 
-class _Block(contextlib.AbstractContextManager):
-    """A block of ``with``, which warns if it is thrown away without one."""
+class _Block(contextlib.ContextDecorator, contextlib.AbstractContextManager):
+    """A block of ``with``, or a decorator, which warns if it is thrown away before it is one."""
 
-    def __init__(self, manager):
-        self._manager, self._is_entered = manager, False
+    def __init__(self, *arguments):
+        self._arguments, self._is_used = arguments, False
+
+    def __call__(self, function):
+        self._is_used = True
+        return super().__call__(function)
 
     def __enter__(self):
-        self._is_entered = True
-        return self._manager.__enter__()
+        self._is_used, manager = True, _likelihood(*self._arguments)
+        entered, self._manager = manager.__enter__(), manager
+        return entered
 
     def __exit__(self, *error):
         return self._manager.__exit__(*error)
 
     def __del__(self):
-        if not self._is_entered:
+        if not self._is_used:
             advise_user(
                 "likelihood() alone does nothing: write `with parallel.likelihood(model):`, and "
                 "sample inside of this block."
@@ -307,7 +312,7 @@ def likelihood(
         with parallel.likelihood(model, ranks=4):
             idata = pm.sample(chains=4, cores=1)
     """
-    return _Block(_likelihood(model, ranks, devices))
+    return _Block(model, ranks, devices)
 
 
 @contextlib.contextmanager
