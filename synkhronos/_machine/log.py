@@ -76,9 +76,11 @@ def told_if_slow(what, *names, always=False):
     waits = always or has_terminal() or "ipykernel" in sys.modules
     level = logging.WARNING if waits else logging.INFO
     timer = threading.Timer(_SLOW, log.log, [level, what, *names])
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no more threads are allowed: nothing is said
+        timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        timer.join()  # so that no later fork meets its thread
+        if timer.ident is not None:
+            timer.join()  # so that no later fork meets its thread
