@@ -129,6 +129,7 @@ def test_nothing_is_printed(caplog, capfd):
 @pytest.mark.parametrize("level", ["WARNING", "INFO"])
 def test_a_compilation_of_seconds_is_told(level, caplog, monkeypatch):
     monkeypatch.setattr("synkhronos._machine.log._SLOW", 0.0)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # other tests import it
     monkeypatch.setattr(sys.stderr, "isatty", lambda: level == "WARNING", raising=False)
     synk.fork(2)
     with caplog.at_level(logging.INFO, "synkhronos"):
