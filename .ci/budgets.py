@@ -13,7 +13,7 @@ CORE = {
     "synkhronos/_arithmetic": 890,
     "synkhronos/_calls": 2_850,
     "synkhronos/_host": 9_950,
-    "synkhronos/_machine": 2_830,
+    "synkhronos/_machine": 2_840,
     "synkhronos/_session": 2_530,
     "synkhronos/comm": 7_380,
     "synkhronos/launch": 1_760,

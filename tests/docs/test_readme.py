@@ -52,6 +52,11 @@ def check_targets(found, where):
         assert f"\n{''.join(target)}: " in makefile, (where, target)
 
 
+def test_no_line_begins_with_a_comment_that_would_end_its_paragraph():
+    """In Markdown a comment at the begin of a line is a block of its own."""
+    assert not re.findall(r"^<!-- figure", README, re.MULTILINE)
+
+
 def test_the_version_is_the_same_wherever_it_is_written():
     version = synkhronos.__version__
     minor, _, _ = version.rpartition(".")
