@@ -16,6 +16,7 @@ from support.layouts import ON_DEVICES, Layout
 from theano import In, Out
 
 import synkhronos as synk
+from synkhronos import _host
 
 LAYOUTS = [Layout(2), Layout(3, master=1)]
 pytestmark = pytest.mark.usefixtures("ranks", "compiled_if_thorough")
@@ -431,13 +432,13 @@ def test_a_swapped_random_state_goes_on(ranks):
 
 
 def test_a_script_may_put_a_function_of_its_own_in_place_of_the_hosts(ranks, monkeypatch):
-    called, original = [], theano.function
+    called, original = [], _host.library.function
 
     def counted(*args, **kwargs):
         called.append(kwargs["name"])
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(theano, "function", counted)
+    monkeypatch.setattr(_host.library, "function", counted)
     x = T.dvector("x")
     f = synk.function([x], (x.sum(), "sum"), name="mine", on_unused_input="ignore")
     assert f(X) == X.sum() and {*called} == {"mine"}
