@@ -6,6 +6,7 @@ it. What is cut goes into a file. The exception stays as it is: programs, debugg
 get all of it.
 """
 
+import functools
 import os
 import re
 import sys
@@ -27,27 +28,25 @@ _MADE_AT = re.compile(
     r"Backtrace when (?:the node|that variable) is created.*\n+((?:  File .*\n(?:    .*\n)*)+)"
 )
 _HOOKS = "theano.", "pytensor.", "apport_python_hook"  # that stand in for Python's: hosts, Ubuntu
-_instead_of = None  # the hook that ours stands in for
 
 
 def show_short() -> None:
     """Show uncaught errors of this package in a few lines, unless the script has its own hook."""
-    global _instead_of
     hook = sys.excepthook
     if (getattr(hook, "__module__", None) or "").startswith(_HOOKS):
         hook = getattr(hook, "__globals__", {}).get("__excepthook", sys.__excepthook__)
     if not _shows_whole() and hook is sys.__excepthook__:
-        _instead_of, sys.excepthook = sys.excepthook, _show
+        sys.excepthook = functools.partial(_show, sys.excepthook)
 
 
-def _show(kind, error, trace):
+def _show(instead_of, kind, error, trace):
     try:
         lines = short_lines(error, trace)
         sys.stderr.write("".join(f"{line}\n" for line in lines))
     except Exception:  # an error of the display must not hide the script's
         lines = ()
     if not lines:
-        _instead_of(kind, error, trace)
+        instead_of(kind, error, trace)
 
 
 def rendered(error):
