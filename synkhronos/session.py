@@ -140,7 +140,7 @@ def fork(
             )
             if {*session.devices} == {"cpu"}:  # a process opens devices once
                 why += " In a notebook write fork(restart=True)."
-            raise SessionError(session.no_fork or why)
+            raise session.no_fork or SessionError(why)
         of_run = _Current.of_run
         if of_run is not None:
             if n_parallel is None and use_gpu is None and devices is None:

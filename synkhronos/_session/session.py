@@ -52,7 +52,7 @@ class Session:
         self.lock = threading.RLock()  # held in a call; calls of other threads wait for it
         self.inside = threading.Lock()  # held in a call; a nested call of the thread finds it held
         self.is_of_run = False  # whether `synkhronos run` has begun it, before the script
-        self.no_fork = ""  # why fork() raises while it is open, if there is a better reason
+        self.no_fork = None  # what fork() raises while it is open, if there is a better reason
         self._death = None
         self._has_failed = False  # whether a call has raised
         self.on_loss = lambda why: None  # called at the death of a worker

@@ -32,7 +32,9 @@ from synkhronos.launch import INTERRUPTED, guard, where
 from synkhronos.profiling.status import state_of
 
 _MOST_CAUSES = 99  # of an exception that are followed: they may form a circle
-_FORKS = "the script calls fork() itself: run it with plain python, without --parallel."
+_FORKS = synk.SessionError(
+    "the script calls fork() itself: run it with plain python, without --parallel."
+)
 
 _FLAGS = {
     "--parallel": "let theano.function build functions for all ranks, also inside libraries",
@@ -110,7 +112,7 @@ def main(options: argparse.Namespace, tell: Callable[[str, str], None] = guard.t
         return _refused(error)
     session = Current.session
     session.is_of_run, Current.of_run = not options.parallel, given
-    session.no_fork = _FORKS if options.parallel else ""
+    session.no_fork = _FORKS if options.parallel else None
     status = 0  # of a script that ends by sys.exit(), too
     try:
         with synk.parallel() if options.parallel else contextlib.nullcontext():
@@ -181,8 +183,7 @@ def _run(code, file, folder, options, tell):
     try:
         _exec(code, module.__dict__, tell)
     except (KeyboardInterrupt, Exception) as error:
-        forks = isinstance(error, synk.SessionError) and str(error) == _FORKS
-        if options.verbose or not (forks or isinstance(error, synk.WorkerDied)):
+        if options.verbose or not (error is _FORKS or isinstance(error, synk.WorkerDied)):
             _print(error)
         else:  # the script is not wrong, so a traceback would not help
             at = next(traceback.walk_tb(_of_script(error)), (None, 0))[1]
@@ -201,7 +202,7 @@ def _exec(code, names, tell):
         while chain[-1] is not None and len(chain) < _MOST_CAUSES:
             chain.append(chain[-1].__cause__ or chain[-1].__context__)
         is_loss = any(isinstance(each, (synk.WorkerDied, synk.SessionError)) for each in chain)
-        if not is_loss or str(error) == _FORKS:
+        if not is_loss or error is _FORKS:
             tell("own", "")
         raise
 
